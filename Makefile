@@ -1,0 +1,43 @@
+# Everything a developer or CI runs. Each target makes its own .venv if there is none.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXPORTS := MPLBACKEND=Agg
+
+.PHONY: demo test check proto generate bench clean
+
+## demo: train the five-phase chain on scikit-learn's digits under mpiexec.hydra
+demo: $(STAMP)
+	$(BIN)/caffe-recipes run digits-local
+
+## test: every test that needs neither root nor a network
+test: $(STAMP)
+	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+## check: style, types, and that the committed files are what the recipes generate
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/caffe-recipes generate --check stampede2-64n-72ep digits-local
+
+## proto: compile caffe.proto into the descriptor set and the type stub beside it
+proto: $(STAMP)
+	$(BIN)/python caffe_recipes/caffe/compile_proto.py
+
+## generate: rewrite prototxt/ and jobs/ from the recipes that ship
+generate: $(STAMP)
+	$(BIN)/caffe-recipes generate stampede2-64n-72ep digits-local
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs tmp
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "caffe-recipes needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local,dev]'
+	touch $(STAMP)

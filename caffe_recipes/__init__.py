@@ -1,0 +1,1 @@
+"""caffe-recipes: large-minibatch Caffe training recipes as values; everything else is a function of them."""

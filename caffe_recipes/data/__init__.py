@@ -1,0 +1,1 @@
+"""Building LMDBs of images. Floor 3."""
