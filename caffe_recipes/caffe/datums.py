@@ -1,0 +1,170 @@
+"""LMDBs of Datums, as Caffe reads and writes them: one record per image, in the order of their keys."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from weakref import WeakValueDictionary
+
+import lmdb
+from google.protobuf.message import DecodeError
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import DataError
+
+# LMDB forbids two environments of one file in one process, and a TRAIN and a TEST net may read the same.
+_environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
+
+_COMMIT_EVERY = 1000
+
+
+class Datums:
+    """An open LMDB: `len()`, `datums[i]` in key order, iteration over (key, Datum). Close it, or use `with`.
+
+    It may cross a fork, and be pickled to another process, which opens it for itself.
+    """
+
+    def __init__(self, path: Path, environment: lmdb.Environment) -> None:
+        self.path = path
+        self._environment: lmdb.Environment | None = environment
+
+    def __len__(self) -> int:
+        return int(self._open.stat()["entries"])
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """All keys, sorted: about 100 MB of memory for ImageNet's 1.28 million."""
+        with self._open.begin() as transaction:
+            return list(transaction.cursor().iternext(keys=True, values=False))
+
+    def __getitem__(self, index: int) -> pb.Datum:
+        """Read the record at `index` in key order."""
+        key = self.keys[index]
+        with self._open.begin() as transaction:
+            return _parse(self.path, key, transaction.get(key) or b"")
+
+    def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
+        with self._open.begin() as transaction:
+            for key, value in transaction.cursor():
+                yield key, _parse(self.path, key, value)
+
+    def close(self) -> None:
+        """Let go of the environment; the last Datums of a file closes it."""
+        self._environment = None
+
+    def __enter__(self) -> Datums:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[[Path], Datums], tuple[Path]]:
+        return open_datums, (self.path,)
+
+    @property
+    def _open(self) -> lmdb.Environment:
+        if self._environment is None:
+            raise ValueError(f"{self.path} was closed")
+        return self._environment
+
+
+def open_datums(path: str | Path) -> Datums:
+    """Open an LMDB for reading, without writing so much as a lock file into its folder.
+
+    Raises DataError, naming the path, if it is missing, empty, unreadable, cut short or no LMDB.
+    """
+    path = Path(path)
+    file = path / "data.mdb"
+    try:
+        size = file.stat().st_size
+        key = file.resolve()
+        environment = _environments.get(key) or lmdb.open(
+            os.fspath(path), readonly=True, lock=False, create=False
+        )
+    except FileNotFoundError:
+        what = "holds no data.mdb" if path.is_dir() else "no such LMDB"
+        raise DataError(path, what, "give the folder that holds data.mdb") from None
+    except NotADirectoryError:
+        raise DataError(path, "is a file", "give the folder that holds data.mdb") from None
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
+    except lmdb.Error as error:
+        raise DataError(path, _reason(file, error), "build or copy the LMDB again") from None
+    _environments[key] = environment
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size < needed:  # a read beyond the end of the mapped file would kill the process
+        what = f"is cut short: data.mdb has {size:,} of {needed:,} bytes"
+        raise DataError(path, what, "copy the LMDB again")
+    datums = Datums(path, environment)
+    if not len(datums):
+        raise DataError(path, "holds no records", "build the LMDB again")
+    return datums
+
+
+def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
+    """Write (name, Datum) pairs as an LMDB at `path`, keys `%08d_name` as convert_imageset; give the count.
+
+    The LMDB is built beside `path` and renamed when whole. Raises DataError if `path` is there already, or
+    cannot be written.
+    """
+    path = Path(path)
+    if path.exists():
+        raise DataError(path, "is there already", "remove it, or give another path")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = _write(temporary, items)
+        temporary.rename(path)
+    except OSError as error:
+        raise DataError(path, f"cannot be written: {error.strerror}", "check its folder") from None
+    except lmdb.Error as error:
+        raise DataError(path, f"cannot be written: {error}", "check its disk") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return count
+
+
+def _write(folder: Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
+    count = 0
+    pending: list[tuple[bytes, bytes]] = []
+    with lmdb.open(os.fspath(folder), lock=False, sync=False, map_size=1 << 24) as environment:
+        for count, (name, datum) in enumerate(items, 1):
+            pending.append((f"{count - 1:08d}_{name}".encode(), datum.SerializeToString(deterministic=True)))
+            if len(pending) == _COMMIT_EVERY:
+                _commit(environment, pending)
+        _commit(environment, pending)
+        environment.sync(True)
+    return count
+
+
+def _commit(environment: lmdb.Environment, pending: list[tuple[bytes, bytes]]) -> None:
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in pending:
+                    transaction.put(key, value, append=True)
+            return pending.clear()
+        except lmdb.MapFullError:
+            environment.set_mapsize(2 * environment.info()["map_size"])
+
+
+def _parse(path: Path, key: bytes, value: bytes) -> pb.Datum:
+    try:
+        return pb.Datum.FromString(value)
+    except DecodeError:
+        what = f"record '{key.decode(errors='replace')}' is not a Datum"
+        raise DataError(path, what, "build the LMDB with convert_imageset or build_lmdb") from None
+
+
+def _reason(file: Path, error: lmdb.Error) -> str:
+    if not file.stat().st_size:
+        return "is empty: data.mdb has 0 bytes"
+    if not os.access(file, os.R_OK):
+        return "cannot be read: permission denied"
+    return f"is no LMDB ({error})" if isinstance(error, lmdb.InvalidError) else f"cannot be opened ({error})"

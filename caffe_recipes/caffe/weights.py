@@ -1,0 +1,160 @@
+"""Caffemodels and solverstates: read, written whole or not at all, and never believed without a look.
+
+Caffe goes on from random weights, and returns 0, when `--weights` names an empty file, a folder or an HTML
+page. Everything here raises WeightsError instead.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import WeightsError
+
+M = TypeVar("M", bound=Message)
+
+# The only layer types of the old format that learn anything.
+_V1_LEARNED = {
+    pb.V1LayerParameter.CONVOLUTION: "Convolution",
+    pb.V1LayerParameter.DECONVOLUTION: "Deconvolution",
+    pb.V1LayerParameter.INNER_PRODUCT: "InnerProduct",
+}
+
+# What a file that is no binary message turns out to be: the pattern of its first bytes, its name, what to do.
+_LOOKALIKES = [
+    (re.compile(rb"\x89HDF\r\n"), "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
+    (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04"), "a compressed archive", "unpack it first"),
+    (
+        re.compile(rb"version https://git-lfs"),
+        "a Git LFS pointer",
+        "run `git lfs pull`",
+    ),
+    (
+        re.compile(rb"\s*(<!doctype|<html|<\?xml|<head)", re.I),
+        "an HTML page",
+        "download it again",
+    ),
+    (re.compile(rb"(?s).*?\b(layers?|\w+_param)\s*:?\s*\{"), "a prototxt of a net", "give the binary file"),
+    (re.compile(rb"(?s).*?\b(net|base_lr|max_iter)\s*:"), "a prototxt of a solver", "give the binary file"),
+    (re.compile(rb"[^\x00-\x08\x0e-\x1f]*\Z"), "a text file", "give the binary file"),
+]
+
+
+def load_weights(path: str | Path) -> pb.NetParameter:
+    """Read a caffemodel; layers of the old V1 format become `layer`, with name, type, bottom, top and blobs.
+
+    Raises WeightsError, naming the path, if it is missing, empty, truncated or another kind of file, if it
+    holds no blobs, or if a blob's data do not fill its shape.
+    """
+    data = _read(path, "caffemodel")
+    net = _parse(data, pb.NetParameter)
+    if net is None or not (net.layer or net.layers):
+        raise WeightsError(path, *_diagnose(data, "caffemodel"))
+    for old in net.layers:
+        net.layer.add(
+            name=old.name, type=_V1_LEARNED.get(old.type, ""), bottom=old.bottom, top=old.top, blobs=old.blobs
+        )
+    del net.layers[:]
+    if not any(layer.blobs for layer in net.layer):
+        raise WeightsError(path, "holds layers but no learned blobs", "give a trained caffemodel")
+    for layer in net.layer:
+        for index, blob in enumerate(layer.blobs):
+            _check_length(path, f"layer '{layer.name}', blob {index}", blob)
+    return net
+
+
+def load_solverstate(path: str | Path) -> pb.SolverState:
+    """Read a solverstate: iteration, history, and the name of the caffemodel that belongs to it.
+
+    Raises WeightsError, naming the path, where load_weights would, and for a state that names no
+    `learned_net` (Caffe would resume it from random weights).
+    """
+    data = _read(path, "solverstate")
+    state = _parse(data, pb.SolverState)
+    if state is None or not (state.HasField("iter") and state.history):
+        raise WeightsError(path, *_diagnose(data, "solverstate"))
+    if not state.learned_net:
+        raise WeightsError(path, "names no learned_net", "resume from another solverstate")
+    for index, blob in enumerate(state.history):
+        _check_length(path, f"history {index}", blob)
+    return state
+
+
+def save_message(message: Message, path: str | Path) -> None:
+    """Write a binary message so that `path` holds all of it or, after a crash, what it held before.
+
+    Raises WeightsError if the folder is missing or cannot be written to.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(message.SerializeToString(deterministic=True))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise WeightsError(path, f"cannot be written: {error.strerror}", "check its folder") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
+    """Give a blob's shape; blobs written before 2014 have num, channels, height and width in its place."""
+    if blob.HasField("shape"):
+        return tuple(blob.shape.dim)
+    return (blob.num, blob.channels, blob.height, blob.width)
+
+
+def blob_values(blob: pb.BlobProto) -> Sequence[float]:
+    """Give a blob's values, row-major; Caffe reads `double_data` where there is any."""
+    return blob.double_data or blob.data
+
+
+def _read(path: str | Path, kind: str) -> bytes:
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise WeightsError(path, "no such file", f"give the path of a {kind}") from None
+    except IsADirectoryError:
+        raise WeightsError(path, "is a folder", f"give the path of a {kind}") from None
+    except OSError as error:
+        raise WeightsError(path, f"cannot be read: {error.strerror}", f"give the path of a {kind}") from None
+    if not data:
+        raise WeightsError(path, "is empty", "copy it again: a whole snapshot is never empty")
+    return data
+
+
+def _parse(data: bytes, cls: type[M]) -> M | None:
+    try:
+        return cls.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _diagnose(data: bytes, kind: str) -> tuple[str, str]:
+    """Say what `data` are, since they are no `kind`: (what, what to do)."""
+    head = data[:4096]
+    for pattern, name, hint in _LOOKALIKES:
+        if pattern.match(head):
+            return f"is {name}, not a {kind}", hint
+    state, net = _parse(data, pb.SolverState), _parse(data, pb.NetParameter)
+    if kind != "solverstate" and state is not None and state.history:
+        return f"is a solverstate, not a {kind}", f"give its caffemodel, {state.learned_net}"
+    if kind != "caffemodel" and net is not None and (net.layer or net.layers):
+        return f"is a caffemodel, not a {kind}", "give the solverstate, or use it with -weights"
+    return f"is no {kind}, or a truncated one ({len(data):,} bytes)", "copy it again and compare sizes"
+
+
+def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
+    shape, count = blob_shape(blob), len(blob_values(blob))
+    if count != math.prod(shape) or min(shape, default=1) < 1:
+        what = f"{where} has shape {'x'.join(map(str, shape))} and {count:,} values"
+        raise WeightsError(path, what, "the file is damaged; copy it again")
