@@ -1,0 +1,72 @@
+"""What no single key shows: parts of a recipe that contradict each other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+Location = tuple[str | int, ...]
+
+
+def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Yield (location, what, hint) of whatever does not fit together."""
+    names = [phase.name for phase in recipe.phases]
+    prefixes = [phase.snapshot_prefix for phase in recipe.phases]
+    for index, phase in enumerate(recipe.phases):
+        at: Location = ("phases", index)
+        if phase.name in names[:index] or phase.name == "none":
+            yield (*at, "name"), f"two phases are called '{phase.name}'", "names of phases are unique"
+        if phase.snapshot_prefix in prefixes[:index]:
+            yield (
+                (*at, "snapshot_prefix"),
+                "another phase writes to the same prefix",
+                "give each phase its own",
+            )
+        yield from _wrong_net(recipe, phase.net, (*at, "net"), needs_test=phase.test_interval is not None)
+        yield from _wrong_start(phase, names[:index], names[index:], (*at, "weights"))
+    if recipe.evaluation:
+        yield from _wrong_net(recipe, recipe.evaluation.net, ("evaluation", "net"), needs_test=True)
+    if len(recipe.data.mean_value) not in (0, 1, 3):
+        yield (
+            ("data", "mean_value"),
+            "one value, or one for each of blue, green and red",
+            "write three numbers",
+        )
+    if recipe.cluster.global_batch > recipe.data.train.images:
+        what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
+        yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+
+
+def _wrong_net(
+    recipe: Recipe, name: str, at: Location, *, needs_test: bool
+) -> Iterator[tuple[Location, str, str]]:
+    if name not in recipe.nets:
+        near = difflib.get_close_matches(name, recipe.nets, n=1)
+        yield (
+            at,
+            f"no net '{name}' under `nets`",
+            f"did you mean '{near[0]}'?" if near else f"there are {', '.join(recipe.nets)}",
+        )
+    elif needs_test and not recipe.nets[name].test:
+        yield at, f"net '{name}' has no TEST data layer", f"set `nets.{name}.test: true` or take another net"
+
+
+def _wrong_start(
+    phase: Phase, earlier: list[str], later: list[str], at: Location
+) -> Iterator[tuple[Location, str, str]]:
+    weights = phase.weights
+    if weights is None or weights == "none" or weights in earlier or weights.endswith(".caffemodel"):
+        return
+    if weights in later:
+        yield (
+            at,
+            f"phase '{phase.name}' starts from '{weights}', which does not come before it",
+            "reorder the phases",
+        )
+    else:
+        near = difflib.get_close_matches(weights, earlier, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "name an earlier phase, a .caffemodel file, or none"
+        yield at, f"no phase '{weights}'", hint

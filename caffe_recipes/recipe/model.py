@@ -1,0 +1,240 @@
+"""The recipe as frozen values: net, data, cluster, phases, and what the source reports.
+
+Keys are Caffe's own words where Caffe has one. Units stand in suffixes; paths are as Caffe sees them,
+from its working directory (the Caffe root), unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from caffe_recipes.recipe.phases import Phase, SolverSettings
+from caffe_recipes.recipe.values import (
+    Count,
+    CountOrZero,
+    FileName,
+    Fraction,
+    Interpolation,
+    NotNegative,
+    PathText,
+    Positive,
+    Text,
+    Value,
+)
+
+
+class Filler(Value):
+    """How a learned blob starts."""
+
+    type: Literal["constant", "uniform", "gaussian", "positive_unitball", "xavier", "msra", "bilinear"]
+    value: float | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: NotNegative | None = None
+    variance_norm: Literal["FAN_IN", "FAN_OUT", "AVERAGE"] | None = None
+
+
+class Fillers(Value):
+    """Fillers of a builder's net: the first convolution, the others, and the classifier."""
+
+    conv1: Filler = Filler(type="msra", variance_norm="FAN_OUT")
+    conv: Filler = Filler(type="msra")
+    classifier: Filler = Filler(type="gaussian", std=0.01)
+
+
+class Net(Value):
+    """The network: a builder of ours, a prototxt file, or a `module:function` that returns a NetParameter.
+
+    The data layers always come from the recipe: those of a file or function are replaced.
+    """
+
+    name: Text
+    classes: Count
+    builder: Literal["resnet50", "resnet_small"] | None = None
+    prototxt: PathText | None = Field(None, description="path of a net, from the recipe's folder")
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")
+    zero_init: Literal["none", "last-block", "every-block"] = Field(
+        "none",
+        description="which residual blocks' last BatchNorm filler is 0: no, the last of a stage, every block",
+    )
+    fillers: Fillers = Fillers()
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Net:
+        given = [key for key in ("builder", "prototxt", "function") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of builder, prototxt and function")
+        if self.builder is None:
+            only_ours = {"batch_norm_fraction", "zero_init", "fillers"} & self.model_fields_set
+            if only_ours:
+                raise ValueError(
+                    f"{', '.join(sorted(only_ours))}: only a builder takes it; set it in the net itself"
+                )
+        return self
+
+
+class RandomAspectRatio(Value):
+    """`random_aspect_ratio_param`: area ratio in [min, max], height/width within [change^2, 1/change^2]."""
+
+    min_area_ratio: Annotated[float, Field(gt=0, le=1)]
+    max_area_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    aspect_ratio_change: Annotated[float, Field(gt=0, le=1)]
+    interp_mode: Interpolation = "CUBIC"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RandomAspectRatio:
+        if self.min_area_ratio > self.max_area_ratio:
+            raise ValueError("min_area_ratio is greater than max_area_ratio")
+        return self
+
+
+class NetVariant(Value):
+    """One net file: the net behind a training data layer, and a TEST one if `test`."""
+
+    random_aspect_ratio: RandomAspectRatio | None = None
+    test: bool = True
+
+
+class TrainData(Value):
+    """The training LMDB on every node."""
+
+    lmdb: PathText = Field(description="path on every node, as the data layer's `source`")
+    source: PathText | None = Field(None, description="where it is staged from; LMDB_SOURCE overrides it")
+    images: Count
+    size_gb: Positive | None = Field(None, description="size on disk in 10^9 bytes")
+    shuffle: bool = False
+    prefetch: Count | None = None
+
+
+class TestData(Value):
+    """The test LMDB, read where Caffe runs."""
+
+    lmdb: PathText
+    images: Count
+    batch_size: Count
+    shorter_side_px: Count | None = Field(None, description="resized to this before the centre crop")
+    interp_mode: Interpolation = "CUBIC"
+
+
+class Data(Value):
+    """The images and their fixed transformation."""
+
+    train: TrainData
+    test: TestData
+    crop_size: Count | None = None
+    mirror: bool = False
+    mean_value: tuple[NotNegative, ...] = ()
+    scale: Positive | None = None
+    prepare: Literal["digits"] | None = Field(
+        None, description="what builds the LMDBs where they are missing"
+    )
+
+
+class Mlsl(Value):
+    """Intel MLSL's communication servers."""
+
+    num_servers: Count
+    server_affinity: tuple[CountOrZero, ...]
+
+
+class Cluster(Value):
+    """The shape of the machine."""
+
+    nodes: Count
+    ranks_per_node: Count
+    batch_per_rank: Count
+    omp_num_threads: Count
+    kmp_affinity: Text | None = None
+    mlsl: Mlsl | None = None
+    fabric: Literal["psm2"] | None = None
+    copy_with: Literal["ssh", "auto"] = Field(
+        "auto", description="how files reach and leave hosts; auto: cp where the host is this machine"
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Number of MPI ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def global_batch(self) -> int:
+        """Images per iteration over all ranks."""
+        return self.ranks * self.batch_per_rank
+
+
+class Evaluation(Value):
+    """`caffe test` of the last phase's model."""
+
+    net: FileName
+    iterations: Count
+
+
+class Reported(Value):
+    """What the source says of its own run."""
+
+    images_per_s: Positive | None = None
+    images_per_s_per_node: Positive | None = None
+    minutes: Positive | None = None
+    top1_percent: Annotated[float, Field(gt=0, le=100)] | None = None
+    top5_percent: Annotated[float, Field(gt=0, le=100)] | None = None
+
+
+class Recipe(Value):
+    """A whole recipe; everything that is generated, checked or run is a function of it."""
+
+    name: FileName
+    title: Text
+    source: Text | None = None
+    trainer: Text = Field(description="`caffe-torch`, or the path of a Caffe binary from the Caffe root")
+    prototxt_dir: PathText = Field(description="folder of the solvers and nets under the Caffe root")
+    net: Net
+    nets: Mapping[FileName, NetVariant]
+    data: Data
+    cluster: Cluster
+    solver: SolverSettings = SolverSettings()
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    evaluation: Evaluation | None = None
+    reported: Reported = Reported()
+
+    _folder: Path = PrivateAttr(Path())
+
+    def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
+        """Keep the folder that the loader read the recipe from."""
+        if isinstance(context, dict):
+            self._folder = context.get("folder", Path())
+
+    @property
+    def folder(self) -> Path:
+        """The recipe file's folder: where the user's own net is found from."""
+        return self._folder
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phases_inherit_solver(cls, raw: Any) -> Any:  # noqa: ANN401 - whatever the YAML held
+        if not isinstance(raw, dict) or not isinstance(raw.get("phases"), tuple):
+            return raw
+        common = raw.get("solver")
+        if not isinstance(common, dict):
+            return raw
+        phases = tuple({**common, **phase} if isinstance(phase, dict) else phase for phase in raw["phases"])
+        return {**raw, "phases": phases}
+
+    def phase(self, name: str) -> Phase:
+        """Return the phase of that name; KeyError if there is none."""
+        return {phase.name: phase for phase in self.phases}[name]
+
+    def starts_from(self, phase: Phase) -> Phase | str | None:
+        """Return what `phase` starts from: a phase, a caffemodel's path, or None for its fillers."""
+        index = self.phases.index(phase)
+        if phase.weights is None:
+            return self.phases[index - 1] if index else None
+        if phase.weights == "none":
+            return None
+        by_name = {other.name: other for other in self.phases}
+        return by_name.get(phase.weights, phase.weights)

@@ -1,0 +1,100 @@
+"""A phase: Caffe's solver settings in Caffe's words, its net, and the weights it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from caffe_recipes.recipe.values import (
+    Count,
+    CountOrZero,
+    FileName,
+    NotNegative,
+    PathText,
+    Positive,
+    Text,
+    Value,
+)
+
+LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau"]
+
+# What a policy computes with: without it Caffe trains at a constant, zero or NaN rate and exits 0.
+POLICY_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "step": ("gamma", "stepsize"),
+    "exp": ("gamma",),
+    "inv": ("gamma", "power"),
+    "multistep": ("gamma", "stepvalue"),
+    "poly": ("power",),
+    "poly_cyc": ("power", "lr_iter"),
+    "sigmoid": ("gamma", "stepsize"),
+    "plateau": ("gamma", "plateau_winsize"),
+}
+
+
+class SolverSettings(Value):
+    """Fields of SolverParameter that hold for every phase unless the phase says otherwise."""
+
+    type: Literal["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"] | None = None
+    base_lr: Positive | None = None
+    lr_policy: LrPolicy | None = None
+    gamma: Positive | None = None
+    power: NotNegative | None = None
+    stepsize: Count | None = None
+    stepvalue: tuple[Count, ...] = ()
+    plateau_winsize: tuple[Count, ...] = ()
+    max_iter: Count | None = None
+    lr_iter: Count | None = None
+    warmup_iter: Count | None = None
+    warmup_start_lr: NotNegative | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    momentum2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    rms_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    delta: Positive | None = None
+    weight_decay: NotNegative | None = None
+    regularization_type: Literal["L1", "L2"] | None = None
+    clip_gradients: Positive | None = None
+    iter_size: Count | None = None
+    display: CountOrZero | None = None
+    average_loss: Count | None = None
+    test_iter: Count | None = None
+    test_interval: Count | None = None
+    test_initialization: bool | None = None
+    snapshot: Count | None = Field(None, description="default: max_iter, one snapshot at the end")
+    solver_mode: Literal["CPU", "GPU"] | None = None
+    random_seed: CountOrZero | None = None
+
+
+class Phase(SolverSettings):
+    """One link of the chain: a solver, its net, and the weights it starts from."""
+
+    name: FileName
+    net: FileName = Field(description="one of `nets`")
+    base_lr: Positive
+    lr_policy: LrPolicy
+    max_iter: Count
+    weights: Text | None = Field(
+        None, description="a phase's name, a caffemodel's path, or `none`; default: the phase before"
+    )
+    snapshot_prefix: PathText
+    comment: Text | None = Field(None, description="one line at the top of the solver")
+
+    @model_validator(mode="after")
+    def _policy_has_what_it_needs(self) -> Phase:
+        for key in POLICY_NEEDS.get(self.lr_policy, ()):
+            if getattr(self, key) in (None, ()):
+                raise ValueError(f"lr_policy {self.lr_policy} needs {key}")
+        if self.test_interval and not self.test_iter:
+            raise ValueError("test_interval needs test_iter")
+        return self
+
+    @property
+    def snapshot_every_iter(self) -> int:
+        """Iterations between snapshots."""
+        return self.snapshot or self.max_iter
+
+    @property
+    def final_snapshot(self) -> str:
+        """Path of the caffemodel that the last iteration writes, on the first host."""
+        return f"{self.snapshot_prefix}_iter_{self.max_iter}.caffemodel"
