@@ -154,7 +154,8 @@ def _key(location: Location) -> str:
 
 def _first_error(error: ValidationError, lines: Mapping[Location, int], where: str | Path) -> RecipeError:
     """Turn pydantic's first finding into one line that names file, line and key."""
-    found = error.errors(include_url=False)[0]
+    # A misspelt key is also a missing one; the misspelling is what to mend.
+    found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     location: Location = found["loc"]
     # A phase inherits from `solver:`; a value that only stands there is wrong there.
     if (

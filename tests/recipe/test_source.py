@@ -1,0 +1,189 @@
+"""Recipes are read whole or refused in one line that names file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
+
+DIGITS = shipped_recipes()["digits-local"].read_text("utf-8")
+
+
+def refuse(text: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, "mine.yaml", Path())
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def line_of(text: str, needle: str) -> int:
+    return text[: text.index(needle)].count("\n") + 1
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_every_shipped_recipe_loads_under_its_own_name(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
+def test_the_published_recipe_states_what_its_source_reports() -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    assert (recipe.cluster.ranks, recipe.cluster.global_batch) == (128, 4096)
+    assert recipe.reported.images_per_s == 6303
+    assert [phase.name for phase in recipe.phases] == ["init", "cyc1", "cyc2", "cyc3", "collapse"]
+    assert [phase.weight_decay for phase in recipe.phases] == [0.00005] * 4 + [0.0002]
+    assert recipe.phases[-1].final_snapshot == "/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
+
+
+def test_a_phase_starts_from_the_one_before_unless_it_says_otherwise() -> None:
+    recipe = load_recipe("digits-local")
+    assert recipe.starts_from(recipe.phases[0]) is None
+    assert recipe.starts_from(recipe.phases[2]) == recipe.phases[1]
+    text = DIGITS.replace("- name: cyc3\n", "- name: cyc3\n    weights: init\n", 1)
+    branched = parse_recipe(text, "mine.yaml", Path())
+    assert branched.starts_from(branched.phases[3]) == branched.phases[0]
+    scratch = parse_recipe(text.replace("weights: init", "weights: none"), "mine.yaml", Path())
+    assert scratch.starts_from(scratch.phases[3]) is None
+    file = parse_recipe(text.replace("weights: init", "weights: a.caffemodel"), "mine.yaml", Path())
+    assert file.starts_from(file.phases[3]) == "a.caffemodel"
+
+
+def test_a_phase_overrides_the_solver_block() -> None:
+    recipe = parse_recipe(DIGITS, "mine.yaml", Path())
+    assert [phase.weight_decay for phase in recipe.phases] == [0.0005, 0.0005, 0.0005, 0.0005, 0.002]
+
+
+def test_a_recipe_is_frozen() -> None:
+    recipe = load_recipe("digits-local")
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "what"),
+    [
+        ("momentum: 0.9", "momentun: 0.9", "solver.momentun", "did you mean 'momentum'?"),
+        ("max_iter: 560", "max_iter: -5", "phases[0].max_iter", "not -5"),
+        ("max_iter: 560", "max_itr: 560", "phases[0].max_itr", "did you mean 'max_iter'?"),
+        ("lr_policy: poly\n", "lr_policy: polly\n", "phases[4].lr_policy", "did you mean 'poly'?"),
+        ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "valid integer"),
+        ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "valid integer"),
+        ("display: 20", "display: yes", "solver.display", "valid integer"),
+        ("weight_decay: 0.0005", "weight_decay: .nan", "solver.weight_decay", "number"),
+        ("base_lr: 0.1\n", "base_lr: 0\n", "phases[0].base_lr", "greater than 0"),
+        ("net: train_val\n", "net: trainval\n", "phases[0].net", "did you mean 'train_val'?"),
+        ("evaluation:\n  net: train_val", "evaluation:\n  net: train_val_noaug", "evaluation.net", "no TEST"),
+        ("name: cyc1", "name: init", "phases[1].name", "two phases"),
+        ("tmp/digits_cyc1", "tmp/digits_init", "phases[1].snapshot_prefix", "another phase"),
+        ("builder: resnet_small", "builder: resnet_smal", "net.builder", "did you mean 'resnet_small'?"),
+        ("name: digits-local", "name: ../escape", "name", "match pattern"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line(old: str, new: str, key: str, what: str) -> None:
+    assert DIGITS.count(old) >= 1
+    text = DIGITS.replace(old, new, 1)
+    error = refuse(text)
+    assert key in str(error)
+    assert what in str(error)
+    last_line = DIGITS[: DIGITS.index(old)].count("\n") + 1 + new.rstrip("\n").count("\n")
+    assert error.where == f"mine.yaml:{last_line}"
+
+
+@pytest.mark.parametrize(
+    ("removed", "key"),
+    [
+        ("  classes: 10\n", "net.classes: missing"),
+        ("    lr_iter: 1344\n", "needs lr_iter"),
+        ("title: ", "title"),
+    ],
+)
+def test_a_missing_value_is_named(removed: str, key: str) -> None:
+    assert key in str(refuse(DIGITS.replace(removed, "" if removed.endswith("\n") else "titel: ", 1)))
+
+
+@pytest.mark.parametrize(
+    "weights", ["cyc3", "itself-not-there", "collapse"], ids=["itself", "unknown", "a later one"]
+)
+def test_a_phase_starts_from_nothing_that_is_not_before_it(weights: str) -> None:
+    text = DIGITS.replace("- name: cyc3\n", f"- name: cyc3\n    weights: {weights}\n", 1)
+    assert "phases[3].weights" in str(refuse(text))
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    error = refuse(DIGITS.replace("    power: 1\n", "    power: 1\n    power: 3\n", 1))
+    assert "'power' is given twice" in str(error)
+    assert error.where == f"mine.yaml:{line_of(DIGITS, 'power: 1') + 1}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "- a\n- b",
+        "name: [",
+        "\tname: x",
+        "a: &x [*x]",
+        "{" * 3000,
+        "? {a: 1}\n: 2",
+        "!!python/object:os.system x",
+    ],
+)
+def test_what_is_no_recipe_gets_one_line(text: str) -> None:
+    refuse(text)
+
+
+def test_an_iteration_takes_no_more_images_than_there_are() -> None:
+    assert "cluster.batch_per_rank" in str(
+        refuse(DIGITS.replace("batch_per_rank: 32", "batch_per_rank: 3200"))
+    )
+
+
+def test_scientific_numbers_and_words_are_read_as_a_person_means_them() -> None:
+    text = DIGITS.replace("weight_decay: 0.0005", "weight_decay: 5e-4").replace(
+        "title: The", "title: no: ' ", 0
+    )
+    assert parse_recipe(text, "mine.yaml", Path()).phases[0].weight_decay == 5e-4
+
+
+def test_an_unknown_name_suggests_the_nearest_and_lists_the_rest() -> None:
+    with pytest.raises(RecipeError, match=r"did you mean 'stampede2-64n-72ep'\?.*digits-local"):
+        load_recipe("stampede2-64n-72epp")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"nowhere\.yaml: cannot be read: No such file"):
+        load_recipe(tmp_path / "nowhere.yaml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(f"{tmp_path}/.yaml/..yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00name")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(binary)
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(tmp_path / "folder.yaml")
+
+
+def test_a_net_has_exactly_one_origin() -> None:
+    assert "exactly one of" in str(refuse(DIGITS.replace("  builder: resnet_small\n", "")))
+    both = DIGITS.replace("  builder: resnet_small\n", "  builder: resnet_small\n  prototxt: a.prototxt\n")
+    assert "exactly one of" in str(refuse(both))
+
+
+def test_builder_settings_are_refused_where_the_net_is_the_users_own() -> None:
+    assert "batch_norm_fraction" in str(
+        refuse(DIGITS.replace("builder: resnet_small", "prototxt: a.prototxt"))
+    )
+
+
+def test_the_recipe_remembers_the_folder_it_was_read_from(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(DIGITS)
+    assert load_recipe(tmp_path / "mine.yaml").folder == tmp_path
+
+
+def test_a_line_break_in_a_path_is_refused() -> None:
+    assert "line break" in str(refuse(DIGITS.replace("lmdb: tmp/digits_train_lmdb", 'lmdb: "tmp/a\\nb"')))
