@@ -1,0 +1,77 @@
+"""Prototxt text: the one parser and the one formatter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.text_comments import Comment
+from caffe_recipes.caffe.text_parser import parse_text
+from caffe_recipes.caffe.text_writer import write_text
+from caffe_recipes.errors import PrototxtError
+
+__all__ = ["Comment", "digest", "format_prototxt", "load_prototxt", "parse_prototxt", "render_prototxt"]
+
+M = TypeVar("M", bound=Message)
+
+_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
+
+
+def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
+    """Parse text into a message; PrototxtError at the first thing that Caffe would refuse.
+
+    >>> from caffe_recipes.caffe import pb
+    >>> parse_prototxt("stage: 'a' levle: 2", pb.NetState, "n.prototxt")
+    Traceback (most recent call last):
+    caffe_recipes.errors.PrototxtError: n.prototxt:1:12: NetState has no field 'levle'; did you mean 'level'?
+    """
+    message = cls()
+    parse_text(text, message, path)
+    return message
+
+
+def load_prototxt(path: str | Path, cls: type[M]) -> M:
+    """Read a prototxt file; PrototxtError if it is missing, no text, or holds no field at all.
+
+    Caffe takes an empty file for a message without fields and trains nothing; an empty solver or net is
+    a copy that failed, so it is an error here. `parse_prototxt` takes empty text.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise PrototxtError(path, f"cannot be read ({error.strerror})", "check the path") from error
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        what = f"is no text: byte {data[error.start]:#04x} at offset {error.start} is not UTF-8"
+        raise PrototxtError(path, what, f"give the {cls.DESCRIPTOR.name} as a prototxt") from error
+    message = parse_prototxt(text, cls, path)
+    if not message.ListFields():
+        raise PrototxtError(path, f"holds no field of {cls.DESCRIPTOR.name}", "was it copied whole?")
+    return message
+
+
+def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:
+    """Write the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
+
+    The path `""` is the file: its header is above, its last lines are below. PrototxtError where a comment's
+    field is not in the message.
+    """
+    return write_text(message, comments)
+
+
+def format_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> str:
+    """Rewrite text canonically: the same message, every comment with what it stands by."""
+    message = cls()
+    comments = parse_text(text, message, path)
+    return write_text(message, comments)
+
+
+def digest(message: Message) -> str:
+    """Hash the deterministic binary form of a message: SHA-256, in hex."""
+    return hashlib.sha256(message.SerializePartialToString(deterministic=True)).hexdigest()

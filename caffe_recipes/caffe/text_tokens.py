@@ -1,0 +1,100 @@
+"""Tokens and literals of protobuf's text format, the language of prototxt files."""
+
+from __future__ import annotations
+
+import re
+
+TOKEN = re.compile(
+    r"""
+    [ \t\r\n\v\f]*+ (?:
+        (?P<name>    [A-Za-z_][A-Za-z0-9_]*+ )
+      | (?P<mark>    [:{}<>\[\],;-] )
+      | (?P<number>  \.?[0-9](?:[eE][+-]|[0-9A-Za-z.])*+ )
+      | (?P<string>  "(?:[^"\\\n]++|\\[^\n])*+" | '(?:[^'\\\n]++|\\[^\n])*+' )
+      | (?P<comment> \#[^\n]*+ )
+      | (?P<end>     \Z )
+      | (?P<bad>     . )
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+_ESCAPE = re.compile(
+    r"""\\(?:
+        (?P<octal> [0-7]{1,3} )
+      | [xX](?P<hex> [0-9a-fA-F]{1,2} )
+      | (?P<pair> u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2} )
+      | u(?P<short> [0-9a-fA-F]{4} )
+      | U(?P<long> [0-9a-fA-F]{8} )
+      | (?P<letter> [^uUxX] )
+      | (?P<bad> .? )
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_LETTERS = dict(zip("abfnrtv\\?'\"", b"\a\b\f\n\r\t\v\\?'\"", strict=True))
+
+
+def line_column(text: str, offset: int) -> tuple[int, int]:
+    """Count line and column of a character, both from 1.
+
+    >>> line_column("net: 1\\ngama: 2", 7)
+    (2, 1)
+    """
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+def parse_int(literal: str) -> int:
+    """Read a decimal, hexadecimal (`0x1F`) or octal (`017`) integer; ValueError if it is none.
+
+    >>> parse_int("0x1F"), parse_int("017"), parse_int("42")
+    (31, 15, 42)
+    """
+    return int(literal, 8 if _is_octal(literal) else 16 if literal[:2] in ("0x", "0X") else 10)
+
+
+def parse_float(literal: str) -> float:
+    """Read a decimal number, `1.`, `.5`, `1e-3`, with or without C's `f`; ValueError if it is none.
+
+    `010` is refused: it is 8 to one version of protobuf and 10 to another.
+
+    >>> parse_float("1."), parse_float(".5f"), parse_float("1e-3")
+    (1.0, 0.5, 0.001)
+    """
+    if _is_octal(literal):
+        raise ValueError(literal)
+    return float(literal[:-1] if literal[-1] in "fF" else literal)
+
+
+def parse_string(literal: str) -> bytes:
+    """Read a quoted string with C's escapes into UTF-8 bytes; ValueError names a bad escape.
+
+    >>> parse_string(r'"\\x41\\102\\u00e9\\n"')
+    b'AB\\xc3\\xa9\\n'
+    """
+    body = literal[1:-1]
+    if "\\" not in body:
+        return body.encode()
+    parts: list[bytes] = []
+    end = 0
+    for escape in _ESCAPE.finditer(body):
+        parts += body[end : escape.start()].encode(), _unescape(escape)
+        end = escape.end()
+    return b"".join([*parts, body[end:].encode()])
+
+
+def _is_octal(literal: str) -> bool:
+    return len(literal) > 1 and literal[0] == "0" and literal.isdigit()
+
+
+def _unescape(escape: re.Match[str]) -> bytes:
+    kind, digits = escape.lastgroup, escape[escape.lastgroup or 0]
+    if kind == "octal" and int(digits, 8) < 256:
+        return bytes([int(digits, 8)])
+    if kind == "hex":
+        return bytes([int(digits, 16)])
+    if kind == "pair":
+        return bytes.fromhex(digits[1:5] + digits[7:]).decode("utf-16-be").encode()
+    if kind in ("short", "long") and not 0xD800 <= int(digits, 16) < 0xE000 and int(digits, 16) < 0x110000:
+        return chr(int(digits, 16)).encode()
+    if kind == "letter" and digits in _LETTERS:
+        return bytes([_LETTERS[digits]])
+    raise ValueError(escape[0])
