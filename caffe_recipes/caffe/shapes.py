@@ -1,0 +1,165 @@
+"""The shape of every blob of a net, worked out as Caffe does when it sets the net up, without running it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_dims import MisfitError, Shape, Shapes
+from caffe_recipes.caffe.shape_rules import RULES
+from caffe_recipes.caffe.shape_sources import SOURCES, Images
+from caffe_recipes.errors import PrototxtError
+
+
+@dataclass(frozen=True)
+class LayerShapes:
+    """One layer with its shapes; None where its type has no rule here, or a bottom's shape is None."""
+
+    layer: pb.LayerParameter
+    bottoms: tuple[Shape | None, ...]
+    tops: tuple[Shape | None, ...]
+    learned: tuple[Shape, ...] | None
+
+
+@dataclass(frozen=True)
+class NetShapes:
+    """The layers of a net in one phase, in order, and the shape of each of its blobs by name."""
+
+    layers: tuple[LayerShapes, ...]
+    blobs: Mapping[str, Shape | None]
+
+
+def show_shape(shape: Shape | None) -> str:
+    """Write a shape for people.
+
+    >>> show_shape((32, None, 224, 224))
+    '32x?x224x224'
+    """
+    if shape is None:
+        return "of unknown shape"
+    return "x".join("?" if dim is None else str(dim) for dim in shape) or "a scalar"
+
+
+def select_layers(
+    net: pb.NetParameter, phase: int, level: int = 0, stages: Collection[str] = ()
+) -> list[pb.LayerParameter]:
+    """Give the layers that Caffe keeps in a phase: an `include` rule is met, or no `exclude` rule."""
+
+    def met(rule: pb.NetStateRule) -> bool:
+        return (
+            (not rule.HasField("phase") or rule.phase == phase)
+            and (not rule.HasField("min_level") or level >= rule.min_level)
+            and (not rule.HasField("max_level") or level <= rule.max_level)
+            and all(stage in stages for stage in rule.stage)
+            and not any(stage in stages for stage in rule.not_stage)
+        )
+
+    return [
+        layer
+        for layer in net.layer
+        if (any(map(met, layer.include)) if layer.include else not any(map(met, layer.exclude)))
+    ]
+
+
+def infer_shapes(
+    net: pb.NetParameter,
+    phase: int,
+    *,
+    level: int = 0,
+    stages: Collection[str] = (),
+    images: Images = lambda source: None,
+    path: str = "",
+) -> NetShapes:
+    """Work out the shape of each layer's bottoms, tops and learned blobs in `phase`.
+
+    `images` gives (channels, height, width) of the first record of an LMDB, or None; dimensions that are not
+    known stay None. `path` is named in errors. Raises PrototxtError for a bottom that no layer above makes, a
+    top made twice, or shapes that do not fit, with the layers that made them.
+    """
+    where = path or net.name or "net"
+    if net.layers:
+        raise PrototxtError(
+            where, "has `layers` of the old format", "run Caffe's upgrade_net_proto_text on it"
+        )
+    blobs: dict[str, Shape | None] = _inputs(net)
+    makers = dict.fromkeys(blobs, "input")
+    found = []
+    for layer in select_layers(net, phase, level, stages):
+        _check_names(where, net, layer, makers, phase)
+        bottoms = [blobs[name] for name in layer.bottom]
+        try:
+            tops, learned = _infer(layer, bottoms, images)
+        except MisfitError as error:
+            parts = [
+                f"'{name}' is {show_shape(blobs[name])} (from layer '{makers[name]}')"
+                for name in layer.bottom
+            ]
+            what = ": ".join(filter(None, [f"{_title(layer)} {error}", ", ".join(parts)]))
+            raise PrototxtError(where, what, "mend one of these layers") from None
+        blobs.update(zip(layer.top, tops, strict=True))
+        makers.update(dict.fromkeys(layer.top, layer.name))
+        found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))
+    return NetShapes(tuple(found), MappingProxyType(blobs))
+
+
+def _infer(
+    layer: pb.LayerParameter, bottoms: Sequence[Shape | None], images: Images
+) -> tuple[Sequence[Shape | None], tuple[Shape, ...] | None]:
+    unknown: list[Shape | None] = [None] * len(layer.top)
+    known = [bottom for bottom in bottoms if bottom is not None]
+    learned: Shapes = ()
+    if layer.type in SOURCES:
+        tops = SOURCES[layer.type](layer, images)
+    elif layer.type in RULES:
+        infer, least, most = RULES[layer.type]
+        if not least <= len(bottoms) <= most:
+            raise MisfitError(
+                f"takes {least}{'' if most == least else ' or more'} bottoms, not {len(bottoms)}"
+            )
+        if len(known) < len(bottoms):
+            return unknown, None
+        tops, learned = infer(layer, known)
+    else:
+        return unknown, None
+    if len(layer.top) > len(tops):
+        raise MisfitError(f"makes {len(tops)} tops, not {len(layer.top)}")
+    return tops[: len(layer.top)], tuple(learned)
+
+
+def _inputs(net: pb.NetParameter) -> dict[str, Shape | None]:
+    """Give the shapes of `input:` fields, with `input_shape` or four `input_dim` each."""
+    shapes: list[Shape] = [tuple(shape.dim) for shape in net.input_shape]
+    dims = list(net.input_dim)
+    shapes = shapes or [tuple(dims[i : i + 4]) for i in range(0, len(dims), 4)]
+    return {name: shapes[i] if i < len(shapes) else None for i, name in enumerate(net.input)}
+
+
+def _check_names(
+    where: str, net: pb.NetParameter, layer: pb.LayerParameter, makers: Mapping[str, str], phase: int
+) -> None:
+    if layer.include and layer.exclude:
+        raise PrototxtError(where, f"{_title(layer)} has both include and exclude", "keep one of them")
+    for name in layer.bottom:
+        if name not in makers:
+            what = f"{_title(layer)} reads blob '{name}', which no layer above it makes"
+            raise PrototxtError(where, what, _suggest(net, name, makers, phase))
+    for index, name in enumerate(layer.top):
+        in_place = index < len(layer.bottom) and layer.bottom[index] == name
+        if name in makers and not in_place:
+            what = f"{_title(layer)} makes blob '{name}', which layer '{makers[name]}' makes already"
+            raise PrototxtError(where, what, "rename one of the tops")
+
+
+def _suggest(net: pb.NetParameter, name: str, makers: Mapping[str, str], phase: int) -> str:
+    elsewhere = [layer.name for layer in net.layer if name in layer.top]
+    if elsewhere:
+        return f"layer '{elsewhere[0]}' makes it, but not before this one in phase {pb.Phase.Name(phase)}"
+    near = difflib.get_close_matches(name, makers, n=1, cutoff=0)
+    return f"did you mean '{near[0]}'?" if near else "there are no blobs yet"
+
+
+def _title(layer: pb.LayerParameter) -> str:
+    return f"layer '{layer.name}' ({layer.type})"
