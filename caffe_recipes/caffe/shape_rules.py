@@ -32,8 +32,21 @@ class Rule(NamedTuple):
     min_bottoms: int
     max_bottoms: float
 
+    @property
+    def arity(self) -> str:
+        """Say how many bottoms the layer takes."""
+        if self.min_bottoms == self.max_bottoms:
+            return str(self.min_bottoms)
+        return f"{self.min_bottoms} " + (
+            "or more" if math.isinf(self.max_bottoms) else f"to {self.max_bottoms}"
+        )
+
 
 def _same(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [bottoms[0]], []
+
+
+def _split(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]] * len(layer.top), []
 
 
@@ -225,5 +238,5 @@ RULES: dict[str, Rule] = {
     "Slice": Rule(shape_moves.cut, 1, 1),
     "SmoothL1Loss": Rule(_loss_by_value, 2, 4),
     "SoftmaxWithLoss": Rule(_softmax_loss, 2, 3),
-    "Split": Rule(_same, 1, 1),
+    "Split": Rule(_split, 1, 1),
 }

@@ -121,7 +121,7 @@ def _infer(
             )
         if len(known) < len(bottoms):
             return unknown, None
-        tops, learned = infer(layer, known)
+        tops, learned = rule.infer(layer, known)
     else:
         return unknown, None
     if len(layer.top) > len(tops):
