@@ -114,11 +114,9 @@ def _infer(
     if layer.type in SOURCES:
         tops = SOURCES[layer.type](layer, images)
     elif layer.type in RULES:
-        infer, least, most = RULES[layer.type]
-        if not least <= len(bottoms) <= most:
-            raise MisfitError(
-                f"takes {least}{'' if most == least else ' or more'} bottoms, not {len(bottoms)}"
-            )
+        rule = RULES[layer.type]
+        if not rule.min_bottoms <= len(bottoms) <= rule.max_bottoms:
+            raise MisfitError(f"takes {rule.arity} bottoms, not {len(bottoms)}")
         if len(known) < len(bottoms):
             return unknown, None
         tops, learned = rule.infer(layer, known)
