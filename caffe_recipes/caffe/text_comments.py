@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class CommentCollector:
 
     def above(self, path: str) -> None:
         """Put all that wait above the field."""
-        lines = tuple(self._take(len(self.waiting)))
-        self._add(path, above=lines)
+        if self.waiting:
+            self._add(path, Comment(above=self._take(len(self.waiting))))
 
     def header(self, start: int) -> None:
         """Put what a blank line separates from the first field, at `start`, into the file's header."""
@@ -50,41 +49,38 @@ class CommentCollector:
         lines: list[str] = []
         for text, is_break in zip(self._take(count), breaks, strict=False):
             lines += [text, ""] if is_break else [text]
-        self._add("", above=tuple(lines[:-1]))
+        self._add("", Comment(above=tuple(lines[:-1])))
 
     def beside(self, path: str, opening: int | None = None) -> None:
-        """Put what shares a line with the field beside it; below, where its block opened on another line."""
-        count = 0
-        while count < len(self.waiting) and not self._is_alone(self.waiting[count]):
-            count += 1
-        if not count:
+        """Put what shares a line with the field beside it.
+
+        With several lines between the block's `opening` and the comment, that is the line of its end: below.
+        """
+        sharing = [count for count, comment in enumerate(self.waiting, 1) if not self._is_alone(comment)]
+        if not sharing:
             return
-        if opening is not None and "\n" in self._text[opening : self.waiting[0].start("comment")]:
-            self._add(path, below=tuple(self._take(count)))
-            return
-        *above, beside = self._take(count)
-        self._add(path, above=tuple(above), beside=beside)
+        end = self.waiting[0].start("comment")
+        *above, last = self._take(sharing[-1])
+        if opening is not None and "\n" in self._text[opening:end]:
+            self._add(path, Comment(below=(*above, last)))
+        elif path in self.found and self.found[path].beside:
+            self._add(path, Comment(above=(*above, last)))
+        else:
+            self._add(path, Comment(above=tuple(above), beside=last))
 
     def below(self, path: str) -> None:
         """Put all that wait below the last field of the block."""
-        self._add(path, below=tuple(self._take(len(self.waiting))))
+        if self.waiting:
+            self._add(path, Comment(below=self._take(len(self.waiting))))
 
-    def _take(self, count: int) -> Iterable[str]:
+    def _take(self, count: int) -> tuple[str, ...]:
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [match["comment"][1:].removeprefix(" ").rstrip() for match in taken]
+        return tuple(match["comment"][1:].removeprefix(" ").rstrip() for match in taken)
 
     def _is_alone(self, comment: re.Match[str]) -> bool:
         start = comment.start("comment")
         return not self._text[self._text.rfind("\n", 0, start) + 1 : start].strip()
 
-    def _add(
-        self, path: str, above: tuple[str, ...] = (), beside: str = "", below: tuple[str, ...] = ()
-    ) -> None:
-        if not (above or beside or below):
-            return
+    def _add(self, path: str, new: Comment) -> None:
         old = self.found.get(path, Comment())
-        if beside and old.beside:
-            above, beside = (*above, beside), old.beside
-        self.found[path] = replace(
-            old, above=old.above + above, beside=beside or old.beside, below=old.below + below
-        )
+        self.found[path] = Comment(old.above + new.above, old.beside or new.beside, old.below + new.below)

@@ -1,33 +1,40 @@
-"""A parser of protobuf's text format that knows where it is, and keeps the comments."""
+"""A parser of protobuf's text format that knows where it is, and keeps the comments.
+
+It takes what protobuf's C++ parser takes and refuses what that refuses, so that text which passes here
+is text which Caffe reads; extensions, which the schema has none of, are the exception.
+"""
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text_comments import Comment, CommentCollector
+from caffe_recipes.caffe.text_hints import hint_for_field, hint_for_value
 from caffe_recipes.caffe.text_tokens import TOKEN, line_column, parse_float, parse_int, parse_string
 from caffe_recipes.errors import PrototxtError
 
 _CLOSING = {"{": "}", "<": ">"}
-_RANGE = {
-    FieldDescriptor.CPPTYPE_INT32: ("an int32", -(1 << 31), (1 << 31) - 1),
-    FieldDescriptor.CPPTYPE_INT64: ("an int64", -(1 << 63), (1 << 63) - 1),
-    FieldDescriptor.CPPTYPE_UINT32: ("a uint32", 0, (1 << 32) - 1),
-    FieldDescriptor.CPPTYPE_UINT64: ("a uint64", 0, (1 << 64) - 1),
+_INTEGERS = {
+    FieldDescriptor.TYPE_INT32: ("an int32", -(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.TYPE_INT64: ("an int64", -(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.TYPE_UINT32: ("a uint32", 0, (1 << 32) - 1),
+    FieldDescriptor.TYPE_UINT64: ("a uint64", 0, (1 << 64) - 1),
 }
-_BOOLS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _FLOATS = {"inf": float("inf"), "infinity": float("inf"), "nan": float("nan")}
+_BOOLS = {
+    **dict.fromkeys(("true", "True", "t", "1"), True),
+    **dict.fromkeys(("false", "False", "f", "0"), False),
+}
 
 
 def parse_text(text: str, message: Message, path: str | Path) -> Mapping[str, Comment]:
-    """Fill a message from text and return the comments by the path of what they stand by."""
+    """Fill a message from text; return the comments by the path of what they stand by."""
     return _Parser(text.removeprefix("\ufeff"), path).parse(message)
 
 
@@ -42,14 +49,14 @@ def _required(message: Descriptor) -> tuple[str, ...]:
 
 
 class _Parser:
-    """Recursive descent with one token of lookahead; no message holds itself, so the depth is bounded."""
+    """Recursive descent with one token of lookahead. No message holds itself, so the depth is bounded."""
 
     def __init__(self, text: str, path: str | Path) -> None:
         self._text = text
         self._path = path
         self._matches = TOKEN.finditer(text)
         self._comments = CommentCollector(text)
-        self._prefix: list[str] = []
+        self._prefix = ""
         self._advance()
 
     def parse(self, message: Message) -> Mapping[str, Comment]:
@@ -66,38 +73,44 @@ class _Parser:
             match = next(self._matches)
             kind = match.lastgroup
         assert kind
-        self._kind = kind
-        self._value = match[kind]
-        self._match = match
+        self._match, self._kind, self._value = match, kind, match[kind]
 
     @property
     def _start(self) -> int:
         return self._match.start(self._kind)
 
     def _body(self, message: Message, closing: str, opening: int) -> None:
+        """Read fields up to `closing`, which is left for the caller; the end of the text closes the file."""
         schema = message.DESCRIPTOR
         known = _fields(schema)
         while self._kind == "name":
-            field = known.get(self._value)
-            if field is None:
-                self._fail(*_unknown_field(schema.name, known, self._value))
-            self._field(message, field)
-        if self._value != closing or self._kind not in ("mark", "end"):
+            if self._value not in known:
+                what = f"{schema.name} has no field '{self._value}'"
+                self._fail(what, hint_for_field(schema.name, known, self._value))
+            self._field(message, known[self._value])
+        if self._value != closing:
             if self._kind == "end":
-                self._fail("this block is never closed", f"close it with '{closing}'", opening)
-            self._fail(f"expected a field of {schema.name}, found {self._shown()}")
+                self._fail(f"this block is never closed; add a '{closing}'", at=opening)
+            self._fail(f"expected a field of {schema.name}, not {self._shown()}", self._body_hint(closing))
         for name in _required(schema):
             if not message.HasField(name):
-                self._fail(f"{schema.name} needs the field '{name}'", at=opening)
+                self._fail(
+                    f"{schema.name} needs the field '{name}'", "Caffe refuses the file without it", opening
+                )
+
+    def _body_hint(self, closing: str) -> str:
+        if self._value in ("}", ">"):
+            return f"this block closes with '{closing}'" if closing else "no block is open here"
+        return "a field is written name: value, or name { ... }"
 
     def _field(self, message: Message, field: FieldDescriptor) -> None:
         if not field.is_repeated and message.HasField(field.name):
-            self._fail(f"'{field.name}' is given twice", "Caffe stops at the second one; keep one")
+            self._fail(f"'{field.name}' is given twice", "Caffe refuses a second one; keep one of the two")
         self._advance()
         if self._value == ":":
             self._advance()
         elif field.message_type is None:
-            self._fail(f"expected ':' after '{field.name}', found {self._shown()}")
+            self._fail(f"expected ':' after '{field.name}', not {self._shown()}")
         opening = self._start
         if self._value == "[" and field.is_repeated:
             self._list(message, field)
@@ -110,18 +123,20 @@ class _Parser:
 
     def _list(self, message: Message, field: FieldDescriptor) -> None:
         self._advance()
-        while self._value != "]":
+        if self._value == "]":
+            self._advance()
+            return
+        while True:
             opening = self._start
             self._element(message, field)
-            if self._value == ",":
-                self._advance()
-                if self._value == "]":
-                    self._fail(f"expected another {field.name} after ',', found ']'")
-            elif self._value != "]":
-                self._fail(f"expected ',' or ']' in the list of '{field.name}', found {self._shown()}")
+            if self._value not in (",", "]"):
+                self._fail(f"expected ',' or ']' in the list of '{field.name}', not {self._shown()}")
+            is_last = self._value == "]"
+            self._advance()
             if self._comments.waiting:
                 self._beside(message, field, opening)
-        self._advance()
+            if is_last:
+                return
 
     def _element(self, message: Message, field: FieldDescriptor) -> None:
         if self._comments.waiting:
@@ -129,64 +144,62 @@ class _Parser:
         if field.message_type is not None:
             self._block(message, field)
         elif field.is_repeated:
-            getattr(message, field.name).append(_TAKE[field.cpp_type](self, field))
+            getattr(message, field.name).append(_TAKE[field.type](self, field))
         else:
-            setattr(message, field.name, _TAKE[field.cpp_type](self, field))
+            setattr(message, field.name, _TAKE[field.type](self, field))
 
     def _block(self, message: Message, field: FieldDescriptor) -> None:
-        if self._kind != "mark" or self._value not in _CLOSING:
-            self._fail(f"expected '{{' after '{field.name}', found {self._shown()}")
+        if self._value not in _CLOSING:
+            self._fail(f"expected '{{' after '{field.name}', not {self._shown()}")
         opening, closing = self._start, _CLOSING[self._value]
-        child: Message = getattr(message, field.name)
         if field.is_repeated:
-            child = child.add()  # type: ignore[attr-defined]
+            child = getattr(message, field.name).add()
         else:
+            child = getattr(message, field.name)
             child.SetInParent()
-        path = self._path_of(message, field, 1)
-        self._prefix.append(f"{path}.")
+        outer, path = self._prefix, self._path_of(message, field, 1)
+        self._prefix = f"{path}."
         self._advance()
         if self._comments.waiting:
             self._comments.beside(path)
         self._body(child, closing, opening)
         self._comments.below(path)
         self._advance()
-        self._prefix.pop()
+        self._prefix = outer
 
     def _beside(self, message: Message, field: FieldDescriptor, opening: int) -> None:
+        if field.is_repeated and not getattr(message, field.name):
+            return
         block = None if field.message_type is None else opening
         self._comments.beside(self._path_of(message, field, 1), block)
 
     def _path_of(self, message: Message, field: FieldDescriptor, back: int) -> str:
-        prefix = self._prefix[-1] if self._prefix else ""
+        """Name the last element of a field (`back` 1), or the one to come (0)."""
         index = f"[{len(getattr(message, field.name)) - back}]" if field.is_repeated else ""
-        return f"{prefix}{field.name}{index}"
+        return f"{self._prefix}{field.name}{index}"
 
-    def _take_int(self, field: FieldDescriptor) -> int:
-        kind, low, high = _RANGE[field.cpp_type]
-        start, sign, literal = self._start, *self._signed()
-        try:
-            value = int(f"{sign}{parse_int(literal)}") if self._kind == "number" else high + 1
-        except ValueError:
-            value = high + 1
-        if not low <= value <= high or (sign and low == 0):
-            self._fail(f"'{field.name}' takes {kind} ({low} to {high}), not {sign}{self._shown()}", at=start)
+    def _take_integer(self, field: FieldDescriptor) -> int:
+        kind, low, high = _INTEGERS[field.type]
+        start = self._start
+        value = self._integer()
+        is_signed = self._text[start] == "-"
+        if value is None or not low <= value <= high or (is_signed and low == 0):
+            self._fail(f"'{field.name}' takes {kind}, {low} to {high}, not {self._shown(start)}", at=start)
         self._advance()
         return value
 
     def _take_float(self, field: FieldDescriptor) -> float:
-        start, sign, literal = self._start, *self._signed()
+        start = self._start
+        is_negative = self._is_negative()
         try:
-            value = parse_float(literal) if self._kind == "number" else _FLOATS[literal.lower()]
+            value = parse_float(self._value) if self._kind == "number" else _FLOATS[self._value.lower()]
         except (KeyError, ValueError):
-            self._fail(f"'{field.name}' takes a number, not {sign}{self._shown()}", at=start)
+            self._fail(f"'{field.name}' takes a number, not {self._shown(start)}", at=start)
         self._advance()
-        return -value if sign else value
+        return -value if is_negative else value
 
     def _take_bool(self, field: FieldDescriptor) -> bool:
-        literal = self._value
-        value = _BOOLS.get(literal)
-        if self._kind == "number" and literal in ("0", "1"):
-            value = literal == "1"
+        value = _BOOLS.get(self._value)
         if value is None:
             self._fail(f"'{field.name}' takes true or false, not {self._shown()}")
         self._advance()
@@ -195,15 +208,16 @@ class _Parser:
     def _take_enum(self, field: FieldDescriptor) -> int:
         enum = field.enum_type
         assert enum is not None
-        start, sign, literal = self._start, *self._signed()
-        value = enum.values_by_name.get(literal) if not sign else None
-        if self._kind == "number":
-            try:
-                value = enum.values_by_number.get(int(f"{sign}{parse_int(literal)}"))
-            except ValueError:
-                value = None
+        start = self._start
+        if self._kind == "name":
+            value = enum.values_by_name.get(self._value)
+        else:
+            number = self._integer()
+            value = None if number is None else enum.values_by_number.get(number)
         if value is None:
-            self._fail(*_unknown_value(field.name, enum, literal), at=start)
+            owner = enum.full_name.removeprefix("caffe.")
+            hint = hint_for_value(owner, list(enum.values_by_name), self._value)
+            self._fail(f"'{field.name}' takes a value of {owner}, not {self._shown(start)}", hint, start)
         self._advance()
         return value.number
 
@@ -216,7 +230,7 @@ class _Parser:
             try:
                 parts.append(parse_string(self._value))
             except ValueError as error:
-                self._fail(f"'{field.name}' holds what is no text or escape: {error}")
+                self._fail(f"'{field.name}' cannot be read as a string: {error}")
             self._advance()
         return b"".join(parts)
 
@@ -225,20 +239,33 @@ class _Parser:
         try:
             return self._take_bytes(field).decode()
         except UnicodeDecodeError:
-            self._fail(f"'{field.name}' is not UTF-8", at=start)
+            self._fail(f"'{field.name}' takes text, but its escapes are not UTF-8", at=start)
 
-    def _signed(self) -> tuple[str, str]:
+    def _integer(self) -> int | None:
+        """Read a sign and the number after it, which stays the current token; None if there is no such."""
+        is_negative = self._is_negative()
+        try:
+            value = parse_int(self._value) if self._kind == "number" else None
+        except ValueError:
+            return None
+        return -value if is_negative and value is not None else value
+
+    def _is_negative(self) -> bool:
         if self._value != "-":
-            return "", self._value
+            return False
         self._advance()
-        return "-", self._value
+        return True
 
-    def _shown(self) -> str:
+    def _shown(self, start: int | None = None) -> str:
+        """Quote the current token, or all from `start` to its end, on one line."""
         if self._kind == "end":
-            return "the end of the file"
-        if self._kind == "bad" and self._value in ('"', "'"):
+            return "the end of the text"
+        if self._value in ('"', "'"):
             return "a string that does not end on its line"
-        return self._value if self._kind == "string" else f"'{self._value[:40]}'"
+        shown = self._text[self._start if start is None else start : self._match.end()]
+        if len(shown) > 40:
+            shown = f"{shown[:40]}..."
+        return shown if self._kind == "string" and shown.isprintable() else repr(shown)
 
     def _fail(self, what: str, hint: str = "", at: int | None = None) -> NoReturn:
         line, column = line_column(self._text, self._start if at is None else at)
@@ -246,25 +273,11 @@ class _Parser:
 
 
 _TAKE: dict[int, Callable[[_Parser, FieldDescriptor], Any]] = {
-    FieldDescriptor.CPPTYPE_INT32: _Parser._take_int,
-    FieldDescriptor.CPPTYPE_INT64: _Parser._take_int,
-    FieldDescriptor.CPPTYPE_UINT32: _Parser._take_int,
-    FieldDescriptor.CPPTYPE_UINT64: _Parser._take_int,
-    FieldDescriptor.CPPTYPE_DOUBLE: _Parser._take_float,
-    FieldDescriptor.CPPTYPE_FLOAT: _Parser._take_float,
-    FieldDescriptor.CPPTYPE_BOOL: _Parser._take_bool,
-    FieldDescriptor.CPPTYPE_ENUM: _Parser._take_enum,
-    FieldDescriptor.CPPTYPE_STRING: _Parser._take_str,
+    **dict.fromkeys(_INTEGERS, _Parser._take_integer),
+    FieldDescriptor.TYPE_DOUBLE: _Parser._take_float,
+    FieldDescriptor.TYPE_FLOAT: _Parser._take_float,
+    FieldDescriptor.TYPE_BOOL: _Parser._take_bool,
+    FieldDescriptor.TYPE_ENUM: _Parser._take_enum,
+    FieldDescriptor.TYPE_STRING: _Parser._take_str,
+    FieldDescriptor.TYPE_BYTES: _Parser._take_bytes,
 }
-
-
-def _unknown_field(message: str, fields: Iterable[str], name: str) -> tuple[str, str]:
-    near = difflib.get_close_matches(name, fields, n=1)
-    return f"{message} has no field '{name}'", f"did you mean '{near[0]}'?" if near else ""
-
-
-def _unknown_value(field: str, enum: EnumDescriptor, name: str) -> tuple[str, str]:
-    names = [value.name for value in enum.values]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(names)}"
-    return f"'{field}' takes a {enum.name}, not '{name}'", hint

@@ -1,4 +1,4 @@
-"""The canonical text of a message: order, numbers, strings, comments."""
+"""The canonical text of a message: order of fields, numbers, strings, comments."""
 
 from __future__ import annotations
 
@@ -15,38 +15,46 @@ from caffe_recipes.caffe.text_comments import Comment
 from caffe_recipes.errors import PrototxtError
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_NO_COMMENT = Comment()
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
-    """Write a message with its comments; PrototxtError where a comment's field is not in the message."""
-    return "".join(f"{line}\n" for line in _Writer(comments).lines(message))
+    """Write a message with its comments; PrototxtError where a comment has nothing to stand by."""
+    waiting = dict(comments)
+    file = waiting.pop("", _NO_COMMENT)
+    if file.beside:
+        raise PrototxtError("", "a comment beside the file itself", "give it a field's path, or put it above")
+    body = [*_body(message, "", "", waiting), *_comment_lines(file.below, "")]
+    head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
+    for path in waiting:
+        near = difflib.get_close_matches(path, list(_paths(message, "")), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "comment a field that is set"
+        raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
+    return "".join(f"{line}\n" for line in head + body)
 
 
 def float_text(value: float, is_double: bool = False) -> str:
-    """Write a number in the fewest digits that read back bit-equal, plainly down to 0.00001.
+    """Write a float32 (or double) in the fewest digits that read back bit-equal, plainly down to 0.00001.
 
-    >>> float_text(ctypes.c_float(0.1).value), float_text(5e-05), float_text(1e-08), float_text(1.0)
-    ('0.1', '0.00005', '1e-08', '1')
+    >>> [float_text(value) for value in (0.1, 5e-05, 1e-08, 1.0, 1281167.0, 0.0078125)]
+    ['0.1', '0.00005', '1e-08', '1', '1281167', '0.0078125']
     """
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    text = repr(value) if is_double else _shortest_float32(value)
+    text = repr(value).removesuffix(".0") if is_double else _shortest_float32(value)
+    if "e" not in text:
+        return text
     decimal = Decimal(text)
-    if -5 <= decimal.adjusted() < 10 or not decimal:
-        plain = f"{decimal:f}"
-        return plain.rstrip("0").rstrip(".") if "." in plain else plain
-    return text
+    return f"{decimal:f}" if -5 <= decimal.adjusted() < 10 else text
 
 
 def string_text(value: str | bytes) -> str:
-    """Quote a string with only the escapes it needs; readable UTF-8 stays as it is.
+    """Quote a string with only the escapes it needs; readable UTF-8 stays as it is, bytes become ASCII.
 
     >>> print(string_text('a "b" \\x00 é'), string_text(b"\\xe9"))
     "a \\"b\\" \\000 é" "\\351"
     """
-    chars = value if isinstance(value, str) else value.decode("latin-1")
-    is_ascii = isinstance(value, bytes)
-    return f'"{"".join(_escape(char, is_ascii) for char in chars)}"'
+    is_bytes = isinstance(value, bytes)
+    chars = value.decode("latin-1") if isinstance(value, bytes) else value
+    return f'"{"".join(_escape(char, is_bytes) for char in chars)}"'
 
 
 def _escape(char: str, is_byte: bool) -> str:
@@ -58,8 +66,14 @@ def _escape(char: str, is_byte: bool) -> str:
 
 
 def _shortest_float32(value: float) -> str:
-    texts = (f"{value:.{digits}g}" for digits in range(1, 10))
-    return next(text for text in texts if ctypes.c_float(float(text)).value == value)
+    single = ctypes.c_float(value).value
+    # Six digits survive the way through a normal float32 and back; a subnormal one keeps fewer.
+    first = 6 if abs(single) >= 2.0**-126 else 1
+    for digits in range(first, 9):
+        text = f"{single:.{digits}g}"
+        if ctypes.c_float(float(text)).value == single:
+            return text
+    return f"{single:.9g}"
 
 
 def _scalar_text(field: FieldDescriptor, value: object) -> str:
@@ -72,59 +86,49 @@ def _scalar_text(field: FieldDescriptor, value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class _Writer:
-    def __init__(self, comments: Mapping[str, Comment]) -> None:
-        self._comments = comments
-        self._paths = {""}
+def _values(message: Message, prefix: str) -> Iterator[tuple[FieldDescriptor, object, str]]:
+    """Yield every value that is set, in the order of writing, with its path."""
+    for field in ordered_fields(message.DESCRIPTOR):
+        if field.is_repeated:
+            for index, value in enumerate(getattr(message, field.name)):
+                yield field, value, f"{prefix}{field.name}[{index}]"
+        elif message.HasField(field.name):
+            yield field, getattr(message, field.name), f"{prefix}{field.name}"
 
-    def lines(self, message: Message) -> list[str]:
-        file = self._comment("")
-        body = [*self._body(message, "", ""), *_comment_lines(file.below, "")]
-        head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
-        for path, comment in self._comments.items():
-            if path not in self._paths:
-                near = difflib.get_close_matches(path, self._paths, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else ""
-                raise PrototxtError(path, f"{message.DESCRIPTOR.name} holds no such field to comment", hint)
-            del comment
-        return head + body
 
-    def _comment(self, path: str) -> Comment:
-        self._paths.add(path)
-        return self._comments.get(path, Comment())
+def _paths(message: Message, prefix: str) -> Iterator[str]:
+    for _, value, path in _values(message, prefix):
+        yield path
+        if isinstance(value, Message):
+            yield from _paths(value, f"{path}.")
 
-    def _body(self, message: Message, prefix: str, indent: str) -> Iterator[str]:
-        for field in ordered_fields(message.DESCRIPTOR):
-            if field.is_repeated:
-                for index, value in enumerate(getattr(message, field.name)):
-                    yield from self._field(field, value, f"{prefix}{field.name}[{index}]", indent)
-            elif message.HasField(field.name):
-                yield from self._field(field, getattr(message, field.name), f"{prefix}{field.name}", indent)
 
-    def _field(self, field: FieldDescriptor, value: object, path: str, indent: str) -> Iterator[str]:
-        comment = self._comment(path)
+def _body(message: Message, prefix: str, indent: str, comments: dict[str, Comment]) -> Iterator[str]:
+    """Yield the lines of a message, taking from `comments` those that are written."""
+    for field, value, path in _values(message, prefix):
+        comment = comments.pop(path, _NO_COMMENT)
         beside = f" # {comment.beside}" if comment.beside else ""
         yield from _comment_lines(comment.above, indent)
         if not isinstance(value, Message):
+            if comment.below:
+                raise PrototxtError(path, "a comment below a field that has no block", "put it above")
             yield f"{indent}{field.name}: {_scalar_text(field, value)}{beside}"
-            return
-        inner = indent + "  "
-        body = [*self._body(value, f"{path}.", inner), *_comment_lines(comment.below, inner)]
-        if not body:
+            continue
+        inner, left = indent + "  ", len(comments)
+        lines = [*_body(value, f"{path}.", inner, comments), *_comment_lines(comment.below, inner)]
+        has_comments = comment.below or len(comments) < left
+        if not lines:
             yield f"{indent}{field.name} {{ }}{beside}"
-        elif len(body) == 1 and not comment.below and _is_scalar(value):
-            yield f"{indent}{field.name} {{ {body[0].strip()} }}{beside}"
+        elif len(lines) == 1 and not has_comments and _is_scalar(value):
+            yield f"{indent}{field.name} {{ {lines[0].strip()} }}{beside}"
         else:
-            yield f"{indent}{field.name} {{{beside}"
-            yield from body
-            yield f"{indent}}}"
+            yield from (f"{indent}{field.name} {{{beside}", *lines, f"{indent}}}")
+
+
+def _is_scalar(message: Message) -> bool:
+    return message.ListFields()[0][0].message_type is None
 
 
 def _comment_lines(texts: tuple[str, ...], indent: str) -> Iterator[str]:
     for text in texts:
         yield f"{indent}#{'' if not text or text.startswith('#') else ' '}{text}"
-
-
-def _is_scalar(message: Message) -> bool:
-    """Whether the only field set is a scalar."""
-    return message.ListFields()[0][0].message_type is None

@@ -1,0 +1,154 @@
+"""How other Caffes differ from ours: fields, enum values, layer types, lr policies, solver types.
+
+`surfsara` is ours; its messages are `caffe.proto`. The others are told as their differences from it, in
+`dialects.json`. An owner is a message (`SolverParameter`) or an enum (`PoolingParameter.RoundMode`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from caffe_recipes.caffe import pb
+
+# What our Caffe has in place of a field of another.
+_COUNTERPARTS = {
+    ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter",
+    ("SolverParameter", "rampup_lr"): "the warm-up starts at warmup_start_lr",
+    ("SolverParameter", "weights"): "weights are an argument, -weights",
+    ("BatchNormParameter", "scale_filler"): "the scale's filler is filler",
+    ("PoolingParameter", "round_mode"): "pooling rounds its output size up",
+}
+
+
+class Definition(NamedTuple):
+    """A field as a dialect defines it; `default` is None where it states none."""
+
+    number: int
+    label: str
+    type: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One Caffe. Fields and enum values: what it has over ours, what it lacks, what it defines otherwise.
+
+    An owner maps to {name: definition of the field, or number of the enum value}; an owner that is lacking
+    whole has None for its names.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    layer_types: frozenset[str]
+    lr_policies: frozenset[str]
+    solver_types: frozenset[str]
+    added: Mapping[str, Mapping[str, Definition | int]]
+    missing: Mapping[str, frozenset[str] | None]
+    changed: Mapping[str, Mapping[str, Definition | int]]
+
+    def knows(self, owner: str, name: str) -> bool:
+        """Whether this Caffe has the field, or the enum value."""
+        if name in self.added.get(owner, ()):
+            return True
+        missing = self.missing.get(owner, frozenset())
+        return missing is not None and name not in missing and name in _names(owner)
+
+
+@functools.cache
+def load_dialects() -> Mapping[str, Dialect]:
+    """Return every dialect by its name, ours first."""
+    data = json.loads(Path(__file__).with_name("dialects.json").read_bytes())
+    return MappingProxyType({name: _dialect(name, entry) for name, entry in data.items()})
+
+
+def field_dialects(owner: str, name: str) -> tuple[str, ...]:
+    """Name the dialects that know a field of a message, or a value of an enum.
+
+    >>> field_dialects("SolverParameter", "rampup_interval"), field_dialects("SolverParameter", "lr_iter")
+    (('nvcaffe',), ('surfsara',))
+    """
+    return tuple(dialect.name for dialect in load_dialects().values() if dialect.knows(owner, name))
+
+
+def layer_type_dialects(name: str) -> tuple[str, ...]:
+    """Name the dialects that have a layer type.
+
+    >>> layer_type_dialects("Clip")
+    ('bvlc',)
+    """
+    return tuple(dialect.name for dialect in load_dialects().values() if name in dialect.layer_types)
+
+
+def lr_policy_dialects(name: str) -> tuple[str, ...]:
+    """Name the dialects that have an lr policy.
+
+    >>> lr_policy_dialects("poly_cyc"), lr_policy_dialects("multifixed")
+    (('surfsara',), ('intel',))
+    """
+    return tuple(dialect.name for dialect in load_dialects().values() if name in dialect.lr_policies)
+
+
+def solver_type_dialects(name: str) -> tuple[str, ...]:
+    """Name the dialects that have a solver type.
+
+    >>> solver_type_dialects("SAG")
+    ('nvcaffe',)
+    """
+    return tuple(dialect.name for dialect in load_dialects().values() if name in dialect.solver_types)
+
+
+def counterpart(owner: str, name: str) -> str:
+    """Say what our Caffe has in place of another's field; empty where nothing is known.
+
+    >>> counterpart("SolverParameter", "rampup_interval")
+    'the warm-up is warmup_iter'
+    """
+    return _COUNTERPARTS.get((owner, name), "")
+
+
+def _dialect(name: str, entry: dict[str, Any]) -> Dialect:
+    missing = {
+        owner: None if names is None else frozenset(names) for owner, names in entry["missing"].items()
+    }
+    return Dialect(
+        name,
+        entry["repository"],
+        entry["commit"],
+        frozenset(entry["layer_types"]),
+        frozenset(entry["lr_policies"]),
+        frozenset(entry["solver_types"]),
+        _definitions(entry["added"]),
+        missing,
+        _definitions(entry["changed"]),
+    )
+
+
+def _definitions(
+    owners: dict[str, dict[str, list[Any] | int]],
+) -> dict[str, dict[str, Definition | int]]:
+    return {
+        owner: {
+            name: value if isinstance(value, int) else Definition(*value) for name, value in names.items()
+        }
+        for owner, names in owners.items()
+    }
+
+
+def _names(owner: str) -> Collection[str]:
+    """Return the names that our schema gives a message's fields or an enum's values."""
+    outer, _, inner = owner.partition(".")
+    message = pb.DESCRIPTOR.message_types_by_name.get(outer)
+    if message is None:
+        enum = pb.DESCRIPTOR.enum_types_by_name.get(outer)
+        return enum.values_by_name if enum else ()
+    if not inner:
+        return message.fields_by_name
+    enum = message.enum_types_by_name.get(inner)
+    return enum.values_by_name if enum else ()
