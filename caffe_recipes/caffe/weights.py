@@ -16,6 +16,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_dims import Shape, product
+from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import WeightsError
 
 M = TypeVar("M", bound=Message)
@@ -27,24 +29,19 @@ _V1_LEARNED = {
     pb.V1LayerParameter.INNER_PRODUCT: "InnerProduct",
 }
 
-# What a file that is no binary message turns out to be: the pattern of its first bytes, its name, what to do.
-_LOOKALIKES = [
-    (re.compile(rb"\x89HDF\r\n"), "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
-    (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04"), "a compressed archive", "unpack it first"),
-    (
-        re.compile(rb"version https://git-lfs"),
-        "a Git LFS pointer",
-        "run `git lfs pull`",
-    ),
-    (
-        re.compile(rb"\s*(<!doctype|<html|<\?xml|<head)", re.I),
-        "an HTML page",
-        "download it again",
-    ),
-    (re.compile(rb"(?s).*?\b(layers?|\w+_param)\s*:?\s*\{"), "a prototxt of a net", "give the binary file"),
-    (re.compile(rb"(?s).*?\b(net|base_lr|max_iter)\s*:"), "a prototxt of a solver", "give the binary file"),
-    (re.compile(rb"[^\x00-\x08\x0e-\x1f]*\Z"), "a text file", "give the binary file"),
+# What a file that is no binary message turns out to be: a pattern at its start, its name, what to do.
+_BINARIES = [
+    (rb"\x89HDF\r\n", "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04", "a compressed archive", "unpack it first"),
 ]
+_TEXTS = [
+    (rb"version https://git-lfs", "a Git LFS pointer", "run `git lfs pull`"),
+    (rb"(?i)\s*(<!doctype|<html|<\?xml|<head)", "an HTML page", "download it again"),
+    (rb"(?s).*?\b(layers?|\w+_param)\s*:?\s*\{", "a prototxt of a net", "give the binary file"),
+    (rb"(?s).*?\b(net|base_lr|max_iter)\s*:", "a prototxt of a solver", "give the binary file"),
+    (rb"", "a text file", "give the binary file"),
+]
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
 def load_weights(path: str | Path) -> pb.NetParameter:
@@ -106,11 +103,54 @@ def save_message(message: Message, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def load_verified(path: str | Path, net: pb.NetParameter, phase: int = pb.TRAIN) -> pb.NetParameter:
+    """Read a caffemodel that fits `net`; raise WeightsError with the first misfit if it does not."""
+    weights = load_weights(path)
+    misfits = check_weights(weights, net, phase)
+    if misfits:
+        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+        raise WeightsError(path, misfits[0] + more, "give the caffemodel of this net")
+    return weights
+
+
+def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
+    """Say where a caffemodel does not fit the layers that `net` has in `phase`; empty if it fits.
+
+    Each learned layer must be there with its blobs, of the shapes that the net implies, and finite; learned
+    layers that the net lacks are named too, since Caffe ignores them in silence. Raises PrototxtError for a
+    net that does not fit itself.
+    """
+    learned = {layer.layer.name: layer.learned for layer in infer_shapes(net, phase).layers}
+    given = {layer.name: layer for layer in weights.layer if layer.blobs}
+    missing = [name for name, blobs in learned.items() if blobs and name not in given]
+    misfits = [f"layer '{name}' is missing" for name in missing]
+    for name, layer in given.items():
+        if name not in learned:
+            misfits.append(f"layer '{name}' is not in the net")
+            continue
+        misfits += _compare_shapes(layer, learned[name])
+        for index, blob in enumerate(layer.blobs):
+            misfits += _check_finite(f"layer '{name}', blob {index}", blob_values(blob))
+    return misfits
+
+
+def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
+    """Give the bytes of a net's learned values in float32; None if a shape depends on unseen data.
+
+    A caffemodel is larger by names and parameters: ResNet-50's 102,441,076 become 102,466,903.
+    """
+    layers = infer_shapes(net, phase).layers
+    if any(layer.learned is None for layer in layers):
+        return None
+    counts = [product(shape) for layer in layers for shape in layer.learned or ()]
+    return None if None in counts else 4 * sum(count for count in counts if count is not None)
+
+
 def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
     """Give a blob's shape; blobs written before 2014 have num, channels, height and width in its place."""
-    if blob.HasField("shape"):
-        return tuple(blob.shape.dim)
-    return (blob.num, blob.channels, blob.height, blob.width)
+    if any(blob.HasField(field) for field in ("num", "channels", "height", "width")):
+        return (blob.num, blob.channels, blob.height, blob.width)
+    return tuple(blob.shape.dim)
 
 
 def blob_values(blob: pb.BlobProto) -> Sequence[float]:
@@ -142,8 +182,8 @@ def _parse(data: bytes, cls: type[M]) -> M | None:
 def _diagnose(data: bytes, kind: str) -> tuple[str, str]:
     """Say what `data` are, since they are no `kind`: (what, what to do)."""
     head = data[:4096]
-    for pattern, name, hint in _LOOKALIKES:
-        if pattern.match(head):
+    for pattern, name, hint in _BINARIES if _CONTROL_CHARACTER.search(head) else _TEXTS:
+        if re.match(pattern, head):
             return f"is {name}, not a {kind}", hint
     state, net = _parse(data, pb.SolverState), _parse(data, pb.NetParameter)
     if kind != "solverstate" and state is not None and state.history:
@@ -158,3 +198,29 @@ def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
     if count != math.prod(shape) or min(shape, default=1) < 1:
         what = f"{where} has shape {'x'.join(map(str, shape))} and {count:,} values"
         raise WeightsError(path, what, "the file is damaged; copy it again")
+
+
+def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) -> list[str]:
+    if wanted is None:
+        return []
+    if len(layer.blobs) != len(wanted):
+        return [f"layer '{layer.name}' has {len(layer.blobs)} blobs, the net wants {len(wanted)}"]
+    return [
+        f"layer '{layer.name}', blob {index} is {show_shape(blob_shape(blob))}, not {show_shape(shape)}"
+        for index, (blob, shape) in enumerate(zip(layer.blobs, wanted, strict=True))
+        if not _fits(blob, shape)
+    ]
+
+
+def _fits(blob: pb.BlobProto, wanted: Shape) -> bool:
+    given = blob_shape(blob)
+    if not blob.HasField("shape"):  # four dimensions, the leading ones filled up with 1
+        wanted = (1,) * (len(given) - len(wanted)) + wanted
+    return len(given) == len(wanted) and all(w in (g, None) for g, w in zip(given, wanted, strict=True))
+
+
+def _check_finite(where: str, values: Sequence[float]) -> list[str]:
+    if math.isfinite(sum(values)):  # one pass in C; a sum of finite float32 values is finite
+        return []
+    odd = [value for value in values if not math.isfinite(value)]
+    return [f"{where} has {len(odd)} of {len(values)} values not finite, as {odd[0]}"] if odd else []

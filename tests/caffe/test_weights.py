@@ -1,0 +1,252 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
+from caffe_recipes.caffe.weights import (
+    blob_shape,
+    blob_values,
+    check_weights,
+    load_solverstate,
+    load_verified,
+    load_weights,
+    save_message,
+    weights_bytes,
+)
+from caffe_recipes.errors import WeightsError
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
+needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason="../shared/reference is not here")
+
+NET = parse_prototxt(
+    """name: "tiny"
+    layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 4 } }
+    layer { name: "act" type: "PReLU" bottom: "y" top: "y" prelu_param { channel_shared: true } }""",
+    pb.NetParameter,
+    "tiny.prototxt",
+)
+
+
+def blob(*shape: int, value: float = 0.5) -> pb.BlobProto:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return pb.BlobProto(shape=pb.BlobShape(dim=shape), data=[value] * count)
+
+
+def tiny_weights() -> pb.NetParameter:
+    """Give weights that fit NET."""
+    weights = pb.NetParameter(name="tiny")
+    weights.layer.add(name="in", type="Input")
+    weights.layer.add(name="ip", type="InnerProduct", blobs=[blob(4, 3), blob(4)])
+    weights.layer.add(name="act", type="PReLU", blobs=[pb.BlobProto(data=[0.25])])
+    return weights
+
+
+def tiny_state() -> pb.SolverState:
+    return pb.SolverState(iter=5, learned_net="tiny_iter_5.caffemodel", history=[blob(4, 3), blob(4)])
+
+
+def test_weights_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    save_message(tiny_weights(), tmp_path / "w.caffemodel")
+    assert load_weights(tmp_path / "w.caffemodel") == tiny_weights()
+    save_message(tiny_state(), tmp_path / "s.solverstate")
+    assert load_solverstate(tmp_path / "s.solverstate") == tiny_state()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.solverstate", "w.caffemodel"]
+
+
+@needs_reference
+@pytest.mark.parametrize(
+    "name", ["p1_lenet/init", "p1_lenet/lenet_iter_60", "p2_miniresnet/a_iter_40", "p2_miniresnet/b_iter_30"]
+)
+def test_caffes_own_snapshots_fit_their_nets(name: str) -> None:
+    path = REFERENCE / "parity" / f"{name}.caffemodel"
+    net = load_prototxt(path.parent / "net.prototxt", pb.NetParameter)
+    assert check_weights(load_weights(path), net) == []
+
+
+@needs_reference
+def test_caffes_own_solverstate_is_read() -> None:
+    state = load_solverstate(REFERENCE / "parity" / "p2_miniresnet" / "a_iter_20.solverstate")
+    assert (state.iter, state.learned_net, len(state.history)) == (20, "a_iter_20.caffemodel", 39)
+
+
+@needs_reference
+def test_expected_size_is_a_little_below_the_size_caffe_wrote() -> None:
+    case = REFERENCE / "parity" / "p2_miniresnet"
+    expected = weights_bytes(load_prototxt(case / "net.prototxt", pb.NetParameter))
+    assert expected is not None
+    assert 0.8 < expected / (case / "a_iter_40.caffemodel").stat().st_size < 1
+    resnet = REFERENCE / "surfsara" / "resnet50_custom_lr" / "train_val.prototxt"
+    assert weights_bytes(load_prototxt(resnet, pb.NetParameter)) == 4 * (25_557_096 + 53_173)
+
+
+def test_expected_size_is_unknown_where_a_shape_is() -> None:
+    assert weights_bytes(NET) == 4 * (12 + 4 + 1)
+    unseen = parse_prototxt(
+        """layer { name: "d" type: "Data" top: "data" data_param { batch_size: 1 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "data" top: "y"
+                inner_product_param { num_output: 4 } }""",
+        pb.NetParameter,
+        "unseen.prototxt",
+    )
+    assert weights_bytes(unseen) is None
+    assert check_weights(pb.NetParameter(layer=[tiny_weights().layer[1]]), unseen) == []
+
+
+def without_blobs() -> bytes:
+    return pb.NetParameter(name="n", layer=[pb.LayerParameter(name="relu")]).SerializeToString()
+
+
+def misfilled() -> bytes:
+    weights = tiny_weights()
+    weights.layer[1].blobs[0].data.pop()
+    return weights.SerializeToString()
+
+
+NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is empty"),
+    "html": (b"\n<!DOCTYPE html><html><body>404</body></html>", "is an HTML page"),
+    "html_in_capitals": (b"<HTML><HEAD>", "is an HTML page"),
+    "text": ("Grüße".encode(), "is a text file"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "is a Git LFS pointer"),
+    "net_prototxt": (b'name: "x"\nlayer {\n  name: "y"\n}\n', "is a prototxt of a net"),
+    "solver_prototxt": (b'net: "net.prototxt"\nbase_lr: 0.1\n', "is a prototxt of a solver"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n\x00\x00\x00", "is an HDF5 file"),
+    "gzip": (b"\x1f\x8b\x08\x00\x00", "is a compressed archive"),
+    "binary": (bytes(range(256)) * 20, "is no caffemodel, or a truncated one"),
+    "truncated": (tiny_weights().SerializeToString()[:-3], "is no caffemodel, or a truncated one"),
+    "solverstate": (tiny_state().SerializeToString(), "is a solverstate.*tiny_iter_5.caffemodel"),
+    "without_blobs": (without_blobs(), "no learned blobs"),
+    "misfilled": (misfilled(), "layer 'ip', blob 0 has shape 4x3 and 11 values"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_WEIGHTS)
+def test_a_file_that_is_no_caffemodel_is_named_for_what_it_is(tmp_path: Path, case: str) -> None:
+    data, what = NOT_WEIGHTS[case]
+    path = tmp_path / "w.caffemodel"
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=what) as caught:
+        load_weights(path)
+    assert caught.value.where == str(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "is empty"),
+        (b"<html>", "is an HTML page"),
+        (tiny_state().SerializeToString()[:-3], "is no solverstate, or a truncated one"),
+        (tiny_weights().SerializeToString(), "is a caffemodel, not a solverstate"),
+        (pb.SolverState(iter=5, history=[blob(1)]).SerializeToString(), "names no learned_net"),
+        (
+            pb.SolverState(
+                iter=5, learned_net="x", history=[blob(1), pb.BlobProto(data=[1, 2])]
+            ).SerializeToString(),
+            "history 1 has",
+        ),
+    ],
+)
+def test_a_file_that_is_no_solverstate_is_named_for_what_it_is(
+    tmp_path: Path, data: bytes, what: str
+) -> None:
+    path = tmp_path / "s.solverstate"
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=what):
+        load_solverstate(path)
+
+
+@pytest.mark.parametrize("load", [load_weights, load_solverstate])
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    with pytest.raises(WeightsError, match="no such file"):
+        load(tmp_path / "nothing")
+    with pytest.raises(WeightsError, match="is a folder"):
+        load(tmp_path)
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load(tmp_path / ("x" * 300))
+
+
+def test_every_cut_of_a_snapshot_is_refused_or_found_out(tmp_path: Path) -> None:
+    whole = tiny_weights().SerializeToString()
+    path = tmp_path / "w.caffemodel"
+    for size in range(len(whole)):  # a cut between two layers parses, and lacks a layer
+        path.write_bytes(whole[:size])
+        with pytest.raises(WeightsError):
+            load_verified(path, NET)
+    path.write_bytes(whole)
+    assert load_verified(path, NET) == tiny_weights()
+
+
+def test_old_layers_are_read_with_their_old_shapes(tmp_path: Path) -> None:
+    old = pb.NetParameter(name="tiny")
+    weights = pb.BlobProto(num=1, channels=1, height=4, width=3, data=[0.5] * 12)
+    bias = pb.BlobProto(num=1, channels=1, height=1, width=4, data=[0.5] * 4)
+    old.layers.add(
+        name="ip", type=pb.V1LayerParameter.INNER_PRODUCT, bottom=["x"], top=["y"], blobs=[weights, bias]
+    )
+    save_message(old, tmp_path / "old.caffemodel")
+    read = load_weights(tmp_path / "old.caffemodel")
+    assert [(layer.name, layer.type, list(layer.bottom)) for layer in read.layer] == [
+        ("ip", "InnerProduct", ["x"])
+    ]
+    assert blob_shape(read.layer[0].blobs[0]) == (1, 1, 4, 3)
+    assert check_weights(read, NET) == ["layer 'act' is missing"]
+
+
+def test_double_values_are_read_as_caffe_reads_them() -> None:
+    assert list(blob_values(pb.BlobProto(double_data=[1.5], data=[2.5]))) == [1.5]
+    assert list(blob_values(pb.BlobProto(data=[2.5]))) == [2.5]
+
+
+def test_weights_of_the_net_fit() -> None:
+    assert check_weights(tiny_weights(), NET) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_found_with_its_layer(value: float) -> None:
+    weights = tiny_weights()
+    weights.layer[1].blobs[0].data[7] = value
+    assert check_weights(weights, NET) == [f"layer 'ip', blob 0 has 1 of 12 values not finite, as {value}"]
+
+
+def test_the_largest_finite_values_are_finite() -> None:
+    weights = tiny_weights()
+    weights.layer[1].blobs[0].CopyFrom(blob(4, 3, value=3.4e38))
+    weights.layer[1].blobs[1].ClearField("data")
+    weights.layer[1].blobs[1].double_data.extend([1e308] * 4)
+    assert check_weights(weights, NET) == []
+
+
+def test_misfits_are_named() -> None:
+    weights = tiny_weights()
+    weights.layer[1].name = "ip_renamed"
+    assert check_weights(weights, NET) == ["layer 'ip' is missing", "layer 'ip_renamed' is not in the net"]
+
+    weights = tiny_weights()
+    weights.layer[1].blobs[0].CopyFrom(blob(3, 4))
+    assert check_weights(weights, NET) == ["layer 'ip', blob 0 is 3x4, not 4x3"]
+
+    del weights.layer[1].blobs[1]
+    assert check_weights(weights, NET) == ["layer 'ip' has 1 blobs, the net wants 2"]
+
+
+def test_loading_verified_names_the_first_misfit_and_counts_the_others(tmp_path: Path) -> None:
+    weights = tiny_weights()
+    weights.layer[1].name = "ip_renamed"
+    save_message(weights, tmp_path / "w.caffemodel")
+    with pytest.raises(WeightsError, match=r"layer 'ip' is missing \(and 1 more\)"):
+        load_verified(tmp_path / "w.caffemodel", NET)
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="cannot be written"):
+        save_message(tiny_weights(), tmp_path / "no" / "folder.caffemodel")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(WeightsError, match="cannot be written"):
+        save_message(tiny_weights(), tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
