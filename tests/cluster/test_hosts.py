@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.cluster.hosts import (
+    Host,
+    LocalHost,
+    SshHost,
+    file_bytes,
+    file_digest,
+    file_stamp,
+    free_bytes,
+    is_this_machine,
+    open_host,
+)
+from caffe_recipes.errors import ClusterError
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import SshServer
+
+
+@pytest.fixture(params=["local", "ssh"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    if request.param == "local":
+        yield LocalHost("here")
+        return
+    request.getfixturevalue("ssh_server")
+    opened = SshHost("node1", tmp_path / "ssh")
+    yield opened
+    opened.close()
+
+
+def test_a_command_keeps_its_words_and_gives_its_code_and_both_streams(host: Host) -> None:
+    done = host.run(["sh", "-c", 'echo "$0"; echo "$1" >&2; exit 7', 'it\'s $HOME "x"', "é\t*"])
+    assert (done.returncode, done.stdout, done.stderr) == (7, 'it\'s $HOME "x"\n', "é\t*\n")
+
+
+def test_files_travel_both_ways_unchanged(host: Host, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "a file").write_bytes(content)
+    host.put(tmp_path / "a file", str(tmp_path / "there"))
+    host.fetch(str(tmp_path / "there"), tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == content
+    assert file_bytes(host, str(tmp_path / "back")) == len(content)
+    assert file_digest(host, str(tmp_path / "back")) == hashlib.sha256(content).hexdigest()
+
+
+def test_a_missing_file_and_a_folder_have_no_bytes_and_cannot_be_fetched(host: Host, tmp_path: Path) -> None:
+    assert file_bytes(host, str(tmp_path / "none")) is None
+    assert file_bytes(host, str(tmp_path)) is None
+    with pytest.raises(ClusterError, match=r"none.*cannot be copied"):
+        host.fetch(str(tmp_path / "none"), tmp_path / "back")
+    with pytest.raises(ClusterError, match="none: cannot be read"):
+        file_digest(host, str(tmp_path / "none"))
+
+
+def test_a_stamp_changes_when_a_file_is_written_again_with_the_same_bytes(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    path.write_bytes(b"same")
+    before = file_stamp(host, str(path))
+    again = tmp_path / "again"
+    again.write_bytes(b"same")
+    again.replace(path)
+    assert before is not None
+    assert file_stamp(host, str(path)) != before
+
+
+def test_room_is_known_for_a_folder_that_is_still_to_be_made(host: Host, tmp_path: Path) -> None:
+    room = free_bytes(host, str(tmp_path / "not" / "yet"))
+    assert room == pytest.approx(free_bytes(host, str(tmp_path)), rel=0.1)
+    assert room > 0
+
+
+def test_a_command_that_does_not_end_is_given_up(host: Host) -> None:
+    with pytest.raises(ClusterError, match="sleep did not end within"):
+        host.run(["sleep", "2"], timeout_s=0.2)
+
+
+def test_a_program_that_is_missing_is_named() -> None:
+    with pytest.raises(ClusterError, match="here: no-such-program does not start"):
+        LocalHost("here").run(["no-such-program"])
+
+
+def test_one_login_serves_many_commands(ssh_server: SshServer, tmp_path: Path) -> None:
+    host = SshHost("node1", tmp_path / "ssh")
+    for _ in range(3):
+        assert host.run(["true"]).returncode == 0
+    host.close()
+    assert ssh_server.logins == 1
+
+
+def test_an_unknown_host_key_is_refused(ssh_server: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "ssh" / "known_hosts").write_text("")
+    with pytest.raises(ClusterError, match=r"node1: cannot be reached by ssh.*known_hosts"):
+        SshHost("node1", tmp_path / "ssh").run(["true"])
+
+
+def test_a_key_that_the_host_does_not_accept_is_one_line(ssh_server: SshServer, tmp_path: Path) -> None:
+    type(ssh_server.user_key).generate().write_private_key_file(str(tmp_path / "ssh" / "id"))
+    with pytest.raises(ClusterError, match=r"node1: cannot be reached by ssh.*without a password") as caught:
+        SshHost("node1", tmp_path / "ssh").run(["true"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_host_that_nobody_answers_on_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    (tmp_path / "config").write_text(f"Host node1\n  HostName 127.0.0.1\n  Port {port}\n")
+    with pytest.raises(ClusterError, match="node1: cannot be reached by ssh"):
+        SshHost("node1", tmp_path).run(["true"])
+
+
+def test_this_machine_is_known_by_its_names_and_addresses() -> None:
+    assert all(is_this_machine(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not is_this_machine("192.0.2.1")
+
+
+def test_the_recipe_can_ask_for_ssh_even_to_this_machine() -> None:
+    assert open_host("localhost").is_local
+    assert not open_host("localhost", "ssh").is_local
+    assert not open_host("192.0.2.1").is_local
+
+
+def test_paramiko_is_not_imported_until_a_host_is_reached_by_ssh() -> None:
+    code = "import sys, caffe_recipes.cluster.hosts as h; h.open_host('localhost').run(['true']);"
+    code += "sys.exit('paramiko' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
