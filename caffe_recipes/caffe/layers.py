@@ -1,0 +1,208 @@
+"""Layers and nets as function calls, read as the paper reads: frozen values in, messages out.
+
+>>> from caffe_recipes.caffe import layers as L
+>>> lenet = L.net(
+...     "LeNet",
+...     L.data(source="mnist_lmdb", batch_size=64, phase="TRAIN"),
+...     L.conv("conv1", "data", num_output=20, kernel_size=5),
+...     L.pooling("pool1", "conv1", pool="MAX", kernel_size=2, stride=2),
+...     L.inner_product("ip1", "pool1", num_output=10),
+...     L.softmax_with_loss("loss", "ip1", "label"),
+... )
+>>> [(layer.name, layer.type) for layer in lenet.layer][1:3]
+[('conv1', 'Convolution'), ('pool1', 'Pooling')]
+>>> L.conv("c1", "data", num_output=20, kernel_size=5, strid=2)
+Traceback (most recent call last):
+caffe_recipes.errors.InputError: layer 'c1': Convolution has no field 'strid'; did you mean 'stride'?
+
+Every layer is named by its author. Further fields go by keyword: those of the type's own message
+(`convolution_param` and so on) and those of LayerParameter (`param`, `include`, `loss_weight`, ...).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.messages import FieldValue, build_message, fields_of, nearest
+from caffe_recipes.errors import InputError
+
+Filler = Mapping[str, FieldValue] | pb.FillerParameter
+Blobs = str | Sequence[str]
+
+ZERO: Filler = {"type": "constant", "value": 0}
+MSRA: Filler = {"type": "msra"}
+
+_LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
+
+
+def layer(
+    name: str, type: str, bottom: Blobs = (), top: Blobs | None = None, **fields: FieldValue
+) -> pb.LayerParameter:
+    """Build a layer of any type; without `top` it makes one blob of its own name.
+
+    Raises InputError, which names the layer, for an unknown field and a value that does not fit its field.
+    """
+    where = f"layer '{name}'"
+    own_name, own_fields = _own_param(str(type))
+    given: dict[str, FieldValue] = {
+        "name": name,
+        "type": type,
+        "bottom": bottom,
+        "top": name if top is None else top,
+    }
+    known = {**_LAYER_FIELDS, **own_fields}
+    unknown = [key for key in fields if key not in known]
+    if unknown:
+        raise InputError(where, f"{type} has no field '{unknown[0]}'", nearest(unknown[0], known))
+    own = {key: value for key, value in fields.items() if key in own_fields and value is not None}
+    given |= {key: value for key, value in fields.items() if key not in own_fields}
+    if own and own_name in given:
+        raise InputError(where, f"{own_name} is given whole and by {', '.join(own)}", "give it one way")
+    return build_message(pb.LayerParameter, where, given | ({own_name: own} if own else {}))
+
+
+def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> pb.NetParameter:
+    """Join layers, and groups of layers, into a net.
+
+    Raises InputError where two layers of one phase have the same name: Caffe finds weights by it.
+    """
+    message = pb.NetParameter(name=name)
+    for part in layers:
+        message.layer.extend((part,) if isinstance(part, pb.LayerParameter) else part)
+    seen: set[tuple[str, ...]] = set()
+    for one in message.layer:
+        key = (one.name, *(rule.SerializeToString().hex() for rule in one.include))
+        if key in seen:
+            raise InputError(f"net '{name}'", f"two layers are called '{one.name}'", "rename one of them")
+        seen.add(key)
+    return message
+
+
+def data(
+    name: str = "data",
+    top: Blobs = ("data", "label"),
+    *,
+    source: str,
+    batch_size: int,
+    phase: Literal["TRAIN", "TEST"],
+    backend: Literal["LMDB", "LEVELDB"] = "LMDB",
+    **fields: FieldValue,
+) -> pb.LayerParameter:
+    """Read images and labels from a database, in one phase; `transform_param` says how."""
+    return layer(
+        name,
+        "Data",
+        (),
+        top,
+        source=source,
+        batch_size=batch_size,
+        backend=backend,
+        include={"phase": phase},
+        **fields,
+    )
+
+
+def conv(
+    name: str,
+    bottom: str,
+    top: str | None = None,
+    *,
+    num_output: int,
+    kernel_size: int | Sequence[int],
+    weight_filler: Filler = MSRA,
+    **fields: FieldValue,
+) -> pb.LayerParameter:
+    """Convolve; further fields of `convolution_param`: pad, stride, group, bias_term, bias_filler, ..."""
+    return layer(
+        name,
+        "Convolution",
+        bottom,
+        top,
+        num_output=num_output,
+        kernel_size=kernel_size,
+        weight_filler=weight_filler,
+        **fields,
+    )
+
+
+def batch_norm(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -> pb.LayerParameter:
+    """Normalize over the batch, in place unless `top` is given; a `scale` usually follows.
+
+    Its three blobs are statistics, which no solver may touch: their `lr_mult` is 0.
+    """
+    return layer(name, "BatchNorm", bottom, top or bottom, **{"param": [{"lr_mult": 0}] * 3, **fields})
+
+
+def scale(
+    name: str, bottom: str, top: str | None = None, *, bias_term: bool = True, **fields: FieldValue
+) -> pb.LayerParameter:
+    """Multiply each channel by a learned factor and add a learned bias, in place unless `top` is given."""
+    return layer(name, "Scale", bottom, top or bottom, bias_term=bias_term, **fields)
+
+
+def relu(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -> pb.LayerParameter:
+    """Take max(x, 0), in place unless `top` is given."""
+    return layer(name, "ReLU", bottom, top or bottom, **fields)
+
+
+def pooling(
+    name: str, bottom: str, top: str | None = None, *, pool: Literal["MAX", "AVE"], **fields: FieldValue
+) -> pb.LayerParameter:
+    """Pool windows of `kernel_size`, or all of a channel with `global_pooling=True`; sizes round up."""
+    return layer(name, "Pooling", bottom, top, pool=pool, **fields)
+
+
+def inner_product(
+    name: str,
+    bottom: str,
+    top: str | None = None,
+    *,
+    num_output: int,
+    weight_filler: Filler = MSRA,
+    **fields: FieldValue,
+) -> pb.LayerParameter:
+    """Connect all inputs with `num_output` outputs."""
+    return layer(
+        name, "InnerProduct", bottom, top, num_output=num_output, weight_filler=weight_filler, **fields
+    )
+
+
+def eltwise_sum(
+    name: str, bottoms: Sequence[str], top: str | None = None, **fields: FieldValue
+) -> pb.LayerParameter:
+    """Add blobs of one shape; SUM is Caffe's default operation."""
+    return layer(name, "Eltwise", bottoms, top, **fields)
+
+
+def softmax_with_loss(
+    name: str, scores: str, label: str, top: str | None = None, **fields: FieldValue
+) -> pb.LayerParameter:
+    """Take the cross entropy of the softmax of the scores, the loss to train by."""
+    return layer(name, "SoftmaxWithLoss", (scores, label), top, **fields)
+
+
+def accuracy(
+    name: str,
+    scores: str,
+    label: str,
+    top: str | None = None,
+    *,
+    top_k: int | None = None,
+    **fields: FieldValue,
+) -> pb.LayerParameter:
+    """Count how often the label is among the `top_k` best scores (default: the best)."""
+    return layer(name, "Accuracy", (scores, label), top, top_k=top_k, **fields)
+
+
+@functools.cache
+def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
+    """Find the field that holds a type's own settings: `inner_product_param` for InnerProduct; or none."""
+    for name, field in _LAYER_FIELDS.items():
+        if field.message_type and name.replace("_", "") == f"{type.lower()}param":
+            return name, fields_of(field.message_type)
+    return "", {}
