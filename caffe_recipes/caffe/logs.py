@@ -1,0 +1,206 @@
+"""Caffe's log: from lines to events, and from events to what a run has done so far.
+
+A line may begin with the `[rank] ` of `mpiexec -l`; the time in it has a year since glog 0.6. Lines that say
+nothing of the training (the net's dump, other programs' output, two ranks in one line) are no events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+from caffe_recipes.caffe.log_events import (
+    BatchOutput,
+    Done,
+    Event,
+    Fatal,
+    Finetuning,
+    Loss,
+    MeanLoss,
+    MeanOutput,
+    Rate,
+    Resuming,
+    Snapshot,
+    SolverState,
+    Started,
+    StoppedEarly,
+    TestOutput,
+    TestStarted,
+    TrainOutput,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line that is an event, with its rank and time where it has them."""
+
+    event: Event
+    rank: int | None = None
+    time: datetime | None = None
+
+
+_RANK = re.compile(r"\[(\d{1,18})\] ?")
+_GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
+
+_COUNT = r"(\d{1,18})"
+_NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
+_VALUE = rf"(.+) = {_NUMBER}(?: \(\* .*\))?"  # a loss is followed by its weight and their product
+
+_PATTERNS: list[tuple[str, type[Event]]] = [
+    (rf"\S+ Iteration {_COUNT}, loss = {_NUMBER}", Loss),
+    (rf"\S+ Iteration {_COUNT}, lr = {_NUMBER}", Rate),
+    (rf"\S+     Train net output #{_COUNT}: {_VALUE}", TrainOutput),
+    (rf"\S+     Test net output #{_COUNT}: {_VALUE}", TestOutput),
+    (rf"\S+ Iteration {_COUNT}, Testing net \(#{_COUNT}\)", TestStarted),
+    (r"\S+ Solving (.*)", Started),
+    (r"\S+ Snapshotting to (?:binary proto|HDF5) file (.+)", Snapshot),
+    (r"\S+ Snapshotting solver state to (?:binary proto|HDF5) file (.+)", SolverState),
+    (r"\S+ Finetuning from (.+)", Finetuning),
+    (r"\S+ Resuming from (.+)", Resuming),
+    (r"\S+ Optimization Done\.", Done),
+    (r"\S+ Optimization stopped early\.", StoppedEarly),
+    (rf"caffe\.cpp:\d+\] Batch {_COUNT}, {_VALUE}", BatchOutput),
+    (rf"caffe\.cpp:\d+\] Loss: {_NUMBER}", MeanLoss),
+    (rf"caffe\.cpp:\d+\] {_VALUE}", MeanOutput),
+]
+_CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+
+# What a process says last without glog: protobuf, glog's handler of signals, and caffe-torch.
+_LAST_WORDS = re.compile(r"\[libprotobuf (?:ERROR|FATAL) \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
+
+
+def parse_line(line: str, year: int = 2000) -> Entry | None:
+    """Read one line of a log; None if it is no event. A time without a year is taken to be of `year`.
+
+    >>> parse_line("[0] I1120 11:49:33.597681  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.001").event
+    Rate(iteration=0, rate=0.001)
+    """
+    rank, line = _split_rank(line.rstrip("\r\n"))
+    match = _GLOG.fullmatch(line)
+    if not match:
+        last = _LAST_WORDS.fullmatch(line)
+        return Entry(Fatal(next(filter(None, last.groups()))), rank) if last else None
+    severity, stamp_year, *stamp, said, text = match.groups()
+    time = _time(int(stamp_year or year), stamp)
+    event = Fatal(text) if severity == "F" else _event(said)
+    return Entry(event, rank, time) if event else None
+
+
+def _event(said: str) -> Event | None:
+    """Read `file.cpp:line] text`."""
+    for pattern, kind in _PATTERNS:
+        match = re.fullmatch(pattern, said)
+        if match:
+            texts = zip(fields(kind), match.groups(), strict=True)
+            return kind(*(_CONVERT[field.type](text) for field, text in texts))
+    return None
+
+
+def _split_rank(line: str) -> tuple[int | None, str]:
+    match = _RANK.match(line)
+    return (int(match[1]), line[match.end() :]) if match else (None, line)
+
+
+def _time(year: int, stamp: list[str]) -> datetime | None:
+    month, day, hour, minute, second, microsecond = map(int, stamp)
+    try:
+        return datetime(year, month, day, hour, minute, second, microsecond)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Test:
+    """What one run of a TEST net gave: mean outputs by name."""
+
+    iteration: int
+    net: int
+    outputs: dict[str, float]
+
+
+@dataclass
+class LogSummary:
+    """What a log tells of a run so far. Further elements of an output are named `name#1`, `name#2`.
+
+    `times` are when each iteration's loss was printed: images/s is the images between two of them, by their
+    difference. Of several ranks only rank 0 counts, but `fatal` is the first reason to die of any.
+    """
+
+    net: str | None = None
+    finetuned_from: str | None = None
+    resumed_from: str | None = None
+    losses: dict[int, float] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
+    outputs: dict[int, dict[str, float]] = field(default_factory=dict)
+    times: dict[int, datetime] = field(default_factory=dict)
+    tests: list[Test] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+    solverstates: list[str] = field(default_factory=list)
+    batches: dict[int, dict[str, float]] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    mean_loss: float | None = None
+    done: bool = False
+    stopped_early: bool = False
+    fatal: str | None = None
+
+    def feed(self, line: str, year: int = 2000) -> Entry | None:
+        """Take one more line; give its event, if it is one."""
+        entry = parse_line(line, year)
+        if entry is None:
+            return None
+        if isinstance(entry.event, Fatal):
+            self.fatal = self.fatal or entry.event.text
+        elif entry.rank in (None, 0):
+            self._take(entry.event, entry.time)
+        return entry
+
+    def _take(self, event: Event, time: datetime | None) -> None:
+        match event:
+            case Loss(iteration, loss):
+                self.losses[iteration], self.outputs[iteration] = loss, {}
+                if time:
+                    self.times[iteration] = time
+            case Rate(iteration, rate):
+                self.rates[iteration] = rate
+            case TrainOutput(_, name, value) if self.outputs:
+                _put(self.outputs[next(reversed(self.outputs))], name, value)
+            case TestStarted(iteration, net):
+                self.tests.append(Test(iteration, net, {}))
+            case TestOutput(_, name, value) if self.tests:
+                _put(self.tests[-1].outputs, name, value)
+            case BatchOutput(batch, name, value):
+                _put(self.batches.setdefault(batch, {}), name, value)
+            case MeanOutput(name, value):
+                _put(self.means, name, value)
+            case MeanLoss(loss):
+                self.mean_loss = loss
+            case Snapshot(path):
+                self.snapshots.append(path)
+            case SolverState(path):
+                self.solverstates.append(path)
+            case Started(net):
+                self.net = net
+            case Finetuning(path):
+                self.finetuned_from = path
+            case Resuming(path):
+                self.resumed_from = path
+            case Done():
+                self.done = True
+            case StoppedEarly():
+                self.stopped_early = True
+
+
+def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
+    """Fold the lines of a whole log."""
+    summary = LogSummary()
+    for line in lines:
+        summary.feed(line, year)
+    return summary
+
+
+def _put(outputs: dict[str, float], name: str, value: float) -> None:
+    taken = sum(key.partition("#")[0] == name for key in outputs)
+    outputs[f"{name}#{taken}" if taken else name] = value
