@@ -1,0 +1,38 @@
+"""`caffe-recipes generate`: write a recipe's files, or compare them with those on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from caffe_recipes.errors import CheckFailed
+from caffe_recipes.generate.files import generate_all
+from caffe_recipes.generate.tree import find_differences, find_stale, write_files
+from caffe_recipes.recipe.source import load_recipe
+
+
+@click.command()
+@click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True)
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), default=".", help="Folder to write into."
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
+def generate(recipes: tuple[str, ...], out: Path, check: bool) -> None:
+    """Write the solvers, nets and script of recipes into prototxt/<recipe>/ and jobs/<recipe>/."""
+    files = generate_all(load_recipe(recipe) for recipe in recipes)
+    if check:
+        differences = find_differences(files, out)
+        for difference in differences:
+            click.echo(difference.diff, nl=False)
+        if differences:
+            paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
+            raise CheckFailed("", paths, "run caffe-recipes generate, and remove what is stale")
+        click.echo(f"{len(files)} files are as generated")
+        return
+    written = write_files(files, out)
+    for path in written:
+        click.echo(f"wrote {click.format_filename(out / path)}")
+    click.echo(f"{len(written)} files written, {len(files) - len(written)} unchanged")
+    for path in find_stale(files, out):
+        click.echo(f"stale: {click.format_filename(out / path)} is generated no more; remove it", err=True)

@@ -1,0 +1,83 @@
+"""`caffe-recipes`: the group of commands, each imported when it is called, and the one place of errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import import_module
+from typing import NamedTuple, cast
+
+import click
+
+from caffe_recipes.errors import CaffeRecipesError
+
+# The machine's fault, not that of what the user gave.
+_FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+
+
+class _Lazy(NamedTuple):
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
+    "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe's shape, phases and results."),
+    "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
+    "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
+    "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
+    "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Commands from the table: `--help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        lazy = COMMANDS[cmd_name]
+        return cast(click.Command, getattr(import_module(lazy.module), lazy.attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="caffe-recipes")
+def commands() -> None:
+    """Large-minibatch Caffe training recipes: generate, review, run."""
+
+
+def main() -> None:
+    """Run the command line; exit 2 for bad input, 1 for a check that fails, 3 for a run that failed."""
+    try:
+        commands.main(prog_name="caffe-recipes", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except CaffeRecipesError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # What reads our output has gone: nothing more can be said, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _fail(what, 3 if error.errno in _FAILED else 2)
+
+
+def _fail(text: str, exit_code: int) -> None:
+    """Say on one line what went wrong."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    click.echo(f"Error: {line}", err=True)
+    sys.exit(exit_code)

@@ -1,0 +1,96 @@
+"""A phase's solver: the message, and its text with the numbers explained."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.messages import build_message
+from caffe_recipes.caffe.prototxt import Comment, render_prototxt
+from caffe_recipes.caffe.rates import POLICIES, check_rates, lr_at
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.header import header_line
+from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+_OURS = {"name", "net", "weights", "comment"}
+
+
+def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
+    """Build the solver of one phase of a recipe.
+
+    Raises RecipeError for a schedule whose rate is not finite, with which Caffe trains on and exits 0.
+    """
+    where = f"{recipe.name}: phase '{phase.name}'"
+    settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
+    net = posixpath.join(recipe.prototxt_dir, f"{phase.net}.prototxt")
+    solver = build_message(
+        pb.SolverParameter, where, settings | {"net": net, "snapshot": phase.snapshot_every_iter}
+    )
+    for what in check_rates(solver):
+        raise RecipeError(where, what, "mend the schedule")
+    return solver
+
+
+def render_solver(recipe: Recipe, phase: Phase) -> str:
+    """Write the solver of one phase as prototxt text, with comments."""
+    solver = build_solver(recipe, phase)
+    return render_prototxt(solver, _comments(recipe, phase, solver))
+
+
+def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mapping[str, Comment]:
+    cluster, images = recipe.cluster, recipe.data.train.images
+    batch = cluster.global_batch
+    header = [
+        header_line(recipe),
+        f"{phase.name}, phase {recipe.phases.index(phase) + 1} of {len(recipe.phases)}. {batch:,} images an "
+        f"iteration ({cluster.ranks} ranks x {cluster.batch_per_rank}), {images:,} an epoch.",
+    ]
+    comments = {"": Comment(above=(*header, *([phase.comment] if phase.comment else [])))}
+    for key in ("max_iter", "lr_iter", "warmup_iter"):
+        if solver.HasField(key):
+            epochs = epochs_of(getattr(solver, key), batch, images)
+            comments[key] = Comment(beside=f"{epochs:.2f} epochs")
+    comments["base_lr"] = Comment(above=tuple(_rate_lines(solver)))
+    times = _times_before(recipe, phase)
+    if times:
+        comments["weight_decay"] = Comment(beside=times)
+    return comments
+
+
+def rates_of(solver: pb.SolverParameter) -> dict[int, float]:
+    """Return the rate at the iterations that tell a schedule: first, both sides of the warm-up's end, last.
+
+    Empty for `plateau`, whose rate depends on the losses.
+
+    >>> rates_of(pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=90))
+    {0: 0.5, 89: 0.5}
+    """
+    if solver.lr_policy not in POLICIES:
+        return {}
+    last, warmup = solver.max_iter - 1, solver.warmup_iter
+    between = (warmup - 1, warmup) if 0 < warmup <= last else ()
+    return {iteration: lr_at(solver, iteration) for iteration in (0, *between, last)}
+
+
+def _rate_lines(solver: pb.SolverParameter) -> list[str]:
+    """Say where the rate goes, in the digits of Caffe's log."""
+    rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver).items()]
+    if len(rates) < 4:
+        return [f"The rate by iteration: {', '.join(rates)}."] if rates else []
+    first, end, after, last = rates
+    return [
+        f"The rate by iteration: {first}, {end} where the warm-up ends,",
+        f"{after}, since warm-up iterations count, {last}.",
+    ]
+
+
+def _times_before(recipe: Recipe, phase: Phase) -> str:
+    """Say how the weight decay differs from that of the phase before."""
+    index = recipe.phases.index(phase)
+    before = recipe.phases[index - 1] if index else phase
+    if not before.weight_decay or not phase.weight_decay or before.weight_decay == phase.weight_decay:
+        return ""
+    return f"{phase.weight_decay / before.weight_decay:.4g} times that of {before.name}"
