@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +24,8 @@ from caffe_recipes.errors import DataError
 _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
 
 _COMMIT_EVERY = 1000
+
+ImageShape = tuple[int, int, int]
 
 
 class Datums:
@@ -38,19 +44,19 @@ class Datums:
     @cached_property
     def keys(self) -> list[bytes]:
         """All keys, sorted: about 100 MB of memory for ImageNet's 1.28 million."""
-        with self._open.begin() as transaction:
-            return list(transaction.cursor().iternext(keys=True, values=False))
+        with self._reading() as transaction:
+            return [bytes(key) for key in transaction.cursor().iternext(keys=True, values=False)]
 
     def __getitem__(self, index: int) -> pb.Datum:
         """Read the record at `index` in key order."""
         key = self.keys[index]
-        with self._open.begin() as transaction:
-            return _parse(self.path, key, transaction.get(key) or b"")
+        with self._reading() as transaction:
+            return _parse(self.path, key, bytes(transaction.get(key) or b""))
 
     def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
-        with self._open.begin() as transaction:
+        with self._reading() as transaction:
             for key, value in transaction.cursor():
-                yield key, _parse(self.path, key, value)
+                yield bytes(key), _parse(self.path, bytes(key), bytes(value))
 
     def close(self) -> None:
         """Let go of the environment; the last Datums of a file closes it."""
@@ -66,6 +72,14 @@ class Datums:
 
     def __reduce__(self) -> tuple[Callable[[Path], Datums], tuple[Path]]:
         return open_datums, (self.path,)
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction]:
+        try:
+            with self._open.begin() as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise DataError(self.path, f"is damaged ({error})", "copy or build the LMDB again") from None
 
     @property
     def _open(self) -> lmdb.Environment:
@@ -107,6 +121,85 @@ def open_datums(path: str | Path) -> Datums:
     return datums
 
 
+@dataclass(frozen=True)
+class DatumsSummary:
+    """What check_datums saw: `count` records in the LMDB and, of the `checked` ones, how many of what.
+
+    `shapes` counts (channels, height, width), of encoded images only where the Datum or `decode` tells.
+    """
+
+    count: int
+    checked: int
+    encoded: int
+    labels: Mapping[int, int]
+    shapes: Mapping[ImageShape, int]
+
+
+def check_datums(
+    path: str | Path,
+    classes: int,
+    *,
+    decode: Callable[[bytes], ImageShape | None] | None = None,
+    limit: int | None = None,
+) -> DatumsSummary:
+    """Look at every record, or at `limit` of them evenly spread; raise DataError at the first bad one.
+
+    A good record has a label in [0, classes) (Caffe dies of SIGSEGV at others) and an image: raw, of the size
+    stated, or encoded. `decode` gives an encoded image's (channels, height, width), or None if it is broken.
+    """
+    with open_datums(path) as datums:
+        step = max(1, -(-len(datums) // limit)) if limit else 1
+        records = datums if step == 1 else ((datums.keys[i], datums[i]) for i in range(0, len(datums), step))
+        labels: Counter[int] = Counter()
+        shapes: Counter[ImageShape] = Counter()
+        encoded = 0
+        for key, datum in records:
+            try:
+                shape = datum_shape(datum, decode)
+                _check_label(datum, classes)
+            except ValueError as error:
+                what = f"record '{_show(key)}' {error}"
+                raise DataError(path, what, "mend the list of images and build the LMDB again") from None
+            labels[datum.label] += 1
+            encoded += datum.encoded
+            shapes.update([shape] if shape else [])
+        return DatumsSummary(len(datums), labels.total(), encoded, labels, shapes)
+
+
+def datum_shape(
+    datum: pb.Datum, decode: Callable[[bytes], ImageShape | None] | None = None
+) -> ImageShape | None:
+    """Give a record's (channels, height, width); None if encoded and told neither by itself nor by `decode`.
+
+    Raises ValueError if there is no image in it.
+    """
+    stated = (datum.channels, datum.height, datum.width)
+    if not datum.encoded:
+        values = len(datum.data) or len(datum.float_data)
+        if not values:
+            raise ValueError("holds no image")
+        if values != math.prod(stated) or min(stated) < 1:
+            raise ValueError(f"is raw, says {'x'.join(map(str, stated))} and has {values} values")
+        return stated
+    if not datum.data:
+        raise ValueError("holds no image")
+    if decode is None:
+        return stated if min(stated) > 0 else None
+    shape = decode(datum.data)
+    if shape is None:
+        raise ValueError("is an image that does not decode")
+    return shape
+
+
+def _check_label(datum: pb.Datum, classes: int) -> None:
+    if not datum.HasField("label"):
+        raise ValueError("has no label")
+    if not 0 <= datum.label < classes:
+        raise ValueError(
+            f"has label {datum.label}, which is none of the {classes} classes 0 to {classes - 1}"
+        )
+
+
 def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
     """Write (name, Datum) pairs as an LMDB at `path`, keys `%08d_name` as convert_imageset; give the count.
 
@@ -120,6 +213,8 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         count = _write(temporary, items)
+        if not count:
+            raise DataError(path, "would hold no records", "give at least one image")
         temporary.rename(path)
     except OSError as error:
         raise DataError(path, f"cannot be written: {error.strerror}", "check its folder") from None
@@ -135,7 +230,9 @@ def _write(folder: Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
     pending: list[tuple[bytes, bytes]] = []
     with lmdb.open(os.fspath(folder), lock=False, sync=False, map_size=1 << 24) as environment:
         for count, (name, datum) in enumerate(items, 1):
-            pending.append((f"{count - 1:08d}_{name}".encode(), datum.SerializeToString(deterministic=True)))
+            pending.append(
+                (os.fsencode(f"{count - 1:08d}_{name}"), datum.SerializeToString(deterministic=True))
+            )
             if len(pending) == _COMMIT_EVERY:
                 _commit(environment, pending)
         _commit(environment, pending)
@@ -158,8 +255,12 @@ def _parse(path: Path, key: bytes, value: bytes) -> pb.Datum:
     try:
         return pb.Datum.FromString(value)
     except DecodeError:
-        what = f"record '{key.decode(errors='replace')}' is not a Datum"
+        what = f"record '{_show(key)}' is not a Datum"
         raise DataError(path, what, "build the LMDB with convert_imageset or build_lmdb") from None
+
+
+def _show(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")
 
 
 def _reason(file: Path, error: lmdb.Error) -> str:
