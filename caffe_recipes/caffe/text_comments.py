@@ -35,8 +35,7 @@ class CommentCollector:
 
     def above(self, path: str) -> None:
         """Put all that wait above the field."""
-        if self.waiting:
-            self._add(path, Comment(above=self._take(len(self.waiting))))
+        self._add(path, Comment(above=self._take(len(self.waiting))))
 
     def header(self, start: int) -> None:
         """Put what a blank line separates from the first field, at `start`, into the file's header."""
@@ -70,8 +69,7 @@ class CommentCollector:
 
     def below(self, path: str) -> None:
         """Put all that wait below the last field of the block."""
-        if self.waiting:
-            self._add(path, Comment(below=self._take(len(self.waiting))))
+        self._add(path, Comment(below=self._take(len(self.waiting))))
 
     def _take(self, count: int) -> tuple[str, ...]:
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -82,5 +80,7 @@ class CommentCollector:
         return not self._text[self._text.rfind("\n", 0, start) + 1 : start].strip()
 
     def _add(self, path: str, new: Comment) -> None:
+        if new == Comment():
+            return
         old = self.found.get(path, Comment())
         self.found[path] = Comment(old.above + new.above, old.beside or new.beside, old.below + new.below)

@@ -22,7 +22,7 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     others = field_dialects(message, name)
     if others:
         here = counterpart(message, name)
-        return f"it belongs to {_join(others)}" + (f"; here {here}" if here else "")
+        return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"did you mean '{near[0]}'?"
@@ -41,7 +41,7 @@ def hint_for_value(enum: str, known: Iterable[str], name: str) -> str:
     """
     others = field_dialects(enum, name)
     if others:
-        return f"it belongs to {_join(others)}"
+        return f"it belongs to {_join(others)}; take it out for this Caffe"
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"write {_join(known, 'or')}"
 

@@ -27,10 +27,7 @@ _INTEGERS = {
     FieldDescriptor.TYPE_UINT64: ("a uint64", 0, (1 << 64) - 1),
 }
 _FLOATS = {"inf": float("inf"), "infinity": float("inf"), "nan": float("nan")}
-_BOOLS = {
-    **dict.fromkeys(("true", "True", "t", "1"), True),
-    **dict.fromkeys(("false", "False", "f", "0"), False),
-}
+_BOOLS = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
 
 
 def parse_text(text: str, message: Message, path: str | Path) -> Mapping[str, Comment]:
@@ -90,7 +87,7 @@ class _Parser:
             self._field(message, known[self._value])
         if self._value != closing:
             if self._kind == "end":
-                self._fail(f"this block is never closed; add a '{closing}'", at=opening)
+                self._fail("this block is never closed", f"add a '{closing}'", opening)
             self._fail(f"expected a field of {schema.name}, not {self._shown()}", self._body_hint(closing))
         for name in _required(schema):
             if not message.HasField(name):
@@ -180,9 +177,8 @@ class _Parser:
 
     def _take_integer(self, field: FieldDescriptor) -> int:
         kind, low, high = _INTEGERS[field.type]
-        start = self._start
+        start, is_signed = self._start, self._value == "-"
         value = self._integer()
-        is_signed = self._text[start] == "-"
         if value is None or not low <= value <= high or (is_signed and low == 0):
             self._fail(f"'{field.name}' takes {kind}, {low} to {high}, not {self._shown(start)}", at=start)
         self._advance()
@@ -194,16 +190,18 @@ class _Parser:
         try:
             value = parse_float(self._value) if self._kind == "number" else _FLOATS[self._value.lower()]
         except (KeyError, ValueError):
-            self._fail(f"'{field.name}' takes a number, not {self._shown(start)}", at=start)
+            self._fail(
+                f"'{field.name}' takes a number, not {self._shown(start)}", "write it in decimal", start
+            )
         self._advance()
         return -value if is_negative else value
 
     def _take_bool(self, field: FieldDescriptor) -> bool:
-        value = _BOOLS.get(self._value)
-        if value is None:
+        value = self._integer() if self._kind == "number" else _BOOLS.get(self._value)
+        if value not in (0, 1):
             self._fail(f"'{field.name}' takes true or false, not {self._shown()}")
         self._advance()
-        return value
+        return bool(value)
 
     def _take_enum(self, field: FieldDescriptor) -> int:
         enum = field.enum_type
@@ -230,7 +228,7 @@ class _Parser:
             try:
                 parts.append(parse_string(self._value))
             except ValueError as error:
-                self._fail(f"'{field.name}' cannot be read as a string: {error}")
+                self._fail(f"'{field.name}' cannot be read as text: {error}", r"a backslash is written \\")
             self._advance()
         return b"".join(parts)
 

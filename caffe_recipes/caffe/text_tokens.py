@@ -10,7 +10,7 @@ TOKEN = re.compile(
         (?P<name>    [A-Za-z_][A-Za-z0-9_]*+ )
       | (?P<mark>    [:{}<>\[\],;-] )
       | (?P<number>  \.?[0-9](?:[eE][+-]|[0-9A-Za-z.])*+ )
-      | (?P<string>  "(?:[^"\\\n]++|\\[^\n])*+" | '(?:[^'\\\n]++|\\[^\n])*+' )
+      | (?P<string>  "(?:[^"\\\n\0]++|\\[^\n\0])*+" | '(?:[^'\\\n\0]++|\\[^\n\0])*+' )
       | (?P<comment> \#[^\n]*+ )
       | (?P<end>     \Z )
       | (?P<bad>     . )
@@ -48,18 +48,18 @@ def parse_int(literal: str) -> int:
     >>> parse_int("0x1F"), parse_int("017"), parse_int("42")
     (31, 15, 42)
     """
-    return int(literal, 8 if _is_octal(literal) else 16 if literal[:2] in ("0x", "0X") else 10)
+    return int(literal, 16 if literal[:2] in ("0x", "0X") else 8 if _has_leading_zero(literal) else 10)
 
 
 def parse_float(literal: str) -> float:
     """Read a decimal number, `1.`, `.5`, `1e-3`, with or without C's `f`; ValueError if it is none.
 
-    `010` is refused: it is 8 to one version of protobuf and 10 to another.
+    A leading zero, as in `010`, is refused: 8 to one version of protobuf, 10 to another, an error to most.
 
     >>> parse_float("1."), parse_float(".5f"), parse_float("1e-3")
     (1.0, 0.5, 0.001)
     """
-    if _is_octal(literal):
+    if _has_leading_zero(literal):
         raise ValueError(literal)
     return float(literal[:-1] if literal[-1] in "fF" else literal)
 
@@ -81,8 +81,8 @@ def parse_string(literal: str) -> bytes:
     return b"".join([*parts, body[end:].encode()])
 
 
-def _is_octal(literal: str) -> bool:
-    return len(literal) > 1 and literal[0] == "0" and literal.isdigit()
+def _has_leading_zero(literal: str) -> bool:
+    return literal[0] == "0" and literal[1:2].isdigit()
 
 
 def _unescape(escape: re.Match[str]) -> bytes:
