@@ -1,1 +1,1 @@
-"""The PyTorch executor of prototxts, `caffe-torch`. Imports `caffe` and `errors` only. Floor 3."""
+"""The PyTorch executor of Caffe's prototxts: Caffe's arithmetic, files and log, where no Caffe is."""

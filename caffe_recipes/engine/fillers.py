@@ -1,0 +1,82 @@
+"""Starting values of learned blobs, by the names of Caffe's fillers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import InputError
+
+_Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
+
+
+def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    """Fill `blob` in place; raises InputError for a filler that is unknown or does not fit its shape."""
+    if filler.type not in FILLERS:
+        known = ", ".join(sorted(FILLERS))
+        raise InputError(f"filler '{filler.type}'", "is unknown", f"known are {known}")
+    if filler.scale != 1:
+        raise InputError(f"filler '{filler.type}'", "scale is not supported", "remove it")
+    with torch.no_grad():
+        FILLERS[filler.type](blob, filler, generator)
+
+
+def fan(shape: tuple[int, ...], norm: int) -> float:
+    """Give how many values feed (FAN_IN) or follow (FAN_OUT) an output, or their mean (AVERAGE).
+
+    >>> fan((64, 3, 7, 7), pb.FillerParameter.FAN_IN), fan((64, 3, 7, 7), pb.FillerParameter.FAN_OUT)
+    (147, 3136)
+    """
+    count = math.prod(shape)
+    into = count // shape[0] if shape else 1
+    out_of = count // shape[1] if len(shape) > 1 else count
+    if norm == pb.FillerParameter.AVERAGE:
+        return (into + out_of) / 2
+    return out_of if norm == pb.FillerParameter.FAN_OUT else into
+
+
+def _gaussian(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    blob.normal_(filler.mean, filler.std, generator=generator)
+    if filler.sparse >= 0:
+        # On average `sparse` values feed each output; the others are 0.
+        share = min(1.0, filler.sparse / blob.shape[0])
+        blob *= torch.rand(blob.shape, generator=generator) < share
+
+
+def _positive_unitball(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    rows = blob.view(blob.shape[0], -1)
+    rows.uniform_(0, 1, generator=generator)
+    rows /= rows.sum(1, keepdim=True)
+
+
+def _xavier(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    bound = math.sqrt(3 / fan(tuple(blob.shape), filler.variance_norm))
+    blob.uniform_(-bound, bound, generator=generator)
+
+
+def _msra(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    blob.normal_(0, math.sqrt(2 / fan(tuple(blob.shape), filler.variance_norm)), generator=generator)
+
+
+def _bilinear(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
+    if blob.dim() != 4 or blob.shape[2] != blob.shape[3]:
+        raise InputError("filler 'bilinear'", f"cannot fill {tuple(blob.shape)}", "it is for square kernels")
+    half = math.ceil(blob.shape[3] / 2)
+    centre = (2 * half - 1 - half % 2) / (2 * half)
+    line = 1 - (torch.arange(blob.shape[3]) / half - centre).abs()
+    blob.copy_(line[:, None] * line[None, :])
+
+
+FILLERS: dict[str, _Fill] = {
+    "constant": lambda blob, filler, generator: blob.fill_(filler.value),
+    "uniform": lambda blob, filler, generator: blob.uniform_(filler.min, filler.max, generator=generator),
+    "gaussian": _gaussian,
+    "positive_unitball": _positive_unitball,
+    "xavier": _xavier,
+    "msra": _msra,
+    "bilinear": _bilinear,
+}

@@ -1,0 +1,65 @@
+"""Command lines as gflags takes them: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from caffe_recipes.errors import InputError
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of `caffe`, with its defaults."""
+
+    solver: str = ""
+    model: str = ""
+    weights: str = ""
+    snapshot: str = ""
+    iterations: int = 50
+    phase: str = ""
+    level: int = 0
+    stage: str = ""
+    sigint_effect: str = "stop"
+    sighup_effect: str = "snapshot"
+    gpu: str = ""
+    engine: str = ""
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
+    """Give the command and the flags; raises InputError for what is no flag, no value or no number.
+
+    >>> parse_flags(["test", "-model", "net.prototxt", "--iterations=4"])[1].iterations
+    4
+    """
+    commands: list[str] = []
+    given: dict[str, str | int] = {}
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-"):
+            commands.append(word)
+            continue
+        name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+        if name not in _KINDS:
+            known = ", ".join(f"-{name}" for name in _KINDS)
+            raise InputError("caffe-torch", f"unknown flag {word}", f"known are {known}")
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise InputError("caffe-torch", f"{word} has no value", f"write {word} <{name}>")
+            value = following
+        given[name] = _number(word, value) if _KINDS[name] is int else value
+    if len(commands) != 1:
+        what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
+        raise InputError("caffe-torch", what, "give one: train, test, version")
+    return commands[0], Flags(**given)  # type: ignore[arg-type]
+
+
+_KINDS = {field.name: type(field.default) for field in fields(Flags)}
+
+
+def _number(word: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError("caffe-torch", f"{word} {value} is no whole number", "give one") from None

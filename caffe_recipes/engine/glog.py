@@ -1,0 +1,40 @@
+"""Log lines as Caffe's glog prints them on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TextIO
+
+
+def number(value: float) -> str:
+    """Print a number as a C++ stream does: six significant digits.
+
+    >>> number(0.0333333), number(3.33334e-05), number(1.0), number(float("nan"))
+    ('0.0333333', '3.33334e-05', '1', 'nan')
+    """
+    return f"{value:.6g}"
+
+
+@dataclass
+class Log:
+    """Where the log goes. Only rank 0 of a run is `enabled`."""
+
+    enabled: bool = True
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+
+    def info(self, place: str, text: str) -> None:
+        """Print one message; `place` is the `file:line` that Caffe's own message bears."""
+        self._write("I", place, text)
+
+    def warning(self, place: str, text: str) -> None:
+        """Print one message that a user should look at."""
+        self._write("W", place, text)
+
+    def _write(self, severity: str, place: str, text: str) -> None:
+        if self.enabled:
+            stamp = datetime.now().strftime("%m%d %H:%M:%S.%f")
+            self.stream.write(f"{severity}{stamp} {os.getpid():5d} {place}] {text}\n")
+            self.stream.flush()

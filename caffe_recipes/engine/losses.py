@@ -1,0 +1,246 @@
+"""Losses, softmax and accuracy, with Caffe's clamps, ties and normalisers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.layer import Layer, Setup, Shape, axis_of, fault, need_bottoms, show
+from caffe_recipes.errors import RunFailed
+
+FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
+SATURATED = 87.3365  # where the loss ends, for that reason
+
+# Layers whose first top counts as a loss, with weight 1, where no loss_weight is given.
+LOSSES = frozenset(
+    (
+        "SoftmaxWithLoss",
+        "EuclideanLoss",
+        "SigmoidCrossEntropyLoss",
+        "HingeLoss",
+        "MultinomialLogisticLoss",
+    )
+)
+
+
+class LabelError(Exception):
+    """A label outside the classes: its place in the batch, its value, and the number of classes."""
+
+    def __init__(self, position: int, label: int, classes: int) -> None:
+        super().__init__(position, label, classes)
+        self.position, self.label, self.classes = position, label, classes
+
+
+def _classes_of(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
+    """Give labels as indices, and raise LabelError at the first that is no class; ignored ones become 0."""
+    indices = labels.long()
+    outside = (indices < 0) | (indices >= classes)
+    if ignored is not None:
+        outside &= indices != ignored
+    if bool(outside.any()):
+        position = int(outside.reshape(len(indices), -1).any(1).nonzero()[0])
+        label = int(indices[outside].flatten()[0])
+        raise LabelError(position, label, classes)
+    return indices if ignored is None else torch.where(indices == ignored, 0, indices)
+
+
+class _SoftmaxLosses(torch.autograd.Function):
+    """-log softmax(row)[label] of each row of logits.
+
+    Caffe's loss clamps the probability and knows no label smoothing; its gradient does neither and does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:  # noqa: ANN401
+        probabilities = torch.softmax(logits, 1)
+        ctx.save_for_backward(probabilities, labels)
+        ctx.smoothing = smoothing
+        return probabilities.gather(1, labels[:, None]).squeeze(1).clamp_(FLT_MIN, 1).log_().neg_()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        probabilities, labels = ctx.saved_tensors
+        true, other = 1 - ctx.smoothing, ctx.smoothing / probabilities.shape[1]
+        if ctx.smoothing:
+            total = true + (probabilities.shape[1] - 1) * other
+            slope = probabilities * total - other
+        else:
+            slope = probabilities.clone()
+        slope.scatter_add_(1, labels[:, None], slope.new_full((len(labels), 1), other - true))
+        return slope.mul_(grads[0][:, None]), None, None
+
+
+def _rows(x: Tensor, axis: int) -> Tensor:
+    """Lay a blob out as (outer * inner, classes), the order of its labels."""
+    if x.dim() == 2 and axis == 1:
+        return x
+    return x.movedim(axis, -1).reshape(-1, x.shape[axis])
+
+
+def _softmax_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """-sum(log p[label]) / normaliser; tops: the loss, and the probabilities."""
+    need_bottoms(layer, bottoms, 2, 3)
+    shape, param = bottoms[0], layer.loss_param
+    axis = axis_of(layer, layer.softmax_param.axis, shape)
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if any(math.prod(b) != outer * inner for b in bottoms[1:]):
+        raise fault(layer, f"{show(bottoms[1])} labels for {show(shape)} predictions along axis {axis}")
+    ignored = param.ignore_label if param.HasField("ignore_label") else None
+    normalise = _normaliser(layer, outer, inner, param.VALID)
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
+        losses = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, param.label_smoothing)
+        if layer.phase == pb.TRAIN and bool((losses.detach() >= SATURATED).all()):
+            what = f"the loss is {SATURATED:.6g}: every label's probability is 0"
+            raise RunFailed(
+                f"layer '{layer.name}'", what, "lower the rate; Caffe would train on and return 0"
+            )
+        weights = xs[2].reshape(-1) if len(xs) == 3 else None
+        kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
+        if kept is not None:
+            weights = kept if weights is None else weights * kept
+        total = (losses if weights is None else losses * weights).sum()
+        if len(xs) == 3 and weights is not None:
+            loss = total / weights.sum()
+        else:
+            loss = total / normalise(len(losses) if kept is None else int(kept.sum()))
+        return [loss] if len(layer.top) < 2 else [loss, torch.softmax(xs[0].detach(), axis)]
+
+    return Layer([(), shape][: max(1, len(layer.top))], forward)
+
+
+def _normaliser(layer: pb.LayerParameter, outer: int, inner: int, default: int) -> Callable[[int], float]:
+    """Give the function from the number of labels not ignored to what the loss is divided by."""
+    param = layer.loss_param
+    mode = param.normalization if param.HasField("normalization") else default
+    if not param.HasField("normalization") and param.HasField("normalize"):
+        mode = param.VALID if param.normalize else param.BATCH_SIZE
+    divisors: dict[int, Callable[[int], float]] = {
+        param.FULL: lambda valid: outer * inner,
+        param.VALID: lambda valid: valid,
+        param.BATCH_SIZE: lambda valid: outer,
+        param.PRE_FIXED: lambda valid: param.pre_fixed_normalizer,
+        param.NONE: lambda valid: 1,
+    }
+    return lambda valid: max(1.0, divisors[mode](valid))
+
+
+def _softmax(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    need_bottoms(layer, bottoms, 1)
+    axis = axis_of(layer, layer.softmax_param.axis, bottoms[0])
+    return Layer([bottoms[0]], lambda x, _: [torch.softmax(x[0], axis)])
+
+
+def _accuracy(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """The share of labels among the top_k predictions; of equal predictions the later class comes first.
+
+    A second top is the accuracy of each class, 0 for one that is not there.
+    """
+    need_bottoms(layer, bottoms, 2)
+    shape, param = bottoms[0], layer.accuracy_param
+    axis = axis_of(layer, param.axis, shape)
+    if math.prod(bottoms[1]) * shape[axis] != math.prod(shape):
+        raise fault(layer, f"{show(bottoms[1])} labels for {show(shape)} predictions along axis {axis}")
+    if not 1 <= param.top_k <= shape[axis]:
+        raise fault(layer, f"top_k is {param.top_k} of {shape[axis]} classes")
+    ignored = param.ignore_label if param.HasField("ignore_label") else None
+    places = torch.arange(shape[axis])
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x = _rows(xs[0].detach(), axis)
+        labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1, 1)
+        score = x.gather(1, labels)
+        ahead = (x > score) | ((x == score) & (places > labels))
+        hits = (ahead.sum(1) < param.top_k).to(x.dtype)
+        kept = torch.ones_like(hits) if ignored is None else (xs[1].reshape(-1) != ignored).to(x.dtype)
+        hits = hits * kept
+        tops = [hits.sum() / kept.sum()]
+        if len(layer.top) > 1:
+            found = x.new_zeros(shape[axis]).index_add_(0, labels[:, 0], hits)
+            present = x.new_zeros(shape[axis]).index_add_(0, labels[:, 0], kept)
+            tops.append(torch.where(present > 0, found / present.clamp(min=1), 0.0))
+        return tops
+
+    return Layer([(), (shape[axis],)][: max(1, len(layer.top))], forward)
+
+
+def _same_count(layer: pb.LayerParameter, bottoms: list[Shape]) -> int:
+    """Check that two bottoms hold as many elements; give the number of items."""
+    need_bottoms(layer, bottoms, 2)
+    if math.prod(bottoms[0]) != math.prod(bottoms[1]):
+        raise fault(layer, f"its bottoms differ: {show(bottoms[0])}, {show(bottoms[1])}")
+    return bottoms[0][0] if bottoms[0] else 1
+
+
+def _euclidean_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """sum((a - b)^2) / (2 * items)."""
+    items = _same_count(layer, bottoms)
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        difference = xs[0].reshape(-1) - xs[1].reshape(-1)
+        return [difference.dot(difference) / (2 * items)]
+
+    return Layer([()], forward)
+
+
+def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, s the logistic function."""
+    items = _same_count(layer, bottoms)
+    param = layer.loss_param
+    ignored = param.ignore_label if param.HasField("ignore_label") else None
+    normalise = _normaliser(layer, items, math.prod(bottoms[0]) // items, param.BATCH_SIZE)
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x, target = xs[0].reshape(-1), xs[1].reshape(-1)
+        losses = x.clamp(min=0) - x * target + torch.log1p(torch.exp(-x.abs()))
+        if ignored is None:
+            return [losses.sum() / normalise(len(x))]
+        kept = target.long() != ignored
+        return [losses[kept].sum() / normalise(int(kept.sum()))]
+
+    return Layer([()], forward)
+
+
+def _hinge_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """sum(max(0, 1 - y x)^p) / items over all classes, y 1 at the label and -1 elsewhere, p 1 or 2."""
+    need_bottoms(layer, bottoms, 2)
+    items, classes = bottoms[0][0], math.prod(bottoms[0][1:])
+    squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        x, labels = xs[0].reshape(items, classes), _classes_of(xs[1], classes, None).reshape(-1, 1)
+        signs = torch.ones_like(x).scatter_(1, labels, -1.0)
+        margins = (1 + signs * x).clamp(min=0)
+        return [(margins * margins if squared else margins).sum() / items]
+
+    return Layer([()], forward)
+
+
+def _multinomial_logistic_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """-sum(log max(p[label], 1e-20)) / items, of probabilities."""
+    need_bottoms(layer, bottoms, 2)
+    items, classes = bottoms[0][0], math.prod(bottoms[0][1:])
+
+    def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        labels = _classes_of(xs[1], classes, None).reshape(-1, 1)
+        chosen = xs[0].reshape(items, classes).gather(1, labels)
+        return [-torch.log(chosen.clamp(min=1e-20)).sum() / items]
+
+    return Layer([()], forward)
+
+
+LOSS_LAYERS: dict[str, Setup] = {
+    "SoftmaxWithLoss": _softmax_loss,
+    "Softmax": _softmax,
+    "Accuracy": _accuracy,
+    "EuclideanLoss": _euclidean_loss,
+    "SigmoidCrossEntropyLoss": _sigmoid_cross_entropy_loss,
+    "HingeLoss": _hinge_loss,
+    "MultinomialLogisticLoss": _multinomial_logistic_loss,
+}

@@ -1,0 +1,133 @@
+"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from caffe_recipes.engine.flags import Flags, parse_flags
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.ranks import Failure, Ranks, join_ranks, place_of
+from caffe_recipes.engine.requests import EFFECTS, Requests
+from caffe_recipes.engine.settings import load_solver
+from caffe_recipes.errors import CaffeRecipesError, InputError
+
+USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
+
+usage: caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE.solverstate]
+       caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
+       caffe-torch version
+
+  -level N, -stage A,B          the net's state, for include and exclude rules
+  -sigint_effect, -sighup_effect  snapshot, stop (the default of SIGINT) or none
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 as Caffe, 2 for bad input, 3 for a run that failed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "-help", "--help"} & set(words) or not words:
+        print(USAGE, end="", file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    leads = place_of(os.environ)[0] == 0
+    try:
+        command, flags = parse_flags(words)
+        if command not in COMMANDS:
+            known = ", ".join(COMMANDS)
+            raise InputError("caffe-torch", f"unknown command '{command}'", f"known are {known}")
+        _check_flags(flags)
+    except CaffeRecipesError as error:
+        return _fail(error, leads)
+    return COMMANDS[command](flags)
+
+
+def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
+    if speaks:
+        print(f"caffe-torch: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _check_flags(flags: Flags) -> None:
+    for name in ("sigint_effect", "sighup_effect"):
+        if getattr(flags, name) not in EFFECTS:
+            what = f"-{name} '{getattr(flags, name)}' is unknown"
+            raise InputError("caffe-torch", what, f"give {', '.join(EFFECTS)}")
+    if flags.gpu:
+        raise InputError("caffe-torch", "-gpu is not supported", "the engine runs on CPUs")
+    if flags.iterations < 1:
+        raise InputError("caffe-torch", f"-iterations is {flags.iterations}", "give 1 or more")
+    if flags.weights and flags.snapshot:
+        raise InputError("caffe-torch", "-weights and -snapshot exclude each other", "give only one")
+
+
+def _train(flags: Flags) -> int:
+    """Train; the ranks of one mpiexec fail together, and only one of them says why."""
+    rank, ranks = place_of(os.environ)
+    if ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    log = Log(enabled=rank == 0)
+    try:
+        world = join_ranks(os.environ)
+    except CaffeRecipesError as error:
+        return _fail(error)
+    log.info("caffe.cpp:285", "Use CPU.")
+    requests = Requests()
+    failure, start = None, None
+    try:
+        start = _prepared(flags, world, requests, log)
+    except CaffeRecipesError as error:
+        failure = Failure(error.exit_code, str(error))
+    failure = world.agree(failure)
+    if failure is not None or start is None:
+        if failure is not None and rank == 0:
+            print(f"caffe-torch: {failure.text}", file=sys.stderr, flush=True)
+        return failure.code if failure is not None else 3
+    requests.listen(flags.sigint_effect, flags.sighup_effect)
+    try:
+        start()
+    except CaffeRecipesError as error:
+        return _fail(error)
+    return 0
+
+
+def _prepared(flags: Flags, world: Ranks, requests: Requests, log: Log) -> Callable[[], None]:
+    if not flags.solver:
+        raise InputError("caffe-torch train", "no solver", "give -solver FILE")
+    param = load_solver(flags.solver, flags.level, flags.stage.split(","))
+    from caffe_recipes.engine import training  # imports torch: seconds that bad input need not cost
+
+    weights = tuple(flags.weights.split(",")) if flags.weights else ()
+    start = training.Start(weights, flags.snapshot)
+    solver = training.prepare(param, flags.solver, start, world, requests, log)
+    return lambda: training.run(solver, world, log)
+
+
+def _test(flags: Flags) -> int:
+    log = Log()
+    try:
+        if not flags.model or not flags.weights:
+            raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
+        log.info("caffe.cpp:465", "Use CPU.")
+        from caffe_recipes.engine import testing  # imports torch
+
+        stages, weights = flags.stage.split(","), flags.weights.split(",")
+        net = testing.load_tested(flags.model, weights, flags.level, stages, log)
+        testing.test(net, flags.iterations, log)
+        net.close()
+    except CaffeRecipesError as error:
+        return _fail(error)
+    return 0
+
+
+def _version(flags: Flags) -> int:
+    print(f"caffe-torch {version('caffe-recipes')}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Flags], int]] = {"train": _train, "test": _test, "version": _version}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""A net: its layers set up in one phase, its learned blobs, and the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from google.protobuf import text_format
+from torch import Generator, Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.data import SOURCES, Feed, Source
+from caffe_recipes.engine.fillers import fill
+from caffe_recipes.engine.glog import Log, number
+from caffe_recipes.engine.graph import filter_net, insert_splits, loss_weight
+from caffe_recipes.engine.layer import Forward, Layer, Shape, fault, show
+from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
+from caffe_recipes.engine.ops_dense import DENSE
+from caffe_recipes.engine.ops_norm import NORM
+from caffe_recipes.engine.ops_pointwise import POINTWISE
+from caffe_recipes.engine.ops_shape import SHAPE
+from caffe_recipes.errors import DataError, InputError
+
+LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
+
+
+@dataclass
+class Param:
+    """A learned blob that a layer owns; other layers may share it by its param name."""
+
+    tensor: Tensor
+    layer: str
+    lr_mult: float
+    decay_mult: float
+    has_gradient: bool
+
+
+@dataclass
+class Node:
+    """A layer of a net, with the places of its blobs among all of the net's."""
+
+    param: pb.LayerParameter
+    forward: Forward
+    bottoms: list[int]
+    tops: list[int]
+    cut: list[bool]
+    blobs: list[Tensor] = field(default_factory=list)
+    weighted: list[tuple[int, float]] = field(default_factory=list)
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A blob that no layer uses: what the log reports."""
+
+    name: str
+    place: int
+    loss_weight: float
+
+
+class Net:
+    """The layers of `param` that there are in `param.state`, set up and filled.
+
+    `shared` holds another net's learned blobs by layer name: a TEST net works on those of its TRAIN net.
+    Raises InputError, naming file, layer and type, for a net that the engine cannot run.
+    """
+
+    def __init__(
+        self,
+        param: pb.NetParameter,
+        path: str,
+        feed: Feed,
+        generator: Generator,
+        log: Log,
+        shared: Net | None = None,
+    ) -> None:
+        self.path, self.name = path, param.name
+        self.nodes: list[Node] = []
+        self.params: list[Param] = []
+        self.outputs: list[Output] = []
+        self._log, self._feed, self._generator, self._shared = log, feed, generator, shared
+        self._named: dict[str, Param] = {}
+        self._place: dict[str, int] = {}
+        self._shapes: list[Shape] = []
+        self._values: list[Tensor] = []
+        self._elements = 0
+        try:
+            filtered = filter_net(param, lambda text: log.info("net.cpp:1286", text))
+            self._build(insert_splits(filtered))
+        except InputError as error:
+            raise type(error)(f"{path}: {error.where}", error.what, error.hint) from None
+
+    def _build(self, param: pb.NetParameter) -> None:
+        self._log.info("net.cpp:206", "Initializing net from parameters: ")
+        self._log.info("net.cpp:207", "\n" + text_format.MessageToString(param).rstrip("\n"))
+        for layer in param.layer:
+            layer.phase = param.state.phase
+            self._add(layer)
+        used = {place for node in self.nodes for place in node.bottoms}
+        weights = {place: weight for node in self.nodes for place, weight in node.weighted}
+        for name in sorted(self._place, key=str.encode):
+            place = self._place[name]
+            if place not in used:
+                self._log.info("net.cpp:451", f"This network produces output {name}")
+                self.outputs.append(Output(name, place, weights.get(place, 0.0)))
+        if not self.nodes:
+            raise InputError("net", f"has no layer in phase {pb.Phase.Name(param.state.phase)}")
+        self._values = [torch.empty(0)] * len(self._shapes)
+        self._log.info("net.cpp:491", "Network initialization done.")
+
+    def _add(self, layer: pb.LayerParameter) -> None:
+        name, source = layer.name, None
+        self._log.info("net.cpp:261", f"Creating Layer {name}")
+        for blob in layer.bottom:
+            self._log.info("net.cpp:1498", f"{name} <- {blob}")
+        bottoms = [self._place[blob] for blob in layer.bottom]
+        if layer.type in SOURCES:
+            source = SOURCES[layer.type](layer, self._feed)
+            built = source.layer
+        elif layer.type in LAYERS:
+            built = LAYERS[layer.type](layer, [self._shapes[place] for place in bottoms])
+        else:
+            known = ", ".join(sorted({*SOURCES, *LAYERS}))
+            raise fault(layer, f"type '{layer.type}' is not supported", f"supported are {known}")
+        if layer.propagate_down and len(layer.propagate_down) != len(layer.bottom):
+            raise fault(layer, "propagate_down is not given once for each bottom")
+        cut = [not down for down in layer.propagate_down] if layer.propagate_down else []
+        node = Node(layer, built.forward, bottoms, self._tops(layer, built), cut, source=source)
+        node.blobs = self._learned(layer, built)
+        self._weigh(node)
+        self.nodes.append(node)
+
+    def _tops(self, layer: pb.LayerParameter, built: Layer) -> list[int]:
+        """Give each top a place; an in-place top gets one of its own too."""
+        if len(layer.top) not in (len(built.tops), 0):
+            raise fault(layer, f"has {len(layer.top)} tops", f"give it {len(built.tops)}")
+        for blob in layer.top:
+            mark = " (in-place)" if blob in layer.bottom else ""
+            place = "net.cpp:1459" if mark else "net.cpp:1472"
+            self._log.info(place, f"{layer.name} -> {blob}{mark}")
+        self._log.info("net.cpp:330", f"Setting up {layer.name}")
+        places = []
+        for blob, shape in zip(layer.top or [""] * len(built.tops), built.tops, strict=True):
+            places.append(len(self._shapes))
+            self._shapes.append(shape)
+            if blob:
+                self._place[blob] = places[-1]
+        return places
+
+    def _weigh(self, node: Node) -> None:
+        weights = [loss_weight(node.param, top) for top in range(len(node.tops))]
+        for place, weight in zip(node.tops, weights, strict=True):
+            shape = self._shapes[place]
+            self._log.info("net.cpp:337", f"Top shape: {show(shape)}")
+            if weight:
+                self._log.info("net.cpp:340", f"    with loss weight {number(weight)}")
+                node.weighted.append((place, weight))
+            self._elements += int(torch.Size(shape).numel())
+        self._log.info("net.cpp:345", f"Memory required for data: {self._elements * 4}")
+        if node.weighted:
+            node.param.loss_weight[:] = weights
+
+    def _learned(self, layer: pb.LayerParameter, built: Layer) -> list[Tensor]:
+        """Make a layer's blobs: another's, of the same name or in the net shared from, or new and filled."""
+        if len(layer.param) > len(built.blobs):
+            raise fault(layer, f"has {len(layer.param)} params for {len(built.blobs)} learned blobs")
+        kept = self._shared.blobs().get(layer.name, []) if self._shared else []
+        if kept and [tuple(b.shape) for b in kept] != [b.shape for b in built.blobs]:
+            mine, other = (", ".join(show(b.shape) for b in blobs) for blobs in (built.blobs, kept))
+            raise fault(layer, f"has blobs {mine} here, and {other} in the TRAIN net")
+        tensors = []
+        for index, blob in enumerate(built.blobs):
+            spec = layer.param[index] if index < len(layer.param) else pb.ParamSpec()
+            if spec.name in self._named:
+                tensors.append(self._share(layer, spec, blob.shape))
+                continue
+            tensor = kept[index] if kept else torch.empty(blob.shape)
+            if not kept:
+                fill(tensor, blob.filler, self._generator)
+            owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, blob.has_gradient)
+            self.params.append(owned)
+            if spec.name:
+                self._named[spec.name] = owned
+            tensors.append(tensor)
+        return tensors
+
+    def _share(self, layer: pb.LayerParameter, spec: pb.ParamSpec, shape: Shape) -> Tensor:
+        owner = self._named[spec.name]
+        if tuple(owner.tensor.shape) != shape:
+            what = f"shares param '{spec.name}' of layer '{owner.layer}' ({show(owner.tensor.shape)})"
+            raise fault(layer, f"{what} as {show(shape)}", "give both one shape")
+        for name in ("lr_mult", "decay_mult"):
+            if spec.HasField(name) and getattr(spec, name) != getattr(owner, name):
+                raise fault(layer, f"shares param '{spec.name}' with another {name}", "give both the same")
+        return owner.tensor
+
+    def blobs(self) -> dict[str, list[Tensor]]:
+        """Give the learned blobs of each layer that has any."""
+        return {node.param.name: node.blobs for node in self.nodes if node.blobs}
+
+    def rebind(self, moved: Callable[[Tensor], Tensor]) -> None:
+        """Replace each learned blob by `moved(blob)`: the updates keep them side by side in one buffer."""
+        for param in self.params:
+            param.tensor = moved(param.tensor)
+        for node in self.nodes:
+            node.blobs = [moved(blob) for blob in node.blobs]
+
+    def forward(self) -> Tensor:
+        """Run all layers on the next batch and give the loss: the sum of the weighted tops.
+
+        Raises DataError, naming the record, for a label that is no class.
+        """
+        values, loss = self._values, None
+        for node in self.nodes:
+            xs = [values[place] for place in node.bottoms]
+            if node.cut:
+                xs = [x.detach() if cut else x for x, cut in zip(xs, node.cut, strict=True)]
+            try:
+                tops = node.forward(xs, node.blobs)
+            except LabelError as error:
+                raise self._bad_label(node, error) from None
+            for place, top in zip(node.tops, tops, strict=True):
+                values[place] = top
+            for place, weight in node.weighted:
+                part = values[place].sum() if values[place].dim() else values[place]
+                part = part if weight == 1 else part * weight
+                loss = part if loss is None else loss + part
+        return loss if loss is not None else torch.zeros(())
+
+    def scores(self) -> list[tuple[Output, float]]:
+        """Give the output blobs' values after a forward pass, element by element."""
+        return [
+            (output, float(value))
+            for output in self.outputs
+            for value in self._values[output.place].detach().reshape(-1).tolist()
+        ]
+
+    def _bad_label(self, node: Node, error: LabelError) -> InputError:
+        where, what = f"layer '{node.param.name}'", f"label {error.label} is none of {error.classes} classes"
+        for other in self.nodes:
+            if other.source is not None and error.position < len(other.source.keys):
+                key = other.source.keys[error.position]
+                hint = f"layer '{node.param.name}' has {error.classes} classes"
+                return DataError(other.source.where, f"record '{key}' has label {error.label}", hint)
+        return InputError(f"{self.path}: {where}", what)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for node in self.nodes:
+            if node.source is not None:
+                node.source.close()

@@ -1,0 +1,107 @@
+"""Layers that work on each element by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.layer import Blob, Layer, Setup, Shape, fault, need_bottoms
+
+_Function = Callable[[Tensor], Tensor]
+
+
+def _pointwise(choose: Callable[[pb.LayerParameter], _Function]) -> Setup:
+    """Make the setup of a layer y = f(x), where `choose` makes f of the layer's parameters."""
+
+    def setup(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+        need_bottoms(layer, bottoms, 1)
+        function = choose(layer)
+        return Layer([bottoms[0]], lambda x, _: [function(x[0])])
+
+    return setup
+
+
+def _relu(layer: pb.LayerParameter) -> _Function:
+    slope = layer.relu_param.negative_slope
+    return (lambda x: functional.leaky_relu(x, slope)) if slope else torch.relu
+
+
+def _elu(layer: pb.LayerParameter) -> _Function:
+    alpha = layer.elu_param.alpha
+    return lambda x: functional.elu(x, alpha)
+
+
+def _power(layer: pb.LayerParameter) -> _Function:
+    """(shift + scale * x) ^ power."""
+    power, scale, shift = layer.power_param.power, layer.power_param.scale, layer.power_param.shift
+    if power == 1:
+        return lambda x: scale * x + shift
+    return lambda x: torch.pow(scale * x + shift, power)
+
+
+def _exp(layer: pb.LayerParameter) -> _Function:
+    """base ^ (shift + scale * x); base -1 means e."""
+    param = layer.exp_param
+    factor = _log_of_base(layer, param.base)
+    return lambda x: torch.exp((param.shift + param.scale * x) * factor)
+
+
+def _log(layer: pb.LayerParameter) -> _Function:
+    """log_base(shift + scale * x); base -1 means e."""
+    param = layer.log_param
+    factor = _log_of_base(layer, param.base)
+    return lambda x: torch.log(param.shift + param.scale * x) / factor
+
+
+def _log_of_base(layer: pb.LayerParameter, base: float) -> float:
+    if base == -1:
+        return 1.0
+    if base <= 0:
+        raise fault(layer, f"base is {base:g}", "give a base above 0, or -1 for e")
+    return math.log(base)
+
+
+def _dropout(layer: pb.LayerParameter) -> _Function:
+    """Drop a `dropout_ratio` of the elements in TRAIN and scale the others by 1 / (1 - ratio)."""
+    ratio = layer.dropout_param.dropout_ratio
+    if not 0 < ratio < 1:
+        raise fault(layer, f"dropout_ratio is {ratio:g}", "give a ratio between 0 and 1")
+    training = layer.phase == pb.TRAIN
+    return lambda x: functional.dropout(x, ratio, training)
+
+
+def _threshold(layer: pb.LayerParameter) -> _Function:
+    threshold = layer.threshold_param.threshold
+    return lambda x: (x > threshold).to(x.dtype)
+
+
+def _prelu(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+    """max(0, x) + slope * min(0, x), one learned slope per channel (or one in all)."""
+    need_bottoms(layer, bottoms, 1)
+    param = layer.prelu_param
+    filler = param.filler if param.HasField("filler") else pb.FillerParameter(type="constant", value=0.25)
+    slopes = () if param.channel_shared else (bottoms[0][1],)
+    return Layer(
+        [bottoms[0]], lambda x, w: [functional.prelu(x[0], w[0].reshape(-1))], (Blob(slopes, filler),)
+    )
+
+
+POINTWISE: dict[str, Setup] = {
+    "ReLU": _pointwise(_relu),
+    "Dropout": _pointwise(_dropout),
+    "Sigmoid": _pointwise(lambda layer: torch.sigmoid),
+    "TanH": _pointwise(lambda layer: torch.tanh),
+    "ELU": _pointwise(_elu),
+    "AbsVal": _pointwise(lambda layer: torch.abs),
+    "BNLL": _pointwise(lambda layer: lambda x: torch.logaddexp(x, torch.zeros_like(x))),
+    "Power": _pointwise(_power),
+    "Exp": _pointwise(_exp),
+    "Log": _pointwise(_log),
+    "Threshold": _pointwise(_threshold),
+    "PReLU": _prelu,
+}

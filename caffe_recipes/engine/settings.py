@@ -1,0 +1,133 @@
+"""Solvers as the engine takes them: read, completed, and checked before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.rates import check_rates
+from caffe_recipes.errors import InputError
+
+TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+_OLD_TYPES = dict(enumerate(TYPES))  # the numbers of the old field solver_type
+
+
+def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
+    """Read a solver prototxt; raises InputError, naming file and field, for one that cannot be trained."""
+    solver = load_prototxt(path, pb.SolverParameter)
+    if solver.HasField("solver_type") and not solver.HasField("type"):
+        solver.type = _OLD_TYPES[solver.solver_type]
+        solver.ClearField("solver_type")
+    solver.train_state.level = level
+    solver.train_state.stage.extend(stages)
+    for what, hint in _faults(solver):
+        raise InputError(path, what, hint)
+    for what in check_rates(solver):
+        raise InputError(path, what, "mend the schedule")
+    return solver
+
+
+def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
+    """Say what is wrong: (what, what to do)."""
+    momentum_free = solver.type == "AdaGrad" and solver.momentum != 0
+    tests = len(solver.test_net) + len(solver.test_net_param)
+    generic = solver.HasField("net") + solver.HasField("net_param")
+    nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
+    cases = [
+        (solver.solver_mode != solver.CPU, "solver_mode is GPU, or absent", "write solver_mode: CPU"),
+        (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"known are {', '.join(TYPES)}"),
+        (nets != 1, f"names {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
+        (not solver.HasField("max_iter"), "max_iter is missing", "give it"),
+        (solver.max_iter < 0, f"max_iter is {solver.max_iter}", "give 0 or more"),
+        (solver.iter_size < 1, f"iter_size is {solver.iter_size}", "give 1 or more"),
+        (solver.average_loss < 1, f"average_loss is {solver.average_loss}", "give 1 or more"),
+        (solver.display < 0, f"display is {solver.display}", "give 0 or more"),
+        (solver.snapshot < 0, f"snapshot is {solver.snapshot}", "give 0 or more"),
+        (not solver.snapshot_prefix and _snapshots(solver), "snapshot_prefix is missing", "give it"),
+        (momentum_free, "AdaGrad takes no momentum", "remove momentum"),
+        (
+            solver.regularization_type not in ("L1", "L2"),
+            f"regularization_type '{solver.regularization_type}' is unknown",
+            "give L1 or L2",
+        ),
+        (solver.snapshot_format == solver.HDF5, "snapshot_format HDF5 is not supported", "use BINARYPROTO"),
+        (solver.snapshot_diff, "snapshot_diff is not supported", "remove it"),
+        (solver.local_lr_auto, "local_lr_auto is not supported", "remove it"),
+        (solver.eval_type != "classification", f"eval_type {solver.eval_type} is not supported", "remove it"),
+        (
+            len(solver.test_iter) != tests if not generic else len(solver.test_iter) < tests,
+            f"gives test_iter {len(solver.test_iter)} times for {tests} test nets",
+            "give it once for each",
+        ),
+        (
+            bool(solver.test_iter) and solver.test_interval < 1,
+            "gives test_iter and no test_interval",
+            "give test_interval",
+        ),
+        (any(count < 1 for count in solver.test_iter), "test_iter is below 1", "give 1 or more"),
+        (
+            len(solver.test_state) not in (0, len(solver.test_iter)),
+            f"gives test_state {len(solver.test_state)} times for {len(solver.test_iter)} test nets",
+            "give it once for each, or not at all",
+        ),
+    ]
+    return [(what, hint) for wrong, what, hint in cases if wrong]
+
+
+def _snapshots(solver: pb.SolverParameter) -> bool:
+    return bool(solver.snapshot) or solver.snapshot_after_train
+
+
+def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
+    """Give the TRAIN net with its state, and the file it is from."""
+    net, source = _own_net(solver, path)
+    if solver.HasField("train_net_param"):
+        net, source = _copy(solver.train_net_param), path
+    elif solver.HasField("train_net"):
+        net, source = load_net(solver.train_net), solver.train_net
+    state = pb.NetState(phase=pb.TRAIN)
+    state.MergeFrom(net.state)
+    state.MergeFrom(solver.train_state)
+    net.state.CopyFrom(state)
+    return net, source
+
+
+def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParameter, str]]:
+    """Give the TEST nets, one for each test_iter: those named for testing, then the common one."""
+    nets = [(_copy(param), path) for param in solver.test_net_param]
+    nets += [(load_net(name), name) for name in solver.test_net]
+    nets += [_own_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
+    for index, (net, _) in enumerate(nets):
+        state = pb.NetState(phase=pb.TEST)
+        state.MergeFrom(net.state)
+        if solver.test_state:
+            state.MergeFrom(solver.test_state[index])
+        net.state.CopyFrom(state)
+    return nets
+
+
+def _own_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
+    if solver.HasField("net"):
+        return load_net(solver.net), solver.net
+    return _copy(solver.net_param), path
+
+
+def _copy(net: pb.NetParameter) -> pb.NetParameter:
+    copy = pb.NetParameter()
+    copy.CopyFrom(net)
+    return copy
+
+
+def load_net(path: str) -> pb.NetParameter:
+    """Read a net prototxt; raises InputError for nets of the formats that Caffe upgrades."""
+    net = load_prototxt(path, pb.NetParameter)
+    if net.layers:
+        hint = "run Caffe's upgrade_net_proto_text on it"
+        raise InputError(path, "has `layers` of the old format", hint)
+    if net.input:
+        raise InputError(path, "has `input` of the old format", "write a layer of type Input")
+    if not Path(path).is_file() or not net.layer:
+        raise InputError(path, "has no layer", "give the prototxt of a net")
+    return net

@@ -1,0 +1,143 @@
+"""Caffemodels and solverstates of a run: written as Caffe writes them, and read back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.weights import blob_shape, blob_values, save_message
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.layer import show
+from caffe_recipes.engine.net import Net
+from caffe_recipes.engine.updates import Group
+from caffe_recipes.errors import InputError, WeightsError
+
+
+def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
+    """Name a snapshot.
+
+    >>> snapshot_name("/tmp/resnet", 7800, ".caffemodel")
+    '/tmp/resnet_iter_7800.caffemodel'
+    """
+    return f"{prefix}_iter_{iteration}{suffix}"
+
+
+def check_folder(prefix: str) -> None:
+    """Raise InputError, before anything is trained, if no snapshot can be written beside `prefix`."""
+    folder = Path(prefix).parent
+    if not folder.is_dir():
+        raise InputError(f"snapshot_prefix '{prefix}'", f"there is no folder {folder}", "make it")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
+
+
+def net_message(net: Net) -> pb.NetParameter:
+    """Make the message of a net with its learned blobs: what a caffemodel holds."""
+    message = pb.NetParameter(name=net.name)
+    for node in net.nodes:
+        layer = message.layer.add()
+        layer.CopyFrom(node.param)
+        for blob in node.blobs:
+            _put(layer.blobs.add(), blob)
+    return message
+
+
+def _histories(net: Net, groups: Sequence[Group]) -> list[Tensor]:
+    depth = len(groups[0].history) if groups else 0
+    blobs: dict[tuple[int, int], Tensor] = {}
+    for group in groups:
+        for level, flat in enumerate(group.history):
+            for index, start, stop in group.places:
+                blobs[level, index] = flat[start:stop].view(net.params[index].tensor.shape)
+    return [blobs[level, index] for level in range(depth) for index in range(len(net.params))]
+
+
+def _put(blob: pb.BlobProto, tensor: Tensor) -> None:
+    blob.shape.dim.extend(tensor.shape)
+    blob.data.extend(tensor.detach().numpy().ravel())
+
+
+def save_snapshot(net: Net, groups: Sequence[Group], prefix: str, state: pb.SolverState, log: Log) -> None:
+    """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, N being `state.iter`.
+
+    The solverstate is `state` with the model's name and the history: all first blobs in the order of the
+    parameters, then all second ones. Raises WeightsError where a file cannot be written.
+    """
+    log.info("solver.cpp:708", "Snapshot begin")
+    model = snapshot_name(prefix, state.iter, ".caffemodel")
+    log.info("solver.cpp:770", f"Snapshotting to binary proto file {model}")
+    save_message(net_message(net), model)
+    name = snapshot_name(prefix, state.iter, ".solverstate")
+    log.info("sgd_solver.cpp:750", f"Snapshotting solver state to binary proto file {name}")
+    state.learned_net = model
+    for blob in _histories(net, groups):
+        _put(state.history.add(), blob)
+    save_message(state, name)
+    log.info("solver.cpp:735", "Snapshot end")
+
+
+@torch.no_grad()
+def copy_weights(net: Net, weights: pb.NetParameter, path: str, log: Log) -> None:
+    """Copy the blobs of layers that bear a name of the net's.
+
+    A layer of the file that the net has not is ignored, one of the net's that the file has not keeps its
+    fillers, and both are logged. Raises WeightsError for a shape that does not match, or no name that does.
+    """
+    wanted = net.blobs()
+    found = set()
+    for layer in weights.layer:
+        if layer.name not in wanted:
+            if layer.blobs:
+                log.info("net.cpp:1137", f"Ignoring source layer {layer.name}")
+            continue
+        if not layer.blobs:
+            continue
+        mine = wanted[layer.name]
+        if len(mine) != len(layer.blobs):
+            what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, and {len(mine)} in {net.path}"
+            raise WeightsError(path, what, "give the weights of this net")
+        for index, (tensor, blob) in enumerate(zip(mine, layer.blobs, strict=True)):
+            _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", tensor, blob)
+            tensor.copy_(_values(blob).view(tensor.shape))
+        found.add(layer.name)
+    if wanted and not found:
+        what = f"holds no layer of {net.path}: it is of another net"
+        raise WeightsError(path, what, f"its layers are {_some(layer.name for layer in weights.layer)}")
+    kept = [name for name in wanted if name not in found]
+    if kept:
+        log.warning("net.cpp:1137", f"Not in {path}, so they start from their fillers: {', '.join(kept)}")
+
+
+def _some(names: object) -> str:
+    listed = [str(name) for name in names]  # type: ignore[attr-defined]
+    return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
+
+
+def _values(blob: pb.BlobProto) -> Tensor:
+    return torch.tensor(blob_values(blob), dtype=torch.float32)
+
+
+def _check_shape(path: str, net: str, where: str, tensor: Tensor, blob: pb.BlobProto) -> None:
+    shape, own = blob_shape(blob), tuple(tensor.shape)
+    if not blob.HasField("shape"):  # blobs of 2013 have four axes always
+        own = (1,) * (4 - len(own)) + own
+    if shape != own:
+        what = f"{where} is {show(shape)}, and {show(tensor.shape)} in {net}"
+        raise WeightsError(path, what, "give the weights of this net, or rename the layer to train it anew")
+
+
+@torch.no_grad()
+def copy_history(net: Net, groups: Sequence[Group], state: pb.SolverState, path: str) -> None:
+    """Copy a solverstate's history; raises WeightsError where it is of another net or solver type."""
+    mine = _histories(net, groups)
+    if len(mine) != len(state.history):
+        what = f"holds {len(state.history)} blobs of history, and this net and solver have {len(mine)}"
+        raise WeightsError(path, what, "resume with the net and the solver type it was written by")
+    for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
+        _check_shape(path, net.path, f"history {index}", tensor, blob)
+        tensor.copy_(_values(blob).view(tensor.shape))

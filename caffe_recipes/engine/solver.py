@@ -1,0 +1,220 @@
+"""The training loop: Caffe's order of testing, displaying, updating and snapshotting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.rates import float32
+from caffe_recipes.engine.glog import Log, number
+from caffe_recipes.engine.net import Net, Output
+from caffe_recipes.engine.ranks import Ranks
+from caffe_recipes.engine.reduction import Reduction
+from caffe_recipes.engine.requests import Requests
+from caffe_recipes.engine.schedule import Schedule
+from caffe_recipes.engine.snapshot import save_snapshot
+from caffe_recipes.engine.updates import Group, update
+from caffe_recipes.errors import RunFailed
+
+
+def describe(output: Output, value: float) -> str:
+    """Print an output as Caffe does: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
+    text = f"{output.name} = {number(value)}"
+    if output.loss_weight:
+        weighted = float32(output.loss_weight * value)
+        text += f" (* {number(output.loss_weight)} = {number(weighted)} loss)"
+    return text
+
+
+@dataclass
+class SmoothedLoss:
+    """The mean of the last `window` losses, in the float32 steps that Caffe takes."""
+
+    window: int
+    value: float = 0.0
+    _losses: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, since: int) -> float:
+        """Take in the loss of the iteration `since` iterations after the start; give the mean.
+
+        >>> smoothed = SmoothedLoss(2)
+        >>> [smoothed.add(loss, i) for i, loss in enumerate((4.0, 2.0, 1.0))]
+        [4.0, 3.0, 1.5]
+        """
+        if len(self._losses) < self.window:
+            self._losses.append(loss)
+            size = len(self._losses)
+            self.value = float32(float32(float32(self.value * (size - 1)) + loss) / size)
+        else:
+            place = since % self.window
+            change = float32(float32(loss - self._losses[place]) / self.window)
+            self.value = float32(self.value + change)
+            self._losses[place] = loss
+        return self.value
+
+
+class Solver:
+    """Trains `net` as `param` says, and tests `test_nets`. Only rank 0 displays and snapshots.
+
+    The losses displayed are rank 0's own; those of tests are means over all ranks.
+    """
+
+    def __init__(
+        self,
+        param: pb.SolverParameter,
+        net: Net,
+        groups: Sequence[Group],
+        test_nets: Sequence[Net],
+        ranks: Ranks,
+        requests: Requests,
+        log: Log,
+    ) -> None:
+        self.param, self.net, self.groups, self.test_nets = param, net, groups, test_nets
+        self.iteration = 0
+        self.schedule = Schedule(param, log)
+        self._ranks, self._requests, self._log = ranks, requests, log
+        self._reduction = Reduction(ranks, net, groups)
+        self._smoothed = SmoothedLoss(param.average_loss)
+        self._start = 0
+        self._stopped = False
+
+    def solve(self) -> None:
+        """Train from the present iteration to max_iter; raises RunFailed where the loss is NaN."""
+        param = self.param
+        self._log.info("solver.cpp:397", f"Solving {self.net.name}")
+        self._log.info("solver.cpp:398", f"Learning Rate Policy: {param.lr_policy}")
+        self._start = self.iteration
+        while self.iteration < param.max_iter and not self._stopped:
+            self._step()
+        if param.snapshot_after_train and (not param.snapshot or self.iteration % param.snapshot):
+            self._snapshot()
+        if self._stopped:
+            self._log.info("solver.cpp:427", "Optimization stopped early.")
+            return
+        if self._displays:
+            with torch.no_grad():
+                loss = self._checked(float(self.net.forward()))
+            shown = self._smoothed.add(loss, self.iteration - self._start)
+            self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {number(shown)}")
+        if param.test_interval and self.iteration % param.test_interval == 0:
+            self._test_all()
+        self._log.info("solver.cpp:443", "Optimization Done.")
+
+    @property
+    def _displays(self) -> bool:
+        return bool(self.param.display) and self.iteration % self.param.display == 0
+
+    def _step(self) -> None:
+        """Test if it is time, compute, display, update, and do what was asked."""
+        param = self.param
+        due = param.test_interval and self.iteration % param.test_interval == 0
+        if due and (self.iteration or param.test_initialization):
+            self._test_all()
+            if self._stopped:
+                return
+        loss, votes = self._compute()
+        shown = self._smoothed.add(loss, self.iteration - self._start)
+        if self._displays:
+            self._display(shown)
+        if not param.disabled_update:
+            rate = self.schedule.rate(self.iteration, shown)
+            if self._displays:
+                self._log.info("sgd_solver.cpp:219", f"Iteration {self.iteration}, lr = {number(rate)}")
+            update(self.groups, param, rate, self.iteration, self._log)
+        self.iteration += 1
+        if (param.snapshot and self.iteration % param.snapshot == 0) or votes.snapshot:
+            self._snapshot()
+        self._stopped = votes.stop
+
+    def _compute(self) -> tuple[float, Requests]:
+        """Make the gradients of one iteration; give its loss and what any rank was asked."""
+        for group in self.groups:
+            group.grads.zero_()
+        total, last = 0.0, self.param.iter_size - 1
+        votes = torch.zeros(3)
+        wait = None
+        for part in range(self.param.iter_size):
+            loss = self.net.forward()
+            total = float32(total + float(loss))
+            self._reduction.begin(part == last)
+            if part == last:
+                votes = self._votes(total)
+                wait = self._ranks.sum(votes)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._reduction.finish()
+        if wait is not None:
+            wait()
+        mean = float32(total / self.param.iter_size)
+        stop, snapshot, lost = votes.tolist()
+        if lost:
+            self._checked(mean if not math.isfinite(mean) else math.nan)
+        return mean, Requests(bool(stop), bool(snapshot))
+
+    def _votes(self, loss: float) -> torch.Tensor:
+        """Say what this rank was asked, and whether its loss is no number: every rank must know alike."""
+        asked = self._requests
+        votes = torch.tensor([asked.stop, asked.snapshot, not math.isfinite(loss)], dtype=torch.float32)
+        asked.stop = asked.snapshot = False
+        return votes
+
+    def _checked(self, loss: float) -> float:
+        if math.isfinite(loss):
+            return loss
+        hint = "lower the rate, or look at the data; Caffe would train on and return 0"
+        raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
+
+    def _display(self, shown: float) -> None:
+        self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {number(shown)}")
+        for place, (output, value) in enumerate(self.net.scores()):
+            self._log.info("solver.cpp:333", f"    Train net output #{place}: {describe(output, value)}")
+
+    def _test_all(self) -> None:
+        for place, net in enumerate(self.test_nets):
+            if not self._stopped:
+                self._test(place, net)
+
+    @torch.no_grad()
+    def _test(self, place: int, net: Net) -> None:
+        """Average a TEST net's outputs over test_iter batches, and over the ranks."""
+        self._log.info("solver.cpp:474", f"Iteration {self.iteration}, Testing net (#{place})")
+        count = self.param.test_iter[place]
+        outputs: list[Output] = []
+        sums = torch.zeros(0)
+        loss = torch.zeros(1)
+        for batch in range(count):
+            if self._interrupted():
+                self._log.info("solver.cpp:528", "Test interrupted.")
+                return
+            loss += net.forward()
+            scores = net.scores()
+            values = torch.tensor([value for _, value in scores])
+            sums = values if batch == 0 else sums + values
+            outputs = [output for output, _ in scores]
+        together = torch.cat([loss, sums])
+        self._ranks.sum(together)()
+        together /= count * self._ranks.ranks
+        if self.param.test_compute_loss:
+            self._log.info("solver.cpp:540", f"Test loss: {number(float(together[0]))}")
+        for index, (output, value) in enumerate(zip(outputs, together[1:].tolist(), strict=True)):
+            text = f"    Test net output #{index}: {describe(output, value)}"
+            self._log.info("solver.cpp:562", text)
+
+    def _interrupted(self) -> bool:
+        """Act on requests between test batches; several ranks do it after their next iteration, together."""
+        if self._ranks.ranks > 1:
+            return False
+        if self._requests.snapshot:
+            self._requests.snapshot = False
+            self._snapshot()
+        self._stopped, self._requests.stop = self._requests.stop, False
+        return self._stopped
+
+    def _snapshot(self) -> None:
+        if self._ranks.rank == 0:
+            state = self.schedule.state(self.iteration)
+            save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)

@@ -1,0 +1,211 @@
+"""From a Datum to the pixels of a batch: decode, resize, crop, mirror, mean and scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import cv2
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.weights import blob_shape, blob_values
+from caffe_recipes.errors import DataError, InputError
+
+Pixels = NDArray[np.uint8] | NDArray[np.float32]
+Resize = Callable[[Pixels, Random], Pixels]
+
+_INTERPOLATION = {
+    pb.ResizeParameter.LINEAR: cv2.INTER_LINEAR,
+    pb.ResizeParameter.AREA: cv2.INTER_AREA,
+    pb.ResizeParameter.NEAREST: cv2.INTER_NEAREST,
+    pb.ResizeParameter.CUBIC: cv2.INTER_CUBIC,
+    pb.ResizeParameter.LANCZOS4: cv2.INTER_LANCZOS4,
+}
+
+# What of TransformationParameter the engine does; the rest is refused, for Caffe would not ignore it.
+_DONE = frozenset(
+    "scale mirror crop_size mean_file mean_value force_color force_gray random_resize_param "
+    "random_aspect_ratio_param".split()
+)
+
+# IPP's CUBIC rounds some pixels differently from the OpenCV that the target is built with, and ranks
+# already use all cores.
+cv2.ipp.setUseIPP(False)
+cv2.setNumThreads(1)
+
+
+def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
+    """Give a Datum's pixels as (height, width, channels), BGR; raises ValueError, saying what is wrong."""
+    if not datum.encoded:
+        shape = (datum.channels, datum.height, datum.width)
+        values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
+        if values.size != math.prod(shape) or not values.size:
+            raise ValueError(f"holds {values.size} values, not {' x '.join(map(str, shape))}")
+        return values.reshape(shape).transpose(1, 2, 0)
+    flag = cv2.IMREAD_UNCHANGED
+    if param.force_color or param.force_gray:
+        flag = cv2.IMREAD_COLOR if param.force_color else cv2.IMREAD_GRAYSCALE
+    image = cv2.imdecode(np.frombuffer(datum.data, np.uint8), flag) if datum.data else None
+    if image is None:
+        raise ValueError("is no image that OpenCV can decode")
+    if image.dtype != np.uint8:
+        raise ValueError("has more than 8 bits per channel")
+    return image if image.ndim == 3 else image[:, :, None]
+
+
+def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, random: Random) -> Pixels:
+    """Resize so that the shorter side is `shorter`; the longer is rounded down in float32, as Caffe's."""
+    height, width = image.shape[:2]
+    if height < width:
+        longer = int(np.float32(width) / np.float32(height) * np.float32(shorter))
+        return _resize(image, shorter, longer, param, random)
+    longer = int(np.float32(height) / np.float32(width) * np.float32(shorter))
+    return _resize(image, longer, shorter, param, random)
+
+
+def _resize(image: Pixels, height: int, width: int, param: pb.ResizeParameter, random: Random) -> Pixels:
+    modes = param.interp_mode
+    mode = modes[0 if len(modes) == 1 else random.randrange(len(modes))] if modes else param.LINEAR
+    resized: Pixels = cv2.resize(image, (width, height), interpolation=_INTERPOLATION[mode])
+    return resized if resized.ndim == 3 else resized[:, :, None]
+
+
+def random_resize(param: pb.TransformationParameter) -> Resize:
+    """Make `random_resize_param`: the shorter side is drawn from [min_size, max_size], the ratio kept."""
+    own = param.random_resize_param
+
+    def resize(image: Pixels, random: Random) -> Pixels:
+        low = own.min_size or min(image.shape[:2])
+        high = own.max_size or max(image.shape[:2])
+        return resize_to_shorter(image, random.randint(low, high), own.resize_param, random)
+
+    return resize
+
+
+def random_aspect_ratio(param: pb.TransformationParameter) -> Resize:
+    """Make `random_aspect_ratio_param`: a random part of the image, resized to crop_size squared.
+
+    Its area ratio a and side ratio c are drawn in steps of 1/1000; the part is sqrt(a * area) * c high and
+    sqrt(a * area) / c wide, or the other way round. After max_attempt misses: the shorter side to crop_size.
+    """
+    own, size = param.random_aspect_ratio_param, param.crop_size
+    change = own.aspect_ratio_change
+
+    def resize(image: Pixels, random: Random) -> Pixels:
+        height, width = image.shape[:2]
+        for _ in range(own.max_attempt):
+            side = math.sqrt(_draw(random, own.min_area_ratio, own.max_area_ratio) * height * width)
+            ratio = _draw(random, change, 1 / change)
+            h, w = int(side * ratio), int(side / ratio)
+            if _draw(random, 0, 1) < 0.5:
+                h, w = w, h
+            if 0 < h <= height and 0 < w <= width:
+                y, x = random.randrange(height - h + 1), random.randrange(width - w + 1)
+                return _resize(image[y : y + h, x : x + w], size, size, own.resize_param, random)
+        return resize_to_shorter(image, size, own.resize_param, random)
+
+    return resize
+
+
+def _draw(random: Random, low: float, high: float) -> float:
+    """Draw from [low, high] in steps of 1/1000."""
+    return (random.randrange(int((high - low) * 1000 + 1)) + low * 1000) / 1000
+
+
+class Transform:
+    """The transform of one data layer. Raises InputError for parameters that the engine does not do."""
+
+    def __init__(self, param: pb.TransformationParameter, phase: int) -> None:
+        check_transform(param)
+        self._param, self._crop, self._training = param, param.crop_size, phase == pb.TRAIN
+        self._resize: Resize | None = None
+        if param.HasField("random_resize_param"):
+            self._resize = random_resize(param)
+        elif param.HasField("random_aspect_ratio_param"):
+            self._resize = random_aspect_ratio(param)
+        self._mean_image = load_mean(param.mean_file) if param.HasField("mean_file") else None
+        self._mean = np.array(param.mean_value, np.float32)
+        self._scale = np.float32(param.scale)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether images are resized: what Caffe does wrong with Datums that are not encoded."""
+        return self._resize is not None
+
+    def apply(self, image: Pixels, random: Random) -> Pixels:
+        """Resize, crop and mirror one image; raises ValueError, saying what is wrong with it."""
+        if self._resize is not None:
+            image = self._resize(image, random)
+        height, width = image.shape[:2]
+        mean = self._mean_image
+        if mean is not None and mean.shape != image.shape:
+            raise ValueError(f"is {image.shape[::-1]} and mean_file {mean.shape[::-1]}")
+        top, left = 0, 0
+        size = self._crop
+        if size:
+            if height < size or width < size:
+                raise ValueError(f"is {height} x {width}, smaller than crop_size {size}")
+            top, left = self._corner(height - size, width - size, random)
+            height = width = size
+        window = (slice(top, top + height), slice(left, left + width))
+        pixels: Pixels = image[window]
+        if mean is not None:
+            pixels = pixels.astype(np.float32) - mean[window]
+        return pixels[:, ::-1] if self._param.mirror and random.randrange(2) else pixels
+
+    def _corner(self, down: int, right: int, random: Random) -> tuple[int, int]:
+        if self._training:
+            return random.randrange(down + 1), random.randrange(right + 1)
+        return down // 2, right // 2
+
+    def normalise(self, images: list[Pixels]) -> NDArray[np.float32]:
+        """Make a batch (n, channels, height, width) of images of one size: (pixel - mean_value) * scale."""
+        batch = np.stack(images).transpose(0, 3, 1, 2).astype(np.float32, order="C")
+        if self._mean.size:
+            if self._mean.size not in (1, batch.shape[1]):
+                raise ValueError(f"has {batch.shape[1]} channels and mean_value {self._mean.size} values")
+            batch -= self._mean[:, None, None]
+        if self._scale != 1:
+            batch *= self._scale
+        return batch
+
+
+def check_transform(param: pb.TransformationParameter) -> None:
+    """Raise InputError for what the engine does not do, or Caffe would stop at."""
+    for field, _ in param.ListFields():
+        if field.name not in _DONE and getattr(param, field.name):
+            raise InputError("transform_param", f"{field.name} is not supported", "remove it")
+    if param.HasField("mean_file") and param.mean_value:
+        raise InputError("transform_param", "has mean_file and mean_value", "give only one")
+    if param.force_color and param.force_gray:
+        raise InputError("transform_param", "has force_color and force_gray", "give only one")
+    if param.HasField("random_resize_param"):
+        sizes = param.random_resize_param
+        if sizes.max_size and sizes.max_size < sizes.min_size:
+            raise InputError("random_resize_param", "max_size is below min_size", "swap them")
+    elif param.HasField("random_aspect_ratio_param"):
+        own = param.random_aspect_ratio_param
+        if not param.crop_size:
+            raise InputError("random_aspect_ratio_param", "needs crop_size", "give crop_size")
+        if not 0 < own.min_area_ratio <= own.max_area_ratio or not 0 < own.aspect_ratio_change <= 1:
+            what = "needs 0 < min_area_ratio <= max_area_ratio and 0 < aspect_ratio_change <= 1"
+            raise InputError("random_aspect_ratio_param", what, "mend them")
+
+
+def load_mean(path: str) -> NDArray[np.float32]:
+    """Read a mean image (a BlobProto) as (height, width, channels); raises DataError."""
+    try:
+        blob = pb.BlobProto.FromString(Path(path).read_bytes())
+        values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}", "give the path of a mean file") from None
+    except (DecodeError, ValueError):
+        raise DataError(path, "is no mean file", "make it with compute_image_mean") from None
+    if values.ndim != 3:
+        raise DataError(path, "is no mean file", "make it with compute_image_mean")
+    return values.transpose(1, 2, 0)

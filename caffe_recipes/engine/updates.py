@@ -1,0 +1,156 @@
+"""Caffe's update rules, on flat buffers: all parameters of one rate and decay are updated as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.rates import float32
+from caffe_recipes.engine.glog import Log, number
+from caffe_recipes.engine.net import Net
+
+_ALIGNED = 16  # floats: each parameter starts on a cache line, as the convolutions like it
+
+
+@dataclass
+class Group:
+    """The parameters of one (lr_mult, decay_mult), side by side; `places` are (param, start, stop)."""
+
+    lr_mult: float
+    decay_mult: float
+    weights: Tensor
+    grads: Tensor
+    history: list[Tensor]
+    places: list[tuple[int, int, int]]
+
+
+Rule = Callable[[Group, float, pb.SolverParameter, int], None]
+
+
+def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
+    """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them."""
+    members: dict[tuple[float, float], list[int]] = {}
+    for index, param in enumerate(net.params):
+        members.setdefault((param.lr_mult, param.decay_mult), []).append(index)
+    moved: dict[int, Tensor] = {}
+    groups = []
+    for (lr_mult, decay_mult), indices in members.items():
+        places, size = [], 0
+        for index in indices:
+            count = net.params[index].tensor.numel()
+            places.append((index, size, size + count))
+            size += -(-count // _ALIGNED) * _ALIGNED
+        weights, grads = torch.zeros(size), torch.zeros(size)
+        history = [torch.zeros(size) for _ in range(HISTORIES[solver.type])]
+        for index, start, stop in places:
+            param = net.params[index]
+            view = weights[start:stop].view(param.tensor.shape)
+            view.copy_(param.tensor)
+            if lr_mult and param.has_gradient:
+                view.requires_grad_()
+                view.grad = grads[start:stop].view(view.shape)
+            moved[id(param.tensor)] = view
+        groups.append(Group(lr_mult, decay_mult, weights, grads, history, places))
+    net.rebind(lambda tensor: moved[id(tensor)])
+    return groups
+
+
+@torch.no_grad()
+def update(
+    groups: Iterable[Group], solver: pb.SolverParameter, rate: float, iteration: int, log: Log
+) -> None:
+    """Clip, average over iter_size, regularise and apply one update at `rate`."""
+    groups = [group for group in groups if group.lr_mult]
+    if solver.clip_gradients >= 0:
+        _clip(groups, solver.clip_gradients, log)
+    for group in groups:
+        if solver.iter_size > 1:
+            group.grads.mul_(1 / solver.iter_size)
+        decay = float32(solver.weight_decay * group.decay_mult)
+        if decay:
+            pull = group.weights.sign() if solver.regularization_type == "L1" else group.weights
+            group.grads.add_(pull, alpha=decay)
+        RULES[solver.type](group, float32(rate * group.lr_mult), solver, iteration)
+
+
+def _clip(groups: list[Group], limit: float, log: Log) -> None:
+    """Scale all gradients so that their norm is at most `limit`: of the sum over iter_size, as Caffe's."""
+    norm = math.sqrt(sum(float(group.grads.dot(group.grads)) for group in groups))
+    if norm > limit:
+        factor = limit / norm
+        log.info(
+            "sgd_solver.cpp:203",
+            f"Gradient clipping: scaling down gradients (L2 norm {number(norm)} > {number(limit)}) "
+            f"by scale factor {number(factor)}",
+        )
+        for group in groups:
+            group.grads.mul_(factor)
+
+
+def _sgd(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """V = momentum V + rate g; W -= V. The rate is inside the history."""
+    (velocity,) = group.history
+    velocity.mul_(solver.momentum).add_(group.grads, alpha=rate)
+    group.weights.sub_(velocity)
+
+
+def _nesterov(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """V' = momentum V + rate g; W -= (1 + momentum) V' - momentum V."""
+    (velocity,) = group.history
+    group.weights.add_(velocity, alpha=solver.momentum)
+    velocity.mul_(solver.momentum).add_(group.grads, alpha=rate)
+    group.weights.sub_(velocity, alpha=1 + solver.momentum)
+
+
+def _adagrad(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """H += g^2; W -= rate g / (sqrt(H) + delta)."""
+    (squares,) = group.history
+    squares.addcmul_(group.grads, group.grads)
+    group.weights.addcdiv_(group.grads, squares.sqrt().add_(solver.delta), value=-rate)
+
+
+def _rmsprop(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """H = d H + (1 - d) g^2; V = momentum V + rate g / sqrt(H + delta); W -= V."""
+    squares, velocity = group.history
+    squares.mul_(solver.rms_decay).addcmul_(group.grads, group.grads, value=1 - solver.rms_decay)
+    velocity.mul_(solver.momentum).addcdiv_(group.grads, squares.add(solver.delta).sqrt_(), value=rate)
+    group.weights.sub_(velocity)
+
+
+def _adadelta(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """H = m H + (1 - m) g^2; u = g sqrt((U + delta) / (H + delta)); U = m U + (1 - m) u^2; W -= rate u."""
+    squares, updates = group.history
+    share = 1 - solver.momentum
+    squares.mul_(solver.momentum).addcmul_(group.grads, group.grads, value=share)
+    step = updates.add(solver.delta).div_(squares + solver.delta).sqrt_().mul_(group.grads)
+    updates.mul_(solver.momentum).addcmul_(step, step, value=share)
+    group.weights.sub_(step, alpha=rate)
+
+
+def _adam(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+    """Moments m and v; W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), t from 1."""
+    first, second = group.history
+    beta1, beta2 = solver.momentum, solver.momentum2
+    first.mul_(beta1).add_(group.grads, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(group.grads, group.grads, value=1 - beta2)
+    correction = math.sqrt(1 - beta2 ** (iteration + 1)) / (1 - beta1 ** (iteration + 1))
+    group.weights.addcdiv_(first, second.sqrt().add_(solver.delta), value=-rate * correction)
+
+
+RULES: dict[str, Rule] = {
+    "SGD": _sgd,
+    "Nesterov": _nesterov,
+    "AdaGrad": _adagrad,
+    "RMSProp": _rmsprop,
+    "AdaDelta": _adadelta,
+    "Adam": _adam,
+}
+
+# How many blobs of history each rule keeps for a parameter; a solverstate holds all first ones, then all
+# second ones.
+HISTORIES = {"SGD": 1, "Nesterov": 1, "AdaGrad": 1, "RMSProp": 2, "AdaDelta": 2, "Adam": 2}
