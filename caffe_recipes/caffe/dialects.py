@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from caffe_recipes.caffe import pb
 
 # What our Caffe has in place of a field of another.
-_COUNTERPARTS = {
+COUNTERPARTS = {
     ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter",
     ("SolverParameter", "rampup_lr"): "the warm-up starts at warmup_start_lr",
     ("SolverParameter", "weights"): "weights are an argument, -weights",
@@ -102,15 +102,6 @@ def solver_type_dialects(name: str) -> tuple[str, ...]:
     ('nvcaffe',)
     """
     return tuple(dialect.name for dialect in load_dialects().values() if name in dialect.solver_types)
-
-
-def counterpart(owner: str, name: str) -> str:
-    """Say what our Caffe has in place of another's field; empty where nothing is known.
-
-    >>> counterpart("SolverParameter", "rampup_interval")
-    'the warm-up is warmup_iter'
-    """
-    return _COUNTERPARTS.get((owner, name), "")
 
 
 def _dialect(name: str, entry: dict[str, Any]) -> Dialect:

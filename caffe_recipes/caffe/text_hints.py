@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import counterpart, field_dialects
+from caffe_recipes.caffe.dialects import COUNTERPARTS, field_dialects
 
 _MOST_OWNERS = 3
 
@@ -21,7 +21,7 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     """
     others = field_dialects(message, name)
     if others:
-        here = counterpart(message, name)
+        here = COUNTERPARTS.get((message, name))
         return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
     near = difflib.get_close_matches(name, known, n=1)
     if near:

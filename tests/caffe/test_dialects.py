@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import (
+    COUNTERPARTS,
+    Definition,
+    field_dialects,
+    layer_type_dialects,
+    load_dialects,
+    lr_policy_dialects,
+    solver_type_dialects,
+)
+
+REFERENCE = Path(__file__).parents[3] / "shared/reference/dialects.json"
+ALL = ("surfsara", "intel", "bvlc", "nvcaffe")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "known"),
+    [
+        ("SolverParameter", "base_lr", ALL),
+        ("SolverParameter", "rampup_interval", ("nvcaffe",)),
+        ("SolverParameter", "warmup_iter", ("surfsara", "intel")),
+        ("SolverParameter", "lr_iter", ("surfsara",)),
+        ("SolverParameter", "test_offset", ("intel",)),
+        ("SolverParameter", "gama", ()),
+        ("PoolingParameter.RoundMode", "FLOOR", ("bvlc",)),
+        ("PoolingParameter.Engine", "MKLDNN", ("surfsara", "intel")),
+        ("PoolingParameter.Engine", "CAFFE", ALL),
+        ("Phase", "TEST", ALL),
+        ("RandomResizeParameter", "min_size", ("surfsara", "intel")),
+        ("ClipParameter", "min", ("bvlc",)),
+        ("NoSuchParameter", "x", ()),
+        ("NoSuchParameter.Engine", "x", ()),
+    ],
+)
+def test_field_is_known_to(owner: str, name: str, known: tuple[str, ...]) -> None:
+    assert field_dialects(owner, name) == known
+
+
+def test_words_are_known_to() -> None:
+    assert layer_type_dialects("Convolution") == ALL
+    assert layer_type_dialects("Swish") == ("intel", "bvlc")
+    assert layer_type_dialects("Konvolution") == ()
+    assert lr_policy_dialects("poly_cyc") == ("surfsara",)
+    assert lr_policy_dialects("poly") == ALL
+    assert solver_type_dialects("SAG") == ("nvcaffe",)
+
+
+def test_every_counterpart_answers_a_field_of_another_caffe() -> None:
+    for owner, name in COUNTERPARTS:
+        assert field_dialects(owner, name)
+        assert "surfsara" not in field_dialects(owner, name)
+
+
+def test_what_is_missing_or_changed_is_ours_and_what_is_added_is_not() -> None:
+    for dialect in load_dialects().values():
+        for owner, names in dialect.missing.items():
+            assert all("surfsara" in field_dialects(owner, name) for name in names or ())
+        for owner, definitions in dialect.changed.items():
+            assert all("surfsara" in field_dialects(owner, name) for name in definitions)
+        for owner, definitions in dialect.added.items():
+            assert not any("surfsara" in field_dialects(owner, name) for name in definitions)
+
+
+def test_a_changed_field_is_told_as_the_other_defines_it() -> None:
+    changed = load_dialects()["nvcaffe"].changed["DataParameter"]
+    assert changed["shuffle"] == Definition(14, "optional", "bool", "false")
+    assert pb.DataParameter.SHUFFLE_FIELD_NUMBER == 11
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="../shared/reference is not here to compare with")
+def test_data_are_the_references_whole() -> None:
+    reference = json.loads(REFERENCE.read_text())
+    assert list(load_dialects()) == list(reference)
+    for name, dialect in load_dialects().items():
+        entry = reference[name]
+        assert (dialect.repository, dialect.commit) == (entry["repository"], entry["commit"])
+        for words in ("layer_types", "lr_policies", "solver_types"):
+            assert getattr(dialect, words) == set(entry[words])
+        assert plain(dialect.added) == entry.get("only_here", {})
+        missing = {o: "whole" if n is None else sorted(n) for o, n in dialect.missing.items()}
+        assert missing == {
+            o: n if n == "whole" else sorted(n) for o, n in entry.get("missing_here", {}).items()
+        }
+        assert plain(dialect.changed) == {
+            owner: {field: both[name] for field, both in fields.items()}
+            for owner, fields in entry.get("different_here", {}).items()
+        }
+
+
+def plain(owners: object) -> object:
+    """Turn definitions into the lists that JSON has."""
+    return json.loads(json.dumps(owners))
