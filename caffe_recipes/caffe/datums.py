@@ -35,10 +35,12 @@ class Datums:
     """
 
     def __init__(self, path: Path, environment: lmdb.Environment) -> None:
+        """Take over an environment; open_datums opens it."""
         self.path = path
         self._environment: lmdb.Environment | None = environment
 
     def __len__(self) -> int:
+        """Count the records."""
         return int(self._open.stat()["entries"])
 
     @cached_property
@@ -54,6 +56,7 @@ class Datums:
             return _parse(self.path, key, bytes(transaction.get(key) or b""))
 
     def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
+        """Read all records in key order."""
         with self._reading() as transaction:
             for key, value in transaction.cursor():
                 yield bytes(key), _parse(self.path, bytes(key), bytes(value))
@@ -63,14 +66,17 @@ class Datums:
         self._environment = None
 
     def __enter__(self) -> Datums:
+        """Keep the LMDB open for a `with` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the LMDB."""
         self.close()
 
     def __reduce__(self) -> tuple[Callable[[Path], Datums], tuple[Path]]:
+        """Pickle the path alone."""
         return open_datums, (self.path,)
 
     @contextmanager
