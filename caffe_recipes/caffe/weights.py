@@ -103,16 +103,6 @@ def save_message(message: Message, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_verified(path: str | Path, net: pb.NetParameter, phase: int = pb.TRAIN) -> pb.NetParameter:
-    """Read a caffemodel that fits `net`; raise WeightsError with the first misfit if it does not."""
-    weights = load_weights(path)
-    misfits = check_weights(weights, net, phase)
-    if misfits:
-        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-        raise WeightsError(path, misfits[0] + more, "give the caffemodel of this net")
-    return weights
-
-
 def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
     """Say where a caffemodel does not fit the layers that `net` has in `phase`; empty if it fits.
 
