@@ -103,6 +103,8 @@ def open_datums(path: str | Path) -> Datums:
     file = path / "data.mdb"
     try:
         size = file.stat().st_size
+        if not file.is_file():
+            raise DataError(path, "holds no data.mdb that is a file", "give another folder")
         key = file.resolve()
         environment = _environments.get(key) or lmdb.open(
             os.fspath(path), readonly=True, lock=False, create=False
@@ -112,8 +114,9 @@ def open_datums(path: str | Path) -> Datums:
         raise DataError(path, what, "give the folder that holds data.mdb") from None
     except NotADirectoryError:
         raise DataError(path, "is a file", "give the folder that holds data.mdb") from None
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(path, f"cannot be read: {reason}", "check the path and its permissions") from None
     except lmdb.Error as error:
         raise DataError(path, _reason(file, error), "build or copy the LMDB again") from None
     _environments[key] = environment

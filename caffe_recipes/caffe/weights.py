@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import WeightsError
 
 M = TypeVar("M", bound=Message)
+
+_LARGEST_BYTES = 2**31 - 1  # of any binary message
 
 # The only layer types of the old format that learn anything.
 _V1_LEARNED = {
@@ -149,14 +152,19 @@ def blob_values(blob: pb.BlobProto) -> Sequence[float]:
 
 
 def _read(path: str | Path, kind: str) -> bytes:
+    hint = f"give the path of a {kind}"
     try:
+        status = Path(path).stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise WeightsError(path, "is a folder", hint)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
+            raise WeightsError(path, f"is no {kind}: not a file of at most 2 GiB", hint)
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        raise WeightsError(path, "no such file", f"give the path of a {kind}") from None
-    except IsADirectoryError:
-        raise WeightsError(path, "is a folder", f"give the path of a {kind}") from None
-    except OSError as error:
-        raise WeightsError(path, f"cannot be read: {error.strerror}", f"give the path of a {kind}") from None
+        raise WeightsError(path, "no such file", hint) from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(path, f"cannot be read: {reason}", hint) from None
     if not data:
         raise WeightsError(path, "is empty", "copy it again: a whole snapshot is never empty")
     return data

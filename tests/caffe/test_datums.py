@@ -131,7 +131,11 @@ def not_an_lmdb(folder: Path) -> Iterator[tuple[Path, str]]:
         (folder / name / "data.mdb").write_bytes(data)
         yield folder / name, "is empty" if name == "empty" else "is no LMDB"
     (folder / "nested" / "data.mdb").mkdir(parents=True)
-    yield folder / "nested", "cannot be opened"
+    yield folder / "nested", "no data.mdb that is a file"
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "fifo" / "data.mdb")
+    yield folder / "fifo", "no data.mdb that is a file"
+    yield folder / "a\0b", "cannot be read: embedded null"
     yield folder / ("x" * 300), "cannot be read: File name too long"
     yield build_raw(folder / "zero", {}), "holds no records"
     whole = build(folder / "whole", [raw(i, size=64) for i in range(9)])

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +169,20 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, load: Callable[
         load(tmp_path)
     with pytest.raises(WeightsError, match="cannot be read"):
         load(tmp_path / ("x" * 300))
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load(tmp_path / "a\0b")
+
+
+@pytest.mark.parametrize("load", [load_weights, load_solverstate])
+def test_what_would_never_end_or_never_fit_is_not_read(
+    tmp_path: Path, load: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for path in (tmp_path / "fifo", tmp_path / "huge", Path("/dev/zero")):
+        with pytest.raises(WeightsError, match="not a file of at most 2 GiB"):
+            load(path)
 
 
 def test_every_cut_of_a_snapshot_is_refused_or_found_out(tmp_path: Path) -> None:
