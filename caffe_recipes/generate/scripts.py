@@ -1,0 +1,107 @@
+"""The standalone job script of a recipe: bash text that needs no Python of ours."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.generate.header import header_line
+from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+
+def render_run_script(recipe: Recipe) -> str:
+    """Render `jobs/<recipe>/run.sh`: the published chain, resumable, needing no Python of ours."""
+    cluster = recipe.cluster
+    threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    values = {
+        "recipe": recipe,
+        "cluster": cluster,
+        "header": header_line(recipe),
+        "threads": " ".join(f"{name}={shlex.quote(value)}" for name, value in threads.items()),
+        "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
+        if cluster.mlsl
+        else {},
+        "launch": _launch_lines(recipe, threads),
+        "prototxts": [f"solver_{phase.name}.prototxt" for phase in recipe.phases]
+        + [f"{net}.prototxt" for net in recipe.nets],
+        "phases": [_phase_values(recipe, phase) for phase in recipe.phases],
+        "given_weights": _given_weights(recipe),
+        "model": _model_file(recipe.phases[-1]),
+        "lmdb_hint": _lmdb_hint(recipe),
+    }
+    return _templates().get_template("run.sh.j2").render(values)
+
+
+def _launch_lines(recipe: Recipe, threads: dict[str, str]) -> list[str]:
+    """Return the launcher's words for the shell, up to the trainer: its shape, then one variable a line."""
+    cluster = recipe.cluster
+    argv = hydra_argv(
+        (),
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.ranks_per_node,
+        environment=threads,
+        fabric=cluster.fabric,
+    )
+    variables_at = len(argv) - 3 * len(threads)
+    starts = [0, *range(variables_at, len(argv), 3)]
+    return [shlex.join(argv[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
+    start = recipe.starts_from(phase)
+    return {
+        "name": phase.name,
+        "net": phase.net,
+        "weights": _model_file(start) if isinstance(start, Phase) else start or "",
+        "snapshot": phase.final_snapshot,
+        "iterations": phase.max_iter,
+        "epochs": epochs_of(phase.max_iter, recipe.cluster.global_batch, recipe.data.train.images),
+        "comment": phase.comment,
+    }
+
+
+def _model_file(phase: Phase) -> str:
+    """Name a phase's fetched snapshot in the Caffe root."""
+    return posixpath.basename(phase.final_snapshot)
+
+
+def _given_weights(recipe: Recipe) -> list[str]:
+    """List the weights that no phase makes."""
+    starts = (recipe.starts_from(phase) for phase in recipe.phases)
+    return list(dict.fromkeys(start for start in starts if isinstance(start, str)))
+
+
+def _lmdb_hint(recipe: Recipe) -> str:
+    """Say what to do about a missing LMDB."""
+    source = recipe.data.train.source
+    if recipe.data.prepare and source:
+        folder = shlex.quote(posixpath.dirname(source) or ".")
+        return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
+    return "build it with convert_imageset"
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """Return the templates, with `sh`: a value as one word of the shell, plain where it may be."""
+    folder = resources.files("caffe_recipes.templates")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        undefined=jinja2.StrictUndefined,
+        # bash's ${#array[@]} is no comment
+        comment_start_string="{%#",
+        comment_end_string="#%}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["sh"] = shlex.quote
+    return environment

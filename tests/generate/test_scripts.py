@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.generate.scripts import render_run_script
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import load_recipe
+
+SHIPPED = ("stampede2-64n-72ep", "digits-local")
+HOSTILE = "a b'c\"$(touch hacked)`touch hacked`\\ é* ~ {x,y} #"
+
+
+def changed(recipe: Recipe, **parts: object) -> Recipe:
+    return recipe.model_copy(update=parts)
+
+
+def hostile_recipe() -> Recipe:
+    """A recipe whose every free text is hostile to a shell."""
+    recipe = load_recipe("stampede2-64n-72ep")
+    train = changed(recipe.data.train, lmdb=f"/tmp/{HOSTILE}", source=HOSTILE)
+    test = changed(recipe.data.test, lmdb=HOSTILE)
+    first, second = recipe.phases[:2]
+    return changed(
+        recipe,
+        title=HOSTILE,
+        trainer=f"./{HOSTILE}",
+        prototxt_dir=HOSTILE,
+        data=changed(recipe.data, train=train, test=test, prepare="digits"),
+        cluster=changed(recipe.cluster, kmp_affinity=HOSTILE),
+        phases=(
+            changed(first, snapshot_prefix=f"/tmp/{HOSTILE}", comment=HOSTILE),
+            changed(second, weights=f"{HOSTILE}.caffemodel"),
+        ),
+    )
+
+
+def check_bash(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("recipe", [*map(load_recipe, SHIPPED), hostile_recipe()], ids=[*SHIPPED, "hostile"])
+def test_the_script_is_clean_bash(recipe: Recipe) -> None:
+    script = render_run_script(recipe)
+    check_bash(script)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; bash -n passed")
+    done = subprocess.run(
+        ["shellcheck", "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+    )
+    assert done.stdout == ""
+
+
+def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
+    script = render_run_script(hostile_recipe())
+    ask = """
+    mpiexec.hydra() { :; }
+    exec() { printf '%s\\n' "OMP $OMP_NUM_THREADS" "KMP $KMP_AFFINITY" "$@"; }
+    show() { printf '%s\\n' "$@"; }
+    train solver.prototxt ""; evaluate model; chain show
+    show "$LMDB" "$TEST_LMDB" "$LMDB_SOURCE" "$PROTOTXT_DIR"
+    """
+    text = script.removesuffix('main "$@"\n') + ask
+    done = subprocess.run(
+        ["bash", "-s"], input=text, capture_output=True, text=True, check=True, cwd=tmp_path, env={}
+    )
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line == f"KMP {HOSTILE}"] == [f"KMP {HOSTILE}"] * 2
+    assert lines.count(f"./{HOSTILE}") == 2
+    assert f"/tmp/{HOSTILE}_iter_7800.caffemodel" in lines
+    assert f"{HOSTILE}.caffemodel" in lines
+    assert lines[-4:] == [f"/tmp/{HOSTILE}", HOSTILE, HOSTILE, HOSTILE]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_values_are_written_plainly() -> None:
+    script = render_run_script(load_recipe("stampede2-64n-72ep"))
+    assert (
+        "  OMP_NUM_THREADS=22 KMP_AFFINITY=granularity=fine,compact,1,0 \\\n"
+        "    exec mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile \\\n"
+        "    -genv OMP_NUM_THREADS 22 \\\n"
+        "    -genv KMP_AFFINITY granularity=fine,compact,1,0 \\\n"
+        '    ./build/tools/caffe train --solver="$1" ${2:+--weights="$2"}\n'
+    ) in script
+    assert "export MLSL_NUM_SERVERS=2\nexport MLSL_SERVER_AFFINITY=39,38,43,42\n" in script
+
+
+def test_what_the_recipe_does_not_set_is_not_passed() -> None:
+    script = render_run_script(load_recipe("digits-local"))
+    for word in ("PSM2", "KMP_AFFINITY", "MLSL_"):
+        assert word not in script
+    assert "mpiexec.hydra -l -n 2 -ppn 2 -f hostfile" in script
+
+
+def test_a_phase_starts_from_the_phase_or_file_that_the_recipe_names() -> None:
+    recipe = load_recipe("digits-local")
+    init, cyc1, cyc2, *_ = recipe.phases
+    phases = (
+        changed(init, weights="given/start.caffemodel"),
+        changed(cyc1, weights="none"),
+        changed(cyc2, weights="init"),
+    )
+    script = render_run_script(changed(recipe, phases=phases))
+    assert '"$1" init train_val given/start.caffemodel \\\n' in script
+    assert "\"$1\" cyc1 train_val '' \\\n" in script
+    assert '"$1" cyc2 train_val digits_init_iter_560.caffemodel \\\n' in script
+    assert "for file in given/start.caffemodel; do" in script
+
+
+def test_without_an_evaluation_none_is_made() -> None:
+    script = render_run_script(changed(load_recipe("digits-local"), evaluation=None))
+    assert "evaluat" not in script
+    check_bash(script)
+
+
+def test_a_recipe_that_prepares_its_data_says_how() -> None:
+    script = render_run_script(load_recipe("digits-local"))
+    assert "caffe-recipes data build digits --out examples/digits" in script
+
+
+def test_the_published_slips_are_named() -> None:
+    script = render_run_script(load_recipe("stampede2-64n-72ep"))
+    comment = "\n".join(line for line in script.splitlines() if line.startswith("#"))
+    for slip in ("without\n# backslashes", "a stray `; '`", "without the underscore"):
+        assert slip in comment
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_text_is_the_same_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = render_run_script(load_recipe(name))
+    monkeypatch.chdir(tmp_path)
+    assert render_run_script(load_recipe(name)) == here
+    assert str(Path(__file__).resolve().parents[2]) not in here
+    assert shlex.quote(str(Path.home())) not in here.split()

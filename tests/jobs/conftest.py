@@ -1,0 +1,182 @@
+"""A cluster of stand-ins: Stampede2 is not here, so `mpiexec.hydra`, `ssh` and `scp` only record and pretend.
+
+A call is a folder with its argv, environment and working directory. Each node is a folder with a `tmp` of
+its own, into which the recipe's paths under /tmp are mapped, so that nothing is written to the real one.
+A test changes what a stand-in does by a hook: shell text that it reads before it acts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.generate.scripts import render_run_script
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import load_recipe
+
+STAND_IN = r"""#!/bin/bash
+tool=${0##*/}
+call=$PLAY/calls/$(date +%s%N).$$.$tool
+mkdir -p "$call"
+printf '%s\0' "$@" >"$call/argv"
+cat /proc/$$/environ >"$call/environ"
+pwd >"$call/cwd"
+on_node() { printf '%s' "$PLAY/nodes/$1/tmp/${2#/tmp/}"; }
+finish() {
+  case $tool in
+    mpiexec.hydra)
+      solver=$(printf '%s\n' "$@" | sed -n 's/^--solver=//p')
+      prefix=$(sed -n 's/^snapshot_prefix: "\(.*\)"/\1/p' "$solver")
+      max_iter=$(sed -n 's/^max_iter: //p' "$solver")
+      echo "[0] I1120 11:49:33.77 6374 solver.cpp:436] Iteration $max_iter, loss = ${LOSS-0.87}" >&2
+      snapshot=$(on_node "$(head -n 1 hostfile)" "${prefix}_iter_$max_iter.caffemodel")
+      echo "weights of $solver" >"$snapshot"
+      ;;
+    ssh) sed -E "s#/tmp/(resnet_50|ilsvrc12)#$PLAY/nodes/$1/tmp/\1#g" | bash -s ;;
+    scp) cp "$(on_node "${1%%:*}" "${1#*:}")" "$2" ;;
+  esac
+}
+[ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
+finish "$@"
+"""
+CAFFE = '#!/bin/bash\nprintf "%s\\0" "$@" >"$PLAY/test.argv"\necho "loss3/top-1 = 0.762781" >&2\n'
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a stand-in was called with."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+
+
+class StandInCluster:
+    """A Caffe root, nodes and a generated run.sh for one recipe."""
+
+    def __init__(self, work: Path, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.play = work / "play"
+        self.root = work / "caffe root"
+        self.script = work / "repository" / "jobs" / recipe.name / "run.sh"
+        self.prototxts = work / "repository" / "prototxt" / recipe.name
+        self.hosts = tuple(f"c401-{number:03}" for number in range(1, recipe.cluster.nodes + 1))
+        self.lmdb = "tmp/ilsvrc12_train_lmdb/data.mdb"
+        self._write_programs()
+        self._write_files()
+
+    def _write_programs(self) -> None:
+        for tool in ("mpiexec.hydra", "ssh", "scp"):
+            write(self.play / "bin" / tool, STAND_IN, 0o755)
+        write(self.root / "build/tools/caffe", CAFFE, 0o755)
+        write(self.script, render_run_script(self.recipe), 0o755)
+
+    def _write_files(self) -> None:
+        write(self.root / "hostfile", "".join(f"{host}\n" for host in self.hosts))
+        write(self.root / self.recipe.data.test.lmdb / "data.mdb", "validation images")
+        for host in self.hosts:
+            write(self.node(host) / self.lmdb, "training images")
+        for phase in self.recipe.phases:
+            text = f'snapshot_prefix: "{phase.snapshot_prefix}"\nmax_iter: {phase.max_iter}\n'
+            write(self.prototxts / f"solver_{phase.name}.prototxt", text)
+        for net in self.recipe.nets:
+            write(self.prototxts / f"{net}.prototxt", f'name: "{net}"\n')
+
+    def node(self, host: str) -> Path:
+        """Return the folder that stands for a node's disks."""
+        return self.play / "nodes" / host
+
+    def hook(self, tool: str, text: str) -> None:
+        """Change what a stand-in does."""
+        write(self.play / f"hook.{tool}", text)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start run.sh in the Caffe root, in a process group of its own."""
+        path = f"{self.play / 'bin'}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            [self.script, *arguments],
+            cwd=self.root,
+            env={"PATH": path, "HOME": str(self.play), "PLAY": str(self.play), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run run.sh to its end."""
+        process = self.start(*arguments, **environment)
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def calls(self, tool: str) -> list[Call]:
+        """Return a stand-in's calls so far, oldest first."""
+        folders = sorted(path for path in (self.play / "calls").glob(f"*.{tool}") if (path / "cwd").exists())
+        return [
+            Call(
+                argv=(tool, *zero_separated(folder / "argv")),
+                environment=dict(item.split("=", 1) for item in zero_separated(folder / "environ")),
+                folder=Path((folder / "cwd").read_text().rstrip("\n")),
+            )
+            for folder in folders
+        ]
+
+    def wait_for(self, path: Path) -> None:
+        """Wait until a file is there."""
+        deadline = time.monotonic() + 30
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{path} never came"
+            time.sleep(0.02)
+
+    def forget_calls(self) -> None:
+        """Forget the calls so far."""
+        shutil.rmtree(self.play / "calls", ignore_errors=True)
+
+    def contents(self) -> dict[str, bytes]:
+        """Return all files of the Caffe root."""
+        return {
+            str(path.relative_to(self.root)): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file()
+        }
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+
+
+def zero_separated(path: Path) -> list[str]:
+    return path.read_text().split("\0")[:-1]
+
+
+@pytest.fixture(scope="session")
+def published_cluster(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
+    """All 64 nodes and five phases, after a run; only to be looked at."""
+    cluster = StandInCluster(tmp_path_factory.mktemp("published"), load_recipe("stampede2-64n-72ep"))
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
+    return cluster
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> StandInCluster:
+    """The first two phases on two nodes."""
+    recipe = load_recipe("stampede2-64n-72ep")
+    cluster = recipe.cluster.model_copy(update={"nodes": 2})
+    return StandInCluster(
+        tmp_path, recipe.model_copy(update={"phases": recipe.phases[:2], "cluster": cluster})
+    )

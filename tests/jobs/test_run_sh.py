@@ -1,0 +1,117 @@
+"""run.sh of the 64-node recipe calls what was published, and goes on where it was."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import StandInCluster
+
+# The README's own commands, each on one line, without the stray `; '` behind the last one.
+PUBLISHED = r"""
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_init.prototxt
+scp $result:/tmp/resnet_50_64nodes_init_iter_7800.caffemodel .
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc1.prototxt --weights=resnet_50_64nodes_init_iter_7800.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc1_iter_3750.caffemodel .
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc2.prototxt --weights=resnet_50_64nodes_cyc1_iter_3750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc2_iter_4750.caffemodel .
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc3.prototxt --weights=resnet_50_64nodes_cyc2_iter_4750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc3_iter_4750.caffemodel .
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_collapse.prototxt --weights=resnet_50_64nodes_cyc3_iter_4750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
+"""  # noqa: E501
+EXPORTED = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "39,38,43,42"}
+FINAL = "resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
+
+
+def published(tool: str, first_host: str) -> list[tuple[tuple[str, ...], dict[str, str]]]:
+    """Return the published calls of a tool: argv, and the variables set before it."""
+    calls = []
+    for line in PUBLISHED.strip().splitlines():
+        words = shlex.split(line.replace("$result", first_host))
+        variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
+        argv = tuple(words[len(variables) :])
+        if argv[0] == tool:
+            calls.append((argv, dict(word.split("=", 1) for word in variables)))
+    assert len(calls) == 5
+    return calls
+
+
+def test_the_training_calls_are_the_published_ones(published_cluster: StandInCluster) -> None:
+    calls = published_cluster.calls("mpiexec.hydra")
+    expected = published("mpiexec.hydra", published_cluster.hosts[0])
+    assert [call.argv for call in calls] == [argv for argv, _ in expected]
+    for call, (_, variables) in zip(calls, expected, strict=True):
+        assert {**EXPORTED, **variables}.items() <= call.environment.items()
+        assert call.folder == published_cluster.root
+
+
+def test_the_snapshot_calls_are_the_published_ones_inside_a_subfolder(
+    published_cluster: StandInCluster,
+) -> None:
+    calls = published_cluster.calls("scp")
+    assert [call.argv for call in calls] == [argv for argv, _ in published("scp", "c401-001")]
+    assert all(published_cluster.root in call.folder.parents for call in calls)
+
+
+def test_the_last_model_is_evaluated_with_the_net_that_has_a_test_layer(
+    published_cluster: StandInCluster,
+) -> None:
+    argv = (published_cluster.play / "test.argv").read_text().split("\0")[:-1]
+    net = "models/intel_optimized_models/multinode/resnet50_custom_lr/train_val.prototxt"
+    assert argv == ["test", f"--model={net}", f"--weights={FINAL}", "--iterations=1000"]
+
+
+def test_a_second_run_trains_nothing_and_evaluates_again(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    small_cluster.forget_calls()
+    (small_cluster.play / "test.argv").unlink()
+    done = small_cluster.run()
+    assert done.returncode == 0, done.stderr
+    assert "loss3/top-1 = 0.762781" in done.stdout
+    assert small_cluster.calls("mpiexec.hydra") == small_cluster.calls("scp") == []
+    assert (small_cluster.play / "test.argv").exists()
+
+
+def test_a_run_that_failed_in_phase_2_goes_on_there(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", '[[ $* != *cyc1* ]] || { echo "no route" >&2; exit 7; }')
+    failed = small_cluster.run()
+    assert failed.returncode == 3
+    assert "cyc1: training returned 7; read logs/stampede2-64n-72ep/cyc1.log" in failed.stderr
+    log = small_cluster.root / "logs/stampede2-64n-72ep/cyc1.log"
+    assert log.read_text() == "no route\n"
+    assert not (small_cluster.play / "test.argv").exists()
+
+    small_cluster.hook("mpiexec.hydra", "")
+    small_cluster.forget_calls()
+    assert small_cluster.run().returncode == 0
+    assert [call.argv[-1] for call in small_cluster.calls("mpiexec.hydra")] == [
+        "--weights=resnet_50_64nodes_init_iter_7800.caffemodel"
+    ]
+    assert log.with_name("cyc1.log.old").read_text() == "no route\n"
+
+
+def test_the_caffe_root_may_be_elsewhere(small_cluster: StandInCluster) -> None:
+    elsewhere = small_cluster.root.rename(small_cluster.root.with_name("$(touch no) 'é'"))
+    small_cluster.root.mkdir()
+    assert small_cluster.run(CAFFE_ROOT=str(elsewhere)).returncode == 0
+    assert list(small_cluster.root.iterdir()) == []
+    assert small_cluster.calls("mpiexec.hydra")[0].folder == elsewhere
+    assert (elsewhere / "resnet_50_64nodes_cyc1_iter_3750.caffemodel").exists()
+
+
+def test_prototxts_are_placed_where_the_solvers_name_them(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    target = small_cluster.root / small_cluster.recipe.prototxt_dir
+    placed = {path.name: path.read_text() for path in target.iterdir()}
+    assert placed == {path.name: path.read_text() for path in small_cluster.prototxts.iterdir()}
+
+
+def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
+    done = small_cluster.run("--help")
+    assert done.returncode == 0
+    assert "Usage: [CAFFE_ROOT=DIR]" in done.stdout
+    assert "set -euo" not in done.stdout
+    assert small_cluster.calls("mpiexec.hydra") == []

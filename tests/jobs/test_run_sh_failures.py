@@ -1,0 +1,120 @@
+"""A phase counts only when its snapshot was written by this run and has come over whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import StandInCluster
+
+INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
+LOGS = "logs/stampede2-64n-72ep"
+# An mpiexec that trains until it is told to end.
+STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
+sleep 60 &
+touch "$PLAY/training"
+wait $!
+"""
+
+
+def failed(cluster: StandInCluster, **environment: str) -> str:
+    """Run to a failure of the first phase: exit 3, no model, no later call."""
+    done = cluster.run(**environment)
+    assert done.returncode == 3, done.stderr
+    assert list(cluster.root.glob("*.caffemodel")) == []
+    assert len(cluster.calls("mpiexec.hydra")) <= 1
+    assert not (cluster.play / "test.argv").exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize("loss", ["nan", "-nan", "inf", "87.3365"])
+def test_a_loss_that_is_no_number_or_saturated(small_cluster: StandInCluster, loss: str) -> None:
+    small_cluster.hook("mpiexec.hydra", f"LOSS={loss}")
+    assert f"init: the loss ended at {loss}; read {LOGS}/init.log" in failed(small_cluster)
+
+
+def test_an_early_stop_that_returns_0(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", 'echo "[0] I1120 solver.cpp:441] Optimization stopped early."')
+    assert "init: stopped early by a signal" in failed(small_cluster)
+
+
+def test_an_old_snapshot_on_the_first_host_is_not_taken(small_cluster: StandInCluster) -> None:
+    old = small_cluster.node("c401-001") / "tmp" / INIT
+    old.write_text("of an earlier run")
+    small_cluster.hook("mpiexec.hydra", "exit 0")
+    assert f"c401-001:/tmp/{INIT}: not written by this run" in failed(small_cluster)
+    assert old.read_text() == "of an earlier run"
+
+
+def test_an_old_snapshot_that_is_written_again_is_taken(small_cluster: StandInCluster) -> None:
+    (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
+    assert small_cluster.run().returncode == 0
+    assert "solver_init" in (small_cluster.root / INIT).read_text()
+
+
+def test_no_snapshot(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", "exit 0")
+    assert f"c401-001:/tmp/{INIT}: cannot be fetched" in failed(small_cluster)
+
+
+def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("scp", ': >"${1##*/}"; exit 0')
+    assert f"c401-001:/tmp/{INIT}: empty" in failed(small_cluster)
+
+
+def test_a_half_copy_never_bears_the_final_name(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("scp", 'finish "$@"; truncate -s 3 "${1##*/}"; exit 0')
+    assert f"{LOGS}/incoming/{INIT}: a half copy" in failed(small_cluster)
+    small_cluster.hook("scp", "")
+    assert small_cluster.run().returncode == 0
+    assert (small_cluster.root / INIT).read_text().startswith("weights of")
+
+
+def test_a_failing_scp(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("scp", 'echo "lost connection" >&2; exit 1')
+    assert f"c401-001:/tmp/{INIT}: cannot be fetched" in failed(small_cluster)
+
+
+def test_a_first_host_that_cannot_be_reached_after_training(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"')
+    small_cluster.hook("ssh", "[[ ! -e $PLAY/trained ]] || exit 255")
+    assert "c401-001: cannot be reached; check ssh" in failed(small_cluster)
+
+
+def test_a_term_reaches_mpiexec_and_the_next_run_starts_the_phase_again(
+    small_cluster: StandInCluster,
+) -> None:
+    small_cluster.hook("mpiexec.hydra", STAY)
+    process = small_cluster.start()
+    small_cluster.wait_for(small_cluster.play / "training")
+    os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "stopped by SIGTERM; start it again to go on" in stderr
+    assert (small_cluster.play / "told").exists()
+
+    small_cluster.hook("mpiexec.hydra", "")
+    assert small_cluster.run().returncode == 0
+
+
+def test_while_the_mpiexec_of_a_killed_run_is_at_work_no_second_one_starts(
+    small_cluster: StandInCluster,
+) -> None:
+    small_cluster.hook("mpiexec.hydra", STAY)
+    first = small_cluster.start()
+    small_cluster.wait_for(small_cluster.play / "training")
+    first.kill()
+    first.wait()
+
+    second = small_cluster.run()
+    assert second.returncode == 2
+    assert "another run.sh, or the mpiexec of a killed one, is at work" in second.stderr
+    assert len(small_cluster.calls("mpiexec.hydra")) == 1
+
+    os.killpg(first.pid, signal.SIGKILL)
+    small_cluster.hook("mpiexec.hydra", "")
+    assert small_cluster.run().returncode == 0

@@ -1,0 +1,120 @@
+"""Bad input gets one line and exit 2, and nothing in the Caffe root changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import StandInCluster
+
+INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
+CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
+
+
+def refused(cluster: StandInCluster, *arguments: str, **environment: str) -> str:
+    """Run, and return the one line; nothing has changed, and nothing was launched."""
+    before = cluster.contents()
+    cluster.forget_calls()
+    done = cluster.run(*arguments, **environment)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert cluster.contents() == before
+    assert cluster.calls("mpiexec.hydra") == []
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "hostfile: 0 hosts x 2 ranks, and 4 ranks are needed; list 2 hosts"),
+        ("# only\n\n  # comments\n", "hostfile: 0 hosts"),
+        ("c401-001\n", "hostfile: 1 hosts x 2 ranks, and 4 ranks are needed; list 2 hosts"),
+        ("c401-001\n#\nc401-001:2\n", "hostfile:3: c401-001 is there twice"),
+        ("c401-001\nc401-002 # the second\n", "hostfile:2: 'c401-002 # the second' is no host"),
+        ("-oProxyCommand=reboot\nc401-002\n", "hostfile:1: '-oProxyCommand=reboot' is no host"),
+        ("c401-001:x\nc401-002\n", "hostfile:1: 'c401-001:x' is no host"),
+        ("c401-001\n$(touch hacked)\n", "hostfile:2: '$(touch hacked)' is no host"),
+    ],
+)
+def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, says: str) -> None:
+    (small_cluster.root / "hostfile").write_text(text)
+    assert says in refused(small_cluster)
+
+
+def test_a_missing_hostfile(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / "hostfile").unlink()
+    assert "hostfile: cannot be read; write one host a line" in refused(small_cluster)
+
+
+def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / "hostfile").write_text("c401-001:2\r\n\n# spare ones follow\n  c401-002\nc401-003")
+    small_cluster.hook("mpiexec.hydra", "exit 1")
+    assert small_cluster.run().returncode == 3
+    assert {call.argv[1] for call in small_cluster.calls("ssh")} == {"c401-001", "c401-002"}
+
+
+def test_an_unknown_argument(small_cluster: StandInCluster) -> None:
+    assert "unknown argument '--force'; see run.sh --help" in refused(small_cluster, "--force")
+
+
+def test_a_missing_caffe_root(small_cluster: StandInCluster) -> None:
+    done = small_cluster.run(CAFFE_ROOT="/no/such/folder")
+    assert done.returncode == 2
+    assert "CAFFE_ROOT: no such folder" in done.stderr
+
+
+def test_a_missing_trainer(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / "build/tools/caffe").unlink()
+    assert "./build/tools/caffe: not found from" in refused(small_cluster)
+
+
+def test_a_missing_test_lmdb(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / "examples/imagenet/ilsvrc12_val_lmdb/data.mdb").write_text("")
+    assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB to evaluate with" in refused(small_cluster)
+
+
+def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:
+    theirs = small_cluster.root / small_cluster.recipe.prototxt_dir / "solver_init.prototxt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("base_lr: 0.1\n")
+    assert "solver_init.prototxt: differs from the recipe's; move it away, or set FORCE=1" in refused(
+        small_cluster
+    )
+    assert small_cluster.run(FORCE="1").returncode == 0
+    assert theirs.read_text() == (small_cluster.prototxts / theirs.name).read_text()
+
+
+def test_a_script_away_from_its_prototxts(small_cluster: StandInCluster) -> None:
+    (small_cluster.prototxts / "train_val.prototxt").unlink()
+    assert "train_val.prototxt: not there; start run.sh by its path" in refused(small_cluster)
+
+
+@pytest.mark.parametrize("file", ["solver_init.prototxt", "train_val.prototxt"])
+def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) -> None:
+    assert small_cluster.run().returncode == 0
+    with (small_cluster.prototxts / file).open("a") as text:
+        text.write("# changed\n")
+    says = f"{INIT}: made from another {file}; move it away to train init again"
+    assert says in refused(small_cluster, FORCE="1")
+
+
+def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    (small_cluster.root / INIT).write_text("other weights")
+    assert f"{CYC1}: made from another {INIT}" in refused(small_cluster)
+
+
+def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
+    small_cluster: StandInCluster,
+) -> None:
+    assert small_cluster.run().returncode == 0
+    (small_cluster.root / INIT).unlink()
+    assert f"{CYC1}: made from another {INIT}" in refused(small_cluster)
+
+
+def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / INIT).write_text("somebody's weights")
+    assert f"{INIT}: no {INIT}.made-from says what it was made from; move it away" in refused(small_cluster)
