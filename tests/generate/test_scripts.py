@@ -114,7 +114,7 @@ def test_a_phase_starts_from_the_phase_or_file_that_the_recipe_names() -> None:
     assert '"$1" init train_val given/start.caffemodel \\\n' in script
     assert "\"$1\" cyc1 train_val '' \\\n" in script
     assert '"$1" cyc2 train_val digits_init_iter_560.caffemodel \\\n' in script
-    assert "for file in given/start.caffemodel; do" in script
+    assert "  check_weights given/start.caffemodel\n" in script
 
 
 def test_without_an_evaluation_none_is_made() -> None:
