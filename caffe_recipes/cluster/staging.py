@@ -19,7 +19,7 @@ _HOSTS_AT_ONCE = 64
 
 def on_all(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T]:
     """Call `act` on every host at once; results in the hosts' order, or the first host's error."""
-    with ThreadPoolExecutor(min(len(hosts), _HOSTS_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(_HOSTS_AT_ONCE) as pool:
         return list(pool.map(act, hosts))
 
 

@@ -1,0 +1,104 @@
+"""The folder of a run, `runs/<recipe>-<n>/`: journal, frozen recipe, logs, fetched snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from caffe_recipes.chain.journal import Clock, Journal
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.recipe.model import Recipe
+
+RUNS = "runs"
+
+
+def run_folders(root: Path, recipe_name: str) -> list[Path]:
+    """Return the folders of a recipe's runs under the Caffe root, oldest first."""
+    pattern = re.compile(re.escape(recipe_name) + r"-([0-9]{1,9})")
+    runs = root / RUNS
+    named = [(pattern.fullmatch(path.name), path) for path in runs.iterdir()] if runs.is_dir() else []
+    numbered = [(int(found[1]), path) for found, path in named if found]
+    return [path for _, path in sorted(numbered)]
+
+
+def next_folder(root: Path, recipe_name: str) -> Path:
+    """Return the path of a recipe's next run; nothing is made."""
+    before = run_folders(root, recipe_name)
+    number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
+    return root / RUNS / f"{recipe_name}-{number}"
+
+
+def create_run(folder: Path, recipe: Recipe, clock: Clock = time.time) -> Journal:
+    """Make a run's folder, whole or not at all, and return its journal, open and locked.
+
+    Raises InputError if the folder cannot be made, or has just been made by another process.
+    """
+    part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for name in ("logs", "snapshots"):
+            (part / name).mkdir(parents=True)
+        (part / "recipe.json").write_text(json.dumps(freeze_recipe(recipe), indent=1) + "\n")
+        journal = Journal(part / "journal.jsonl", clock)
+        journal.append("created", recipe=recipe.name)
+        part.rename(folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        what = f"cannot be made: {error.strerror}"
+        raise InputError(folder, what, "check the folder, and that no other run has just started") from None
+    journal.path = folder / "journal.jsonl"
+    return journal
+
+
+def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
+    """Write the hosts that get ranks, as the launcher is given them; raises RunFailed."""
+    part = folder / ".hostfile"
+    try:
+        part.write_text("".join(f"{host}\n" for host in hosts))
+        part.replace(folder / "hostfile")
+    except OSError as error:
+        raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None
+
+
+def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as JSON values, every default spelled out."""
+    frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
+    return frozen
+
+
+def changes_since(folder: Path, recipe: Recipe) -> list[str]:
+    """Say what differs between the recipe that a run was started with and the recipe now.
+
+    Raises InputError if the run's copy cannot be read.
+    """
+    path = folder / "recipe.json"
+    try:
+        before = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
+    return list(_differences(before, freeze_recipe(recipe), ""))
+
+
+def _differences(before: object, now: object, at: str) -> Iterator[str]:
+    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            yield from _differences(before.get(key), now.get(key), f"{at}.{key}" if at else str(key))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(old, new, f"{at}[{index}]")
+    elif before != now:
+        yield f"{at}: {_short(before)} -> {_short(now)}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"{len(value)} of them"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

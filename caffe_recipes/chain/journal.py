@@ -1,0 +1,170 @@
+"""The journal of a run: one line of JSON per event, on disk before anything is done on the strength of it.
+
+The state of a run is a fold over its journal. A line that a crash cut short was never acted upon, and is not
+read. The open journal is locked, so that no two programs carry on the same run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from caffe_recipes.errors import InputError
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A trainer that was started; `stamp` is what lay at its snapshot's path before, if anything."""
+
+    phase: str
+    attempt: int
+    log: str
+    host: str
+    stamp: str | None
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A phase whose snapshot was fetched and verified; paths are from the Caffe root."""
+
+    phase: str
+    snapshot: str
+    sha256: str
+    seconds: float
+    images_per_s: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end."""
+
+    pid: int | None = None
+    host: str | None = None
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    launch: Launch | None = None
+    finished: Mapping[str, Finish] = field(default_factory=dict)
+    outputs: Mapping[str, float] | None = None
+
+
+def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    return replace(state, pid=int(said["pid"]), host=str(said["host"]))
+
+
+def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    launch = Launch(**said, time_s=time_s)
+    return replace(state, launch=launch, attempts={**state.attempts, launch.phase: launch.attempt})
+
+
+def _ended(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    return replace(state, launch=None)
+
+
+def _finished(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    finish = Finish(**said)
+    return replace(state, launch=None, finished={**state.finished, finish.phase: finish})
+
+
+def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    outputs = {str(name): float(value) for name, value in said["outputs"].items()}
+    return replace(state, outputs=outputs)
+
+
+_FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = {
+    "started": _started,
+    "launched": _launched,
+    "failed": _ended,
+    "interrupted": _ended,
+    "finished": _finished,
+    "evaluated": _evaluated,
+}
+
+
+def fold_journal(text: str, where: str | Path) -> RunState:
+    """Return the state of the run that a journal's text tells of; other events are for people to read.
+
+    Raises InputError, whose `where` is `file:line`, for a whole line that no journal holds.
+    """
+    state = RunState()
+    whole, _, _ = text.rpartition("\n")
+    for number, line in enumerate(whole.split("\n") if whole else (), 1):
+        try:
+            said = json.loads(line)
+            time_s = datetime.fromisoformat(said.pop("time")).timestamp()
+            event = said.pop("event")
+            if event in _FOLD:
+                state = _FOLD[event](state, said, time_s)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise InputError(
+                f"{where}:{number}", "is no line of a journal", "mend it, or start over with --new"
+            ) from None
+    return state
+
+
+def load_journal(path: Path) -> RunState:
+    """Read a journal; raises InputError if it cannot be read."""
+    try:
+        return fold_journal(path.read_text("utf-8", "replace"), path)
+    except OSError as error:
+        hint = "check the run's folder, or start over with --new"
+        raise InputError(path, f"cannot be read: {error.strerror}", hint) from None
+
+
+class Journal:
+    """An open journal, locked until it is closed; `append` returns when the line is on disk."""
+
+    def __init__(self, path: Path, clock: Clock = time.time) -> None:
+        """Open and lock; raises InputError, which names the process, if another holds the lock."""
+        self.path = path
+        self._clock = clock
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InputError(path, f"cannot be written: {error.strerror}", "check its permissions") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            state = load_journal(path)
+            what = f"process {state.pid} on {state.host} carries on this run"
+            raise InputError(path.parent, what, "wait for it, or stop it") from None
+        except OSError as error:
+            self._file.close()
+            raise InputError(
+                path, f"cannot be locked: {error.strerror}", "use a disk that has flock"
+            ) from None
+
+    def append(self, event: str, **details: object) -> None:
+        """Write one event, and what a crash cut short before it off."""
+        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "event": event, **details}) + "\n"
+        self._file.truncate(self._whole_bytes())
+        self._file.write(line.encode())
+        os.fsync(self._file.fileno())
+
+    def start(self) -> None:
+        """Write that this process carries the run on."""
+        self.append("started", pid=os.getpid(), host=socket.gethostname())
+
+    def state(self) -> RunState:
+        """Fold what is written so far."""
+        return load_journal(self.path)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._file.close()
+
+    def _whole_bytes(self) -> int:
+        self._file.seek(0)
+        return self._file.read().rfind(b"\n") + 1

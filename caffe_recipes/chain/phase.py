@@ -1,0 +1,162 @@
+"""One phase of a run, and the evaluation: launch, watch, judge by log and snapshot, keep what is verified."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from caffe_recipes.chain.journal import Finish, Journal, Launch, RunState
+from caffe_recipes.chain.plan import Plan, Testing, Training, launch_argv
+from caffe_recipes.chain.report import Reporter, describe_duration
+from caffe_recipes.chain.setting import Setting
+from caffe_recipes.chain.signals import Interrupts
+from caffe_recipes.chain.snapshots import fetch_snapshot
+from caffe_recipes.chain.trainer import POLL_S, Trainer, launch_trainer
+from caffe_recipes.chain.watch import (
+    LogTail,
+    find_divergence,
+    find_failure,
+    images_per_s,
+    last_value,
+    measure,
+)
+from caffe_recipes.cluster.hosts import file_stamp
+from caffe_recipes.errors import RunFailed
+from caffe_recipes.generate.nets import build_net
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way; `folder` is its folder from the Caffe root."""
+
+    setting: Setting
+    plan: Plan
+    folder: str
+    journal: Journal
+    reporter: Reporter
+    interrupts: Interrupts
+
+    def path(self, path: str) -> Path:
+        """Return a path from the Caffe root as one from here."""
+        return self.setting.root / path
+
+
+def train(run: Run, training: Training, state: RunState) -> None:
+    """Carry a phase to its verified snapshot; raises RunFailed, and Interrupted, with the trainer stopped."""
+    left = state.launch
+    if left is not None and _resume(run, training, left):
+        return
+    launch = Launch(
+        phase=training.phase,
+        attempt=state.attempts.get(training.phase, 0) + 1,
+        log=f"{run.folder}/logs/{training.phase}-{state.attempts.get(training.phase, 0) + 1}.log",
+        host=socket.gethostname(),
+        stamp=file_stamp(run.setting.hosts[0], run.setting.path(training.snapshot)),
+        time_s=time.time(),
+    )
+    start = f"from {training.weights}" if training.weights else "from the nets' fillers"
+    run.reporter.say(f"{training.phase}: {training.max_iter:,} iterations {start}")
+    # The journal comes first: whoever finds the launch there finds the trainer by its log.
+    run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
+    command = (run.setting.trainer, *training.arguments)
+    argv = launch_argv(run.setting.recipe, command, f"{run.folder}/hostfile")
+    _carry(run, training, launch, lambda: _launch(run, argv, launch.log))
+
+
+def evaluate(run: Run, testing: Testing) -> None:
+    """Test the last phase's model on this machine; raises RunFailed."""
+    log = _next_log(run)
+    run.reporter.say(f"evaluating {testing.weights}")
+    tail = _follow(
+        run, lambda: _launch(run, (run.setting.trainer, *testing.arguments), log), log, lambda _: None
+    )
+    outputs = dict(tail.summary.means)
+    if tail.summary.fatal or not outputs:
+        reason = tail.summary.fatal or f"no outputs; it said: {tail.last_line[:300]}"
+        raise RunFailed("evaluation", reason, f"log: {log}")
+    run.journal.append("evaluated", outputs=outputs, log=log)
+
+
+def _resume(run: Run, training: Training, left: Launch) -> bool:
+    """Take over what a killed run left: wait for its trainer, judge what it leaves; tell if it finished."""
+    trainer = Trainer(run.path(left.log))
+    lives = trainer.is_running()
+    doing = "is still training; going on with it" if lives else "has ended since; looking at what it left"
+    run.reporter.say(f"{training.phase}: the trainer of a killed run {doing}")
+    try:
+        _carry(run, training, left, lambda: trainer)
+    except RunFailed as failure:
+        run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
+        return False
+    return True
+
+
+def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> None:
+    """Follow a trainer to its end and judge it; journal what became of it."""
+    later = [step.phase for step in run.plan.trainings].index(training.phase) + 1
+    later_iterations = sum(step.max_iter for step in run.plan.trainings[later:])
+
+    def show(tail: LogTail) -> None:
+        progress = measure(
+            tail.summary, training.phase, training.max_iter, training.images_per_iter, later_iterations
+        )
+        run.reporter.show_progress(progress)
+
+    try:
+        tail = _follow(run, start, launch.log, show)
+        finish = _judge(run, training, launch, tail)
+    except RunFailed as failure:
+        run.journal.append("failed", phase=training.phase, reason=failure.what)
+        where, what = f"phase {training.phase}", failure.what
+        raise RunFailed(where, f"failed: {what}", f"log: {launch.log}") from None
+    run.journal.append("finished", **asdict(finish))
+    speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
+    took = describe_duration(finish.seconds)
+    run.reporter.say(f"{training.phase}: finished in {took}{speed}; {finish.snapshot}")
+
+
+def _judge(run: Run, training: Training, launch: Launch, tail: LogTail) -> Finish:
+    """Believe neither exit code nor log alone: the snapshot must be there, new, whole, and fit."""
+    reason = find_failure(tail, training.max_iter)
+    if reason:
+        raise RunFailed("", reason)
+    first, path = run.setting.hosts[0], run.setting.path(training.snapshot)
+    net = build_net(run.setting.recipe, training.net)
+    digest = fetch_snapshot(first, path, launch.stamp, run.path(training.fetched), net)
+    ended = run.path(launch.log).stat().st_mtime
+    speed = images_per_s(tail.summary, training.images_per_iter)
+    loss = last_value(tail.summary.losses.values())
+    return Finish(training.phase, training.fetched, digest, ended - launch.time_s, speed, loss)
+
+
+def _follow(run: Run, start: Callable[[], Trainer], log: str, show: Callable[[LogTail], None]) -> LogTail:
+    """Read a trainer's log until it ends; whatever goes wrong here, no trainer is left behind."""
+    tail = LogTail(run.path(log))
+    try:
+        with run.interrupts.held():
+            trainer = start()
+        running = True
+        while running:
+            running = trainer.is_running()
+            if tail.read(to_end=not running):
+                show(tail)
+                if find_divergence(tail.summary):
+                    break
+            if running:
+                time.sleep(POLL_S)
+    finally:
+        Trainer(run.path(log)).stop()
+        run.reporter.end_progress()
+    return tail
+
+
+def _launch(run: Run, argv: tuple[str, ...], log: str) -> Trainer:
+    return launch_trainer(argv, run.setting.root, run.setting.environment, run.path(log))
+
+
+def _next_log(run: Run) -> str:
+    names = (f"{run.folder}/logs/evaluation-{number}.log" for number in range(1, 10**6))
+    return next(name for name in names if not run.path(name).exists())

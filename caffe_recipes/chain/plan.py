@@ -1,0 +1,112 @@
+"""The plan of a run: what a recipe's chain comes down to, as values. Paths are from the Caffe root."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+
+@dataclass(frozen=True)
+class Training:
+    """One phase: the trainer's arguments, and what it leaves on the first host."""
+
+    phase: str
+    net: str
+    arguments: tuple[str, ...]
+    weights: str | None
+    snapshot: str
+    fetched: str
+    max_iter: int
+    images_per_iter: int
+
+
+@dataclass(frozen=True)
+class Testing:
+    """The evaluation of the last phase's model, by one process on this machine."""
+
+    net: str
+    arguments: tuple[str, ...]
+    weights: str
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run does once its data are in place."""
+
+    prototxts: Mapping[str, str]
+    trainings: tuple[Training, ...]
+    testing: Testing | None
+
+
+def plan_chain(recipe: Recipe, folder: str) -> Plan:
+    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before."""
+    trainings = tuple(_plan_phase(recipe, phase, folder) for phase in recipe.phases)
+    return Plan(plan_prototxts(recipe), trainings, _plan_test(recipe, trainings[-1].fetched))
+
+
+def plan_prototxts(recipe: Recipe) -> dict[str, str]:
+    """Return the text of each prototxt by the path that the solvers and the trainer name."""
+    files = generate(recipe).items()
+    return {
+        posixpath.join(recipe.prototxt_dir, posixpath.basename(path)): text
+        for path, text in files
+        if path.endswith(".prototxt")
+    }
+
+
+def launch_argv(recipe: Recipe, command: tuple[str, ...], hostfile: str) -> tuple[str, ...]:
+    """Return the argv that starts `command` on every rank."""
+    cluster = recipe.cluster
+    return hydra_argv(
+        command,
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.ranks_per_node,
+        environment=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity),
+        hostfile=hostfile,
+        fabric=cluster.fabric,
+    )
+
+
+def trainer_environment(recipe: Recipe) -> dict[str, str]:
+    """Return the variables that the launcher and a trainer on its own are started with."""
+    cluster = recipe.cluster
+    mlsl = cluster.mlsl
+    servers = mlsl_environment(mlsl.num_servers, mlsl.server_affinity) if mlsl else {}
+    return servers | thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+
+
+def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
+    start = recipe.starts_from(phase)
+    weights = fetched_snapshot(start, folder) if isinstance(start, Phase) else start
+    solver = posixpath.join(recipe.prototxt_dir, f"solver_{phase.name}.prototxt")
+    return Training(
+        phase=phase.name,
+        net=phase.net,
+        arguments=("train", f"--solver={solver}", *([f"--weights={weights}"] if weights else [])),
+        weights=weights,
+        snapshot=phase.final_snapshot,
+        fetched=fetched_snapshot(phase, folder),
+        max_iter=phase.max_iter,
+        images_per_iter=recipe.cluster.global_batch * (phase.iter_size or 1),
+    )
+
+
+def fetched_snapshot(phase: Phase, folder: str) -> str:
+    """Return where a phase's verified snapshot is kept."""
+    return f"{folder}/snapshots/{posixpath.basename(phase.final_snapshot)}"
+
+
+def _plan_test(recipe: Recipe, weights: str) -> Testing | None:
+    if recipe.evaluation is None:
+        return None
+    net, iterations = recipe.evaluation.net, recipe.evaluation.iterations
+    model = posixpath.join(recipe.prototxt_dir, f"{net}.prototxt")
+    arguments = ("test", f"--model={model}", f"--weights={weights}", f"--iterations={iterations}")
+    return Testing(net, arguments, weights, iterations)

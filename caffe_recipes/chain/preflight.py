@@ -1,0 +1,191 @@
+"""Preflight: everything that can be known to be wrong before a run, looked at before anything is changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from caffe_recipes.caffe.datums import check_datums
+from caffe_recipes.caffe.weights import weights_bytes
+from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.plan import Plan, launch_argv
+from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
+from caffe_recipes.chain.snapshots import verify_weights
+from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
+from caffe_recipes.cluster.staging import find_unstaged, on_all
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, DataError, InputError
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.generate.tree import find_differences
+
+# Of a huge LMDB so many records are looked at, evenly spread.
+_SAMPLE = 2000
+_START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what was seen, or the error."""
+
+    subject: str
+    said: str
+    error: CaffeRecipesError | None = None
+
+
+def run_preflight(setting: Setting, plan: Plan, state: RunState) -> list[Finding]:
+    """Look at everything, whatever is wrong with the rest."""
+    return [_look(subject, partial(check, setting, plan, state)) for subject, check in _CHECKS.items()]
+
+
+def _look(subject: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, check())
+    except CaffeRecipesError as error:
+        return Finding(subject, str(error), error)
+
+
+def _check_hosts(setting: Setting, plan: Plan, state: RunState) -> str:
+    cluster = setting.recipe.cluster
+    on_all(setting.hosts, lambda host: _check_host(host, setting))
+    named = ", ".join(host.name for host in setting.hosts[:3]) + (", ..." if len(setting.hosts) > 3 else "")
+    return f"{named}: {cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
+
+
+def _check_host(host: Host, setting: Setting) -> None:
+    program = setting.path(setting.trainer)
+    if host.run(["test", "-x", program]).returncode != 0:
+        hint = "the Caffe root and the trainer must be on a file system of all hosts"
+        raise ClusterError(f"{host.name}:{program}", "no such program there", hint)
+
+
+def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
+    launcher = find_launcher(setting.environment["PATH"])
+    argv = launch_argv(setting.recipe, ("true",), "/dev/stdin")
+    _start(argv, setting, "\n".join(host.name for host in setting.hosts) + "\n")
+    return f"{launcher} starts a process for each rank"
+
+
+def _check_trainer(setting: Setting, plan: Plan, state: RunState) -> str:
+    _start((setting.trainer, "--help"), setting, "", succeeds=setting.recipe.trainer == OUR_TRAINER)
+    return setting.trainer
+
+
+def _start(argv: Sequence[str], setting: Setting, text: str, *, succeeds: bool = True) -> None:
+    """Run a program to its end; raises ClusterError with its own last word if it does not start.
+
+    A program that lacks a library ends with 127; gflags ends with 1 where it is asked for help.
+    """
+    try:
+        done = subprocess.run(
+            argv, cwd=setting.root, env={**os.environ, **setting.environment}, input=text.encode(),
+            capture_output=True, timeout=_START_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ClusterError(argv[0], f"does not end within {_START_S:.0f} s", "try it by hand") from None
+    except OSError as error:
+        raise ClusterError(argv[0], f"does not start: {error.strerror}", "check its installation") from None
+    if done.returncode != 0 and (succeeds or done.returncode < 0 or done.returncode in (126, 127)):
+        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        reason = lines[0].strip() if lines else f"returned {done.returncode}"
+        raise ClusterError(argv[0], f"does not start: {reason}", f"try `{' '.join(argv)}` by hand")
+
+
+def _check_prototxts(setting: Setting, plan: Plan, state: RunState) -> str:
+    changed = [diff.path for diff in find_differences(plan.prototxts, setting.root) if diff.what == "changed"]
+    if changed and not setting.overwrite:
+        what = "differs from what the recipe generates"
+        raise InputError(setting.path(changed[0]), what, "move it away, or give --overwrite")
+    return f"{len(plan.prototxts)} in {setting.recipe.prototxt_dir}"
+
+
+def _check_train_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:
+    data, source = setting.recipe.data.train, setting.lmdb_source
+    if source is not None and (source / "data.mdb").exists():
+        return f"{source}: {_check_records(source, setting, data.images)}; {_check_room(setting, source)}"
+    if source in setting.built_lmdbs and not source.exists():
+        return _check_builder(source)
+    sizes = on_all(setting.lmdb_hosts, lambda host: file_bytes(host, setting.path(f"{data.lmdb}/data.mdb")))
+    for host, size in zip(setting.lmdb_hosts, sizes, strict=True):
+        if not size:
+            what = "no LMDB there, and none to stage"
+            hint = "give the folder that holds data.mdb with --lmdb-source"
+            raise DataError(f"{host.name}:{data.lmdb}", f"{what} from {source}" if source else what, hint)
+    first = setting.lmdb_hosts[0]
+    seen = _check_records(Path(setting.path(data.lmdb)), setting, data.images) if first.is_local else "there"
+    return f"{data.lmdb}: {seen}"
+
+
+def _check_builder(path: Path) -> str:
+    for module in ("sklearn", "cv2"):
+        if find_spec(module) is None:
+            raise DataError(path, f"cannot be built without {module}", "pip install 'caffe-recipes[local]'")
+    return f"{path}: will be built"
+
+
+def _check_room(setting: Setting, source: Path) -> str:
+    lmdb, size = setting.path(setting.recipe.data.train.lmdb), (source / "data.mdb").stat().st_size
+    bare = find_unstaged(setting.lmdb_hosts, size, lmdb)
+    for host, room in zip(bare, on_all(bare, lambda host: free_bytes(host, lmdb)), strict=True):
+        _need(host, lmdb, size, room)
+    return f"to be staged on {len(bare)} of {len(setting.lmdb_hosts)} hosts" if bare else "staged"
+
+
+def _check_test_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:
+    path = setting.root / setting.recipe.data.test.lmdb
+    recipe = setting.recipe
+    if not recipe.evaluation and not any(phase.test_iter for phase in recipe.phases):
+        return "none is needed"
+    if path in setting.built_lmdbs and not path.exists():
+        return _check_builder(path)
+    return f"{path}: {_check_records(path, setting, setting.recipe.data.test.images)}"
+
+
+def _check_records(path: Path, setting: Setting, images: int) -> str:
+    seen = check_datums(path, setting.recipe.net.classes, limit=_SAMPLE)
+    counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
+    sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
+    return f"{counted}, labels{sampled} within the classes"
+
+
+def _check_start(setting: Setting, plan: Plan, state: RunState) -> str:
+    """Look into what the unfinished phases start from, unless an unfinished phase is still to make it."""
+    finished = {done.snapshot for done in state.finished.values()}
+    made = {training.fetched for training in plan.trainings} - finished
+    needed = [(step.weights, step.net) for step in plan.trainings if step.phase not in state.finished]
+    needed += [(plan.testing.weights, plan.testing.net)] if plan.testing else []
+    given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
+    for path, net in given:
+        verify_weights(Path(setting.path(path)), build_net(setting.recipe, net))
+    first = needed[0][0] if needed else None
+    return first or "the nets' fillers"
+
+
+def _check_disk(setting: Setting, plan: Plan, state: RunState) -> str:
+    """Count on a caffemodel and a solverstate for each phase at the first host, and the caffemodel here."""
+    sizes = [weights_bytes(build_net(setting.recipe, step.net)) or 0 for step in plan.trainings]
+    first, snapshot = setting.hosts[0], setting.path(plan.trainings[0].snapshot)
+    room = free_bytes(first, snapshot)
+    _need(first, snapshot, 2 * sum(sizes) + sum(sizes) * first.is_local, room)
+    return f"{room / 1e9:,.1f} GB free on {first.name} for {3 * sum(sizes) / 1e9:,.1f} GB of snapshots"
+
+
+def _need(host: Host, path: str, needed: int, room: int) -> None:
+    if room < needed:
+        what = f"{room / 1e9:,.1f} GB are free, {needed / 1e9:,.1f} GB are needed"
+        raise ClusterError(f"{host.name}:{path}", what, "make room")
+
+
+_CHECKS: dict[str, Callable[[Setting, Plan, RunState], str]] = {
+    "hosts": _check_hosts,
+    "launcher": _check_launcher,
+    "trainer": _check_trainer,
+    "prototxts": _check_prototxts,
+    "training data": _check_train_lmdb,
+    "test data": _check_test_lmdb,
+    "starts from": _check_start,
+    "disk": _check_disk,
+}

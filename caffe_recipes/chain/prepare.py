@@ -1,0 +1,60 @@
+"""What a run needs on disk before its first phase: prototxts, LMDBs, folders; each where it is missing."""
+
+from __future__ import annotations
+
+import posixpath
+
+from caffe_recipes.chain.phase import Run
+from caffe_recipes.cluster.staging import find_unstaged, on_all, stage_lmdb
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.generate.tree import write_files
+
+
+def prepare(run: Run) -> None:
+    """Place, build and stage; raises RunFailed if a disk or a host does not let us."""
+    try:
+        _place(run)
+        _build(run)
+        _make_folders(run)
+        _stage(run)
+    except InputError as error:
+        run.journal.append("failed", reason=str(error))
+        raise RunFailed(error.where, error.what, error.hint) from None
+
+
+def _place(run: Run) -> None:
+    written = write_files(run.plan.prototxts, run.setting.root)
+    if written:
+        run.journal.append("placed", files=written)
+        run.reporter.say(f"placed {len(written)} prototxts in {run.setting.recipe.prototxt_dir}")
+
+
+def _build(run: Run) -> None:
+    missing = [path for path in run.setting.built_lmdbs if not path.exists()]
+    if missing:
+        from caffe_recipes.data.digits import build_digits
+
+        run.reporter.say(f"building {', '.join(str(path) for path in missing)}")
+        build_digits(missing[0].parent)
+        run.journal.append("built", lmdbs=[str(path) for path in missing])
+
+
+def _make_folders(run: Run) -> None:
+    """Make the snapshots' folders on the first host: Caffe may die without after its last iteration."""
+    folders = {posixpath.dirname(run.setting.path(step.snapshot)) for step in run.plan.trainings}
+    first = run.setting.hosts[0]
+    done = first.run(["mkdir", "-p", "--", *sorted(folders)])
+    if done.returncode != 0:
+        raise RunFailed(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
+
+
+def _stage(run: Run) -> None:
+    setting, source = run.setting, run.setting.lmdb_source
+    if source is None or not (source / "data.mdb").exists():
+        return
+    lmdb, size = setting.path(setting.recipe.data.train.lmdb), (source / "data.mdb").stat().st_size
+    bare = find_unstaged(setting.lmdb_hosts, size, lmdb)
+    if bare:
+        run.reporter.say(f"staging {source} ({size / 1e9:,.2f} GB) to {lmdb} on {len(bare)} hosts")
+        on_all(bare, lambda host: stage_lmdb(host, source, lmdb))
+        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=[host.name for host in bare])

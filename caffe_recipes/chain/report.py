@@ -1,0 +1,151 @@
+"""What a run says: a line per step, progress while it trains, tables at the beginning and the end.
+
+On a terminal the progress is one live line; elsewhere it is a plain line now and then, which no log of a CI
+drowns in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from caffe_recipes.chain.journal import Finish
+from caffe_recipes.chain.preflight import Finding
+from caffe_recipes.chain.watch import Progress
+from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.model import Recipe
+
+# A log without a terminal gets a line of progress no more often than this.
+EVERY_S = 5.0
+
+
+class Reporter:
+    """Writes to a console; the clock says when a plain line of progress is due."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write to standard output unless told otherwise."""
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._clock = clock
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+        self._due = 0.0
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        self._console.print(Text(text))
+
+    def show_findings(self, findings: Sequence[Finding]) -> None:
+        """Write what the preflight saw, a line each."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for finding in findings:
+            mark = "failed" if finding.error else "ok"
+            table.add_row(
+                Text(mark, "red" if finding.error else "green"), finding.subject, Text(finding.said)
+            )
+        self._console.print(table)
+
+    def show_progress(self, progress: Progress) -> None:
+        """Write where a phase is: into the live line, or as a line of its own if one is due."""
+        if self._console.is_terminal:
+            self._show_live(progress)
+        elif self._clock() >= self._due:
+            self._due = self._clock() + EVERY_S
+            self.say(f"  {progress.phase}  {progress.iteration}/{progress.max_iter}  {_describe(progress)}")
+
+    def end_progress(self) -> None:
+        """Take the live line away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._due = self._clock() + EVERY_S
+
+    def show_result(
+        self, recipe: Recipe, finished: Mapping[str, Finish], outputs: Mapping[str, float] | None
+    ) -> None:
+        """Write the table of the phases, what the evaluation gave, and where the model lies."""
+        self._console.print(_table_of_phases(recipe, finished))
+        for line in describe_accuracy(recipe, outputs or {}):
+            self.say(line)
+        self.say(f"model: {finished[recipe.phases[-1].name].snapshot}")
+
+    def _show_live(self, progress: Progress) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[said]}"))
+            self._bar = Bar(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(progress.phase, total=progress.max_iter, said="")
+            self._bar.start()
+        said = f"{progress.iteration}/{progress.max_iter}  {_describe(progress)}"
+        self._bar.update(self._task, completed=progress.iteration, said=said)
+
+
+def describe_duration(seconds: float) -> str:
+    """Write a duration in the two units that matter, rounded to the nearest of the smaller.
+
+    >>> [describe_duration(s) for s in (7.4, 125, 14_694)]
+    ['7 s', '2 min 05 s', '4 h 05 min']
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]:
+    """Write top-1 and top-5 in percent, beside what the recipe's source reports."""
+    reported = {"top-1": recipe.reported.top1_percent, "top-5": recipe.reported.top5_percent}
+    lines = []
+    for name, value in outputs.items():
+        there = reported.get(name.rpartition("/")[2], ...)
+        if there is not ...:
+            source = f" (reported: {there} %)" if there is not None else ""
+            lines.append(f"{name}: {100 * value:.2f} %{source}")
+        else:
+            lines.append(f"{name}: {value:.4g}")
+    return lines
+
+
+def _describe(progress: Progress) -> str:
+    parts = []
+    if progress.rate is not None:
+        parts.append(f"lr {progress.rate:.5g}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.images_per_s is not None:
+        parts.append(f"{progress.images_per_s:,.0f} images/s")
+    if progress.phase_left_s is not None and progress.chain_left_s is not None:
+        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
+        parts.append(f"{phase} left, {chain} in all")
+    return "  ".join(parts)
+
+
+def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("phase")
+    for title in ("iterations", "epochs", "time", "images/s", "loss"):
+        table.add_column(title, justify="right")
+    batch, images = recipe.cluster.global_batch, recipe.data.train.images
+    rows = [(phase, finished[phase.name]) for phase in recipe.phases if phase.name in finished]
+    for phase, done in rows:
+        table.add_row(
+            phase.name,
+            f"{phase.max_iter:,}",
+            f"{epochs_of(phase.max_iter * (phase.iter_size or 1), batch, images):.2f}",
+            describe_duration(done.seconds),
+            f"{done.images_per_s:,.0f}" if done.images_per_s else "",
+            f"{done.loss:.4g}" if done.loss is not None else "",
+        )
+    iterations = [phase.max_iter for phase, _ in rows]
+    passes = sum(phase.max_iter * (phase.iter_size or 1) for phase, _ in rows)
+    seconds = sum(done.seconds for _, done in rows)
+    epochs = f"{epochs_of(passes, batch, images):.2f}"
+    table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), "", "")
+    return table

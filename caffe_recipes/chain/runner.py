@@ -1,0 +1,137 @@
+"""The run: preflight, stage, the phases, verify and fetch each snapshot, evaluate.
+
+Every step is a line in the journal before the next is taken, so that the same call after any crash goes on
+where it was. A phase is finished when its snapshot is verified, whatever its process returned.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+
+from caffe_recipes.chain.folder import (
+    RUNS,
+    changes_since,
+    create_run,
+    next_folder,
+    run_folders,
+    write_hostfile,
+)
+from caffe_recipes.chain.journal import Clock, Journal, RunState
+from caffe_recipes.chain.phase import Run, evaluate, train
+from caffe_recipes.chain.plan import Plan, plan_chain
+from caffe_recipes.chain.preflight import run_preflight
+from caffe_recipes.chain.prepare import prepare
+from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
+from caffe_recipes.chain.signals import Interrupted, Interrupts
+from caffe_recipes.chain.trainer import Trainer
+from caffe_recipes.cluster.hosts import open_host
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Recipe
+
+
+def run_chain(
+    recipe: Recipe,
+    options: Options,
+    reporter: Reporter,
+    *,
+    connect: Connect = open_host,
+    clock: Clock = time.time,
+) -> RunState:
+    """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
+
+    Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
+    Interrupted when told to stop; no trainer is left behind in any of these.
+    """
+    interrupts = Interrupts()
+    with interrupts.raised(), ExitStack() as stack:
+        latest = _open_latest(recipe, options, clock, stack)
+        folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
+        state = latest.state() if latest else RunState()
+        if latest and _is_complete(recipe, state):
+            reporter.say(f"{folder} is finished; --new starts another run")
+            reporter.show_result(recipe, state.finished, state.outputs)
+            return state
+        setting = find_setting(recipe, options, connect)
+        for host in setting.hosts:
+            stack.callback(host.close)
+        plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
+        _preflight(setting, plan, state, reporter)
+        journal = latest or create_run(folder, recipe, clock)
+        stack.callback(journal.close)
+        run = Run(setting, plan, f"{RUNS}/{folder.name}", journal, reporter, interrupts)
+        try:
+            return _carry_on(run)
+        except Interrupted as stop:
+            journal.append("interrupted", signal=str(stop))
+            raise
+
+
+def _carry_on(run: Run) -> RunState:
+    """Do what is not done yet."""
+    run.journal.start()
+    write_hostfile(run.path(run.folder), [host.name for host in run.setting.hosts])
+    run.reporter.say(f"{run.folder}: log and state of this run")
+    prepare(run)
+    for training in run.plan.trainings:
+        state = run.journal.state()
+        if training.phase in state.finished:
+            run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
+        else:
+            train(run, training, state)
+    if run.plan.testing and run.journal.state().outputs is None:
+        evaluate(run, run.plan.testing)
+    state = run.journal.state()
+    run.reporter.show_result(run.setting.recipe, state.finished, state.outputs)
+    return state
+
+
+def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStack) -> Journal | None:
+    """Open the run to go on with; None if another is to be started.
+
+    Raises InputError if another process carries on the latest run, if its trainer may still be training, or
+    if the recipe is no longer the one that it was started with.
+    """
+    folders = run_folders(options.root, recipe.name)
+    if not folders:
+        return None
+    folder = folders[-1]
+    journal = Journal(folder / "journal.jsonl", clock)
+    stack.callback(journal.close)
+    _check_trainer_left(journal, options)
+    if options.new:
+        return None
+    changes = changes_since(folder, recipe)
+    if changes:
+        what = f"the recipe has changed since: {'; '.join(changes[:5])}{'; ...' if len(changes) > 5 else ''}"
+        raise InputError(folder, what, "undo that to go on with this run, or start another with --new")
+    return journal
+
+
+def _check_trainer_left(journal: Journal, options: Options) -> None:
+    """Make sure that no second training starts beside one that a killed run has left behind."""
+    launch = journal.state().launch
+    if launch is None:
+        return
+    if launch.host != socket.gethostname():
+        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
+        raise InputError(journal.path.parent, what, f"go on with it on {launch.host}")
+    pid = Trainer(options.root / launch.log).pid()
+    if pid is not None and options.new:
+        what = f"phase {launch.phase} is still training (process {pid})"
+        raise InputError(journal.path.parent, what, "go on with it without --new, or stop that process first")
+
+
+def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> None:
+    findings = run_preflight(setting, plan, state)
+    reporter.show_findings(findings)
+    for finding in findings:
+        if finding.error:
+            raise finding.error
+
+
+def _is_complete(recipe: Recipe, state: RunState) -> bool:
+    evaluated = recipe.evaluation is None or state.outputs is not None
+    return evaluated and all(phase.name in state.finished for phase in recipe.phases)

@@ -1,0 +1,59 @@
+"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was told to stop by the signal `number`."""
+
+    def __init__(self, number: int) -> None:
+        """Keep the signal's number: a shell expects 128 and it as exit code."""
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+class Interrupts:
+    """While open, a signal to stop raises Interrupted in the main thread; never inside `held`."""
+
+    def __init__(self) -> None:
+        """Hold nothing back yet."""
+        self._held = False
+        self._pending: int | None = None
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise Interrupted while inside. What nohup ignores stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        listened = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._take) for number in listened}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Put what arrives off to the end: a process must not be started and then forgotten."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._pending is not None:
+            self._take(self._pending, None)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number if self._held else None
+        if not self._held:
+            raise Interrupted(number)

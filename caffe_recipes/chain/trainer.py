@@ -1,0 +1,94 @@
+"""The process that trains: started in its own session, found again after a crash of ours, stopped in order.
+
+Its output goes straight into a file, so that it survives us; whoever has that file as standard output and
+leads a session is the trainer. No number of a process is ever trusted: numbers come round again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from caffe_recipes.errors import RunFailed
+
+POLL_S = 0.1
+# Hydra passes SIGTERM on to its ranks; Caffe ends at once. A rank that does not is killed after this.
+GRACE_S = 10.0
+
+
+class Trainer:
+    """A launcher with its ranks, known by the log that it writes to."""
+
+    def __init__(self, log: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        """Know the trainer that writes to `log`: our child, or, without one, what another run left behind."""
+        self.log = log
+        self._process = process
+
+    def is_running(self) -> bool:
+        """Tell whether the launcher lives."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return self.pid() is not None
+
+    def pid(self) -> int | None:
+        """Return the launcher's process number, found by its standard output; None if it has ended."""
+        try:
+            log = self.log.stat()
+        except OSError:
+            return None
+        everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return next((pid for pid in everyone if _leads_and_writes(pid, log)), None)
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Ask the launcher to end its ranks, and kill it if it does not; returns when it has ended.
+
+        Hydra's proxies kill their ranks when the launcher is gone, whatever signals those ignore.
+        """
+        deadline = time.monotonic() + grace_s
+        try:
+            self._signal(signal.SIGTERM)
+            while self.is_running() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        finally:
+            while self.is_running():
+                self._signal(signal.SIGKILL)
+                time.sleep(POLL_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = self.pid()
+        if pid is not None:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+
+
+def launch_trainer(argv: Sequence[str], root: Path, environment: Mapping[str, str], log: Path) -> Trainer:
+    """Start `argv` in the Caffe root, output to `log`; raises RunFailed if it does not start."""
+    with log.open("ab") as output:
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd=root,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunFailed(argv[0], f"does not start: {error.strerror}", "check its installation") from None
+    return Trainer(log, process)
+
+
+def _leads_and_writes(pid: int, log: os.stat_result) -> bool:
+    """Tell whether a process leads its session and has the log as standard output."""
+    try:
+        output = Path(f"/proc/{pid}/fd/1").stat()
+        return os.path.samestat(output, log) and os.getsid(pid) == pid
+    except OSError:  # ended, a zombie, or another user's
+        return False
