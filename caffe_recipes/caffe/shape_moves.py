@@ -10,6 +10,8 @@ def concat(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Join bottoms along one axis."""
     param = layer.concat_param
     axis = canonical_axis(bottoms[0], param.concat_dim if param.HasField("concat_dim") else param.axis)
+    if len({len(shape) for shape in bottoms}) > 1:
+        raise MisfitError("needs bottoms of as many axes")
     rest = merge([(*shape[:axis], 0, *shape[axis + 1 :]) for shape in bottoms])
     sizes = [shape[axis] for shape in bottoms]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -28,7 +30,7 @@ def cut(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     elif points:
         parts = [end - start for start, end in zip([0, *points], [*points, size], strict=True)]
     else:
-        parts = [size // tops if size % tops == 0 else 0] * tops
+        parts = [size // tops if size % tops == 0 else 0] * tops if tops else []
     if any(part is not None and part < 1 for part in parts):
         raise MisfitError(f"cannot slice {size} into {tops} tops" + (f" at {points}" if points else ""))
     return [(*bottom[:axis], part, *bottom[axis + 1 :]) for part in parts], []
@@ -83,7 +85,7 @@ def arg_max(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         axis = canonical_axis(bottom, param.axis)
         return [(*bottom[:axis], param.top_k, *bottom[axis + 1 :])], []
     ones = [1] * (len(bottom) - 3)
-    return [(bottom[0], 1 + param.out_max_val, param.top_k, *ones)], []
+    return [(bottom[canonical_axis(bottom, 0)], 1 + param.out_max_val, param.top_k, *ones)], []
 
 
 def crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:

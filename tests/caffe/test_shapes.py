@@ -213,6 +213,8 @@ def test_layer_types_have_caffes_shapes(
         ("type: 'Scale'", [(2, 4)] * 3, "takes 1 to 2 bottoms, not 3"),
         ("type: 'ReLU' top: 'p' top: 'q'", [(2, 4)], "makes 1 tops, not 2"),
         ("type: 'Concat'", [(2, 4, 3), (2, 4, 4)], "bottoms of one shape"),
+        ("type: 'Concat'", [(2, 4, 3), (2, 4)], "bottoms of as many axes"),
+        ("type: 'ArgMax'", [()], "axis 0, which its bottom lacks"),
         ("type: 'Concat' concat_param { axis: 3 }", [(2, 4, 3), (2, 4, 3)], "axis 3"),
         ("type: 'Slice' top: 'p' top: 'q'", [(2, 5)], "cannot slice 5 into 2"),
         ("type: 'Slice' top: 'p' top: 'q' slice_param { slice_point: 5 }", [(2, 5)], "cannot slice 5"),
