@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.nets import render_net
+from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.generate.solvers import render_solver
 from caffe_recipes.recipe.model import Recipe
 
@@ -27,6 +28,7 @@ def generate(recipe: Recipe) -> dict[str, str]:
                 recipe.name, f"net '{net}' and a phase's solver are both {path}", "rename the net"
             )
         files[path] = render_net(recipe, net)
+    files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
     return files
 
 

@@ -1,0 +1,163 @@
+"""Nets of the user's own: only their data layers change, and whatever is wrong with them is one line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.errors import CaffeRecipesError, PrototxtError, RecipeError
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.recipe.model import Recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+REST = """
+layer {
+  name: "c" type: "Convolution" bottom: "data" top: "c" convolution_param { num_output: 4 kernel_size: 3 }
+}
+layer { name: "odd" type: "MyOwnLayer" bottom: "c" top: "odd" }
+layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+DATA = """
+layer { name: "mnist" type: "Data" top: "data" top: "label" include { phase: TRAIN } }
+layer { name: "mnist" type: "Data" top: "data" top: "label" include { phase: TEST } }
+"""
+FUNCTION = "from caffe_recipes.caffe import layers as L\ndef build(net):\n"
+
+
+def with_net(make_recipe: MakeRecipe, **net: str) -> Recipe:
+    def change(raw: dict[str, Any]) -> None:
+        raw["net"] = {"name": "mine", "classes": 10, **net}
+
+    return make_recipe(change)
+
+
+def with_prototxt(make_recipe: MakeRecipe, folder: Path, text: str) -> Recipe:
+    (folder / "mine.prototxt").write_text(text)
+    return with_net(make_recipe, prototxt="mine.prototxt")
+
+
+def with_function(make_recipe: MakeRecipe, folder: Path, text: str, name: str = "my_nets:build") -> Recipe:
+    (folder / "my_nets.py").write_text(textwrap.dedent(text))
+    return with_net(make_recipe, function=name)
+
+
+def test_a_prototxt_keeps_all_but_its_data_layers(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    before = '\nlayer { name: "dummy" type: "DummyData" top: "dummy" dummy_data_param { shape { dim: 1 } } }'
+    recipe = with_prototxt(make_recipe, tmp_path, 'name: "mine" force_backward: true' + before + DATA + REST)
+    net = build_net(recipe, "train_val")
+    assert [layer.name for layer in net.layer] == ["dummy", "mnist", "mnist", "c", "odd", "ip", "loss"]
+    assert [layer.data_param.source for layer in net.layer[1:3]] == [
+        "tmp/digits_train_lmdb",
+        "examples/digits/digits_val_lmdb",
+    ]
+    given = parse_prototxt('name: "mine" force_backward: true' + before + REST, pb.NetParameter)
+    del net.layer[1:3]
+    assert net == given
+
+
+def test_data_layers_come_first_in_a_net_that_has_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    net = build_net(with_prototxt(make_recipe, tmp_path, REST), "train_val_noaug")
+    assert [layer.name for layer in net.layer] == ["data", "c", "odd", "ip", "loss"]
+
+
+def test_data_layers_take_over_the_tops_of_those_they_replace(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    renamed = (DATA + REST).replace('"data"', '"pixels"').replace('"label"', '"digit"')
+    net = build_net(with_prototxt(make_recipe, tmp_path, renamed), "train_val")
+    assert list(net.layer[0].top) == ["pixels", "digit"]
+
+
+@pytest.mark.parametrize("returned", ["L.net('m', *layers)", "str(L.net('m', *layers))"])
+def test_a_function_beside_the_recipe_is_called_with_its_net(
+    make_recipe: MakeRecipe, tmp_path: Path, returned: str
+) -> None:
+    recipe = with_function(
+        make_recipe,
+        tmp_path,
+        f"{FUNCTION}    layers = [L.inner_product('ip', 'data', num_output=net.classes),"
+        f" L.softmax_with_loss('loss', 'ip', 'label')]\n    return {returned}\n",
+    )
+    net = build_net(recipe, "train_val")
+    assert [layer.name for layer in net.layer] == ["data", "data", "ip", "loss"]
+    assert {path.name for path in tmp_path.iterdir()} == {"my_nets.py"}
+
+
+def test_modules_of_one_name_in_two_folders_are_two_modules(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    text = FUNCTION + "    return L.net('{}', L.inner_product('ip', 'data', num_output=10))\n"
+    for name in ("first", "second"):
+        recipe = with_function(make_recipe, tmp_path, text.format(name))
+        assert build_net(recipe, "train_val").name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("", "my_nests:build", "no module 'my_nests'; put it beside the recipe, or install it"),
+        ("", "my_nets.deep:build", "no module 'my_nets.deep'"),
+        (
+            "import nowhere_to_be_found",
+            "my_nets:build",
+            "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
+        ("", "my_nets:build", "module 'my_nets' has no function 'build'; check the name"),
+        ("build = 3", "my_nets:build", "module 'my_nets' has no function 'build'"),
+        ("def build(net)\n  pass", "my_nets:build", "my_nets.py:1: SyntaxError: "),
+        (
+            "def build(net):\n  return 1 / 0",
+            "my_nets:build",
+            "my_nets.py:2: ZeroDivisionError: division by zero",
+        ),
+        ("def build():\n  return 1", "my_nets:build", "TypeError: build() takes 0 positional arguments"),
+        ("import sys\nsys.exit(0)", "my_nets:build", "my_nets.py:2: SystemExit: 0"),
+        (
+            "def build(net):\n  return None",
+            "my_nets:build",
+            "returned builtins.NoneType; return a NetParameter",
+        ),
+        ("def build(net):\n  return 'layr { }'", "my_nets:build", "NetParameter has no field 'layr'"),
+        ("def build(net):\n  return b'\\xff'", "my_nets:build", "returned builtins.bytes"),
+        (
+            FUNCTION + "    return L.net('m', L.relu('r', 'data', slop=1))",
+            "my_nets:build",
+            "my_nets.py:3: layer 'r': ReLU has no field 'slop'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_one_line(
+    make_recipe: MakeRecipe, tmp_path: Path, text: str, name: str, said: str
+) -> None:
+    with pytest.raises(CaffeRecipesError) as caught:
+        build_net(with_function(make_recipe, tmp_path, text, name), "train_val")
+    assert said in str(caught.value)
+    assert "net.function my_ne" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_missing_prototxt_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = with_net(make_recipe, prototxt="nowhere.prototxt")
+    with pytest.raises(PrototxtError, match=r"nowhere\.prototxt: cannot be read"):
+        build_net(recipe, "train_val")
+
+
+def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = with_prototxt(make_recipe, tmp_path, REST.replace('bottom: "label"', 'bottom: "labels"'))
+    with pytest.raises(
+        PrototxtError, match=r"reads blob 'labels', which no layer above it makes; .* 'label'"
+    ):
+        build_net(recipe, "train_val")
+
+
+def test_other_outputs_than_classes_are_refused_naming_both(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = with_prototxt(make_recipe, tmp_path, REST.replace("num_output: 10", "num_output: 12"))
+    with pytest.raises(RecipeError, match=r"layer 'ip' has num_output 12, and net\.classes is 10"):
+        build_net(recipe, "train_val")

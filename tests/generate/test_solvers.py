@@ -1,0 +1,102 @@
+"""Solvers: a phase's settings as a message, and comments that explain its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import caffe_recipes as cr
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.generate.solvers import build_solver, rates_of, render_solver
+from caffe_recipes.recipe.model import Recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+PUBLISHED = cr.load_recipe("stampede2-64n-72ep")
+
+
+def lines_of(phase: str) -> list[str]:
+    return render_solver(PUBLISHED, PUBLISHED.phase(phase)).splitlines()
+
+
+def test_the_comments_explain_epochs_at_the_global_batch() -> None:
+    lines = lines_of("init")
+    assert lines[1] == (
+        "# init, phase 1 of 5. 4,096 images an iteration (128 ranks x 32), 1,281,167 an epoch."
+    )
+    assert {"max_iter: 7800 # 24.94 epochs", "warmup_iter: 1560 # 4.99 epochs"} <= set(lines)
+
+
+def test_the_comments_say_where_the_rate_goes_and_that_it_drops_after_warm_up() -> None:
+    lines = lines_of("init")
+    above = lines.index("base_lr: 1.6")
+    assert lines[above - 2 : above] == [
+        "# The rate by iteration: 0.1 at 0, 1.59904 at 1559 where the warm-up ends,",
+        "# 1.46667 at 1560, since warm-up iterations count, 0.933419 at 7799.",
+    ]
+    assert "# The rate by iteration: 1.02 at 0, 0.255136 at 3749." in lines_of("cyc1")
+
+
+def test_a_changed_weight_decay_is_pointed_at() -> None:
+    assert "weight_decay: 0.0002 # 4 times that of cyc3" in lines_of("collapse")
+    assert "weight_decay: 0.00005" in lines_of("cyc3")
+
+
+def test_text_and_message_of_every_phase_agree(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    for phase in recipe.phases:
+        solver = build_solver(recipe, phase)
+        assert parse_prototxt(render_solver(recipe, phase), pb.SolverParameter) == solver
+        assert solver.net == f"prototxt/digits-local/{phase.net}.prototxt"
+
+
+def test_the_settings_of_any_solver_reach_their_fields(make_recipe: MakeRecipe) -> None:
+    settings = {
+        "type": "RMSProp",
+        "rms_decay": 0.98,
+        "delta": 0.001,
+        "lr_policy": "multistep",
+        "gamma": 0.1,
+        "stepvalue": [10, 20],
+        "regularization_type": "L1",
+        "clip_gradients": 35.0,
+        "iter_size": 2,
+        "average_loss": 20,
+        "test_iter": 3,
+        "test_interval": 50,
+        "test_initialization": False,
+        "snapshot": 40,
+        "comment": "plateaus were short",
+    }
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(settings))
+    solver = build_solver(recipe, recipe.phase("cyc1"))
+    assert list(solver.test_iter) == [3]
+    assert list(solver.stepvalue) == [10, 20]
+    assert (solver.type, solver.snapshot, solver.test_initialization) == ("RMSProp", 40, False)
+    assert "# plateaus were short" in render_solver(recipe, recipe.phase("cyc1"))
+
+
+def test_a_warm_up_longer_than_the_phase_has_no_end_to_speak_of() -> None:
+    solver = pb.SolverParameter(base_lr=1, lr_policy="fixed", max_iter=10, warmup_iter=20)
+    assert list(rates_of(solver)) == [0, 9]
+
+
+def test_a_plateau_has_no_rate_that_is_known_before(make_recipe: MakeRecipe) -> None:
+    plateau = {"lr_policy": "plateau", "gamma": 0.1, "plateau_winsize": [5]}
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(plateau))
+    assert "The rate" not in render_solver(recipe, recipe.phase("cyc1"))
+
+
+def test_a_schedule_that_ends_in_nan_is_refused(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(power=0.5, lr_iter=100))
+    with pytest.raises(RecipeError, match=r"digits-local: phase 'cyc1': the rate .* is nan at iteration 101"):
+        build_solver(recipe, recipe.phase("cyc1"))
+
+
+def test_a_number_beyond_float32_is_refused_by_phase_and_field(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(lambda raw: raw["phases"][0].update(base_lr=1e39))
+    with pytest.raises(InputError, match=r"phase 'init': base_lr: 1e\+39 does not fit"):
+        build_solver(recipe, recipe.phase("init"))

@@ -1,0 +1,73 @@
+"""The floors of docs/architecture.md hold: a package imports itself and lower floors only."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "caffe_recipes"
+
+
+def read_floors() -> dict[str, int]:
+    """Read the table of floors from the document that people read."""
+    rows = re.findall(
+        r"^\| (\d) \| `(\w+)/?` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
+    )
+    return {package: int(floor) for floor, package in rows}
+
+
+FLOORS = read_floors()
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the part of `caffe_recipes` that each import of a file names: `caffe`, `errors`, ..."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("caffe_recipes."))
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+def test_the_table_names_every_package() -> None:
+    assert {package_of(path) for path in FILES} == set(FLOORS)
+    assert len(FLOORS) == 9
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_package_imports_itself_and_lower_floors_only(path: Path) -> None:
+    own = package_of(path)
+    too_high = {name for name in imports_of(path) if name != own and FLOORS.get(name, 9) >= FLOORS[own]}
+    assert not too_high
+
+
+def test_the_engine_stands_alone() -> None:
+    engine = {name for path in FILES if package_of(path) == "engine" for name in imports_of(path)}
+    assert engine <= {"engine", "caffe", "errors"}
+    users = {package_of(path) for path in FILES if "engine" in imports_of(path)}
+    assert users <= {"engine"}
+
+
+def test_floor_1_knows_no_recipe() -> None:
+    ground = {name for path in FILES if FLOORS[package_of(path)] == 1 for name in imports_of(path)}
+    assert ground <= {"caffe", "cluster", "errors"}
+
+
+def test_an_import_upwards_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.py"
+    file.write_text("from caffe_recipes import chain\nimport caffe_recipes.recipe.model\nimport os\n")
+    assert list(imports_of(file)) == ["chain", "recipe"]

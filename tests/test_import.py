@@ -1,0 +1,36 @@
+"""What starts fast stays so: the package and `--help` import none of the heavy libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "cv2", "matplotlib", "paramiko", "numpy", "sklearn", "mpi4py")
+CALL = "import sys; from caffe_recipes.cli.main import main; sys.argv = ['caffe-recipes', *{words}]; main()"
+
+
+def heavy_imports_of(code: str) -> str:
+    report = f"import sys; print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    whole = f"try:\n  {code}\nfinally:\n  {report}"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True)
+    return done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import caffe_recipes",
+        "import caffe_recipes as cr; cr.generate(cr.load_recipe('digits-local'))",
+        CALL.format(words=["--help"]),
+        CALL.format(words=["generate", "--help"]),
+        CALL.format(words=["show", "digits-local"]),
+    ],
+)
+def test_no_heavy_library_is_imported(code: str) -> None:
+    assert heavy_imports_of(code) == "[]"
+
+
+def test_a_heavy_import_is_seen() -> None:
+    assert heavy_imports_of("import numpy") == "['numpy']"
