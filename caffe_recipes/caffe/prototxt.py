@@ -43,13 +43,14 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
     """
     try:
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise PrototxtError(path, f"cannot be read ({error.strerror})", "check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         what = f"is no text: byte {data[error.start]:#04x} at offset {error.start} is not UTF-8"
-        raise PrototxtError(path, what, f"give the {cls.DESCRIPTOR.name} as a prototxt") from error
+        raise PrototxtError(path, what, "give a prototxt") from error
     message = parse_prototxt(text, cls, path)
     if not message.ListFields():
         raise PrototxtError(path, f"holds no field of {cls.DESCRIPTOR.name}", "was it copied whole?")

@@ -19,6 +19,7 @@ from caffe_recipes.caffe.text_hints import hint_for_field, hint_for_value
 from caffe_recipes.caffe.text_tokens import TOKEN, line_column, parse_float, parse_int, parse_string
 from caffe_recipes.errors import PrototxtError
 
+_MOST_SHOWN = 60
 _CLOSING = {"{": "}", "<": ">"}
 _INTEGERS = {
     FieldDescriptor.TYPE_INT32: ("an int32", -(1 << 31), (1 << 31) - 1),
@@ -82,7 +83,7 @@ class _Parser:
         known = _fields(schema)
         while self._kind == "name":
             if self._value not in known:
-                what = f"{schema.name} has no field '{self._value}'"
+                what = f"{schema.name} has no field {self._shown()}"
                 self._fail(what, hint_for_field(schema.name, known, self._value))
             self._field(message, known[self._value])
         if self._value != closing:
@@ -221,7 +222,7 @@ class _Parser:
 
     def _take_bytes(self, field: FieldDescriptor) -> bytes:
         if self._kind != "string":
-            hint = f'write "{self._value}"' if self._kind in ("name", "number") else ""
+            hint = f'write "{self._value[:_MOST_SHOWN]}"' if self._kind in ("name", "number") else ""
             self._fail(f"'{field.name}' takes a string in quotes, not {self._shown()}", hint)
         parts: list[bytes] = []
         while self._kind == "string":
@@ -261,8 +262,8 @@ class _Parser:
         if self._value in ('"', "'"):
             return "a string that does not end on its line"
         shown = self._text[self._start if start is None else start : self._match.end()]
-        if len(shown) > 40:
-            shown = f"{shown[:40]}..."
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}..."
         return shown if self._kind == "string" and shown.isprintable() else repr(shown)
 
     def _fail(self, what: str, hint: str = "", at: int | None = None) -> NoReturn:

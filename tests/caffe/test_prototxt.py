@@ -1,0 +1,87 @@
+"""Reading files; the authors' own and the parity cases' prototxts."""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import (
+    digest,
+    format_prototxt,
+    load_prototxt,
+    parse_prototxt,
+    render_prototxt,
+)
+from caffe_recipes.errors import PrototxtError
+
+REFERENCE = Path(__file__).parents[3] / "shared/reference"
+FILES = sorted(path.relative_to(REFERENCE).as_posix() for path in REFERENCE.rglob("*.prototxt"))
+
+
+def kind(name: str) -> type[Message]:
+    return pb.SolverParameter if Path(name).name.startswith("solver") else pb.NetParameter
+
+
+def comments_in(text: str) -> Counter[str]:
+    """Count the comments of a text that has no # in a string."""
+    return Counter(line.partition("#")[2].strip() for line in text.splitlines() if "#" in line)
+
+
+@pytest.mark.skipif(not FILES, reason="../shared/reference is not here to read")
+@pytest.mark.parametrize("name", FILES)
+def test_a_published_prototxt_is_read_and_formatted(name: str) -> None:
+    text = (REFERENCE / name).read_text()
+    message = load_prototxt(REFERENCE / name, kind(name))
+    assert message == text_format.Parse(text, kind(name)())
+    formatted = format_prototxt(text, kind(name), name)
+    assert parse_prototxt(formatted, kind(name)) == message
+    assert comments_in(formatted) == comments_in(text)
+    assert format_prototxt(formatted, kind(name)) == formatted
+
+
+def test_a_file_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "solver.prototxt"
+    path.write_bytes('\ufeffnet: "é"\r\ndisplay: 40\r\n'.encode())
+    assert load_prototxt(path, pb.SolverParameter) == pb.SolverParameter(net="é", display=40)
+    assert load_prototxt(str(path), pb.SolverParameter).display == 40
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", ": holds no field of SolverParameter; was it copied whole?"),
+        (b"# nothing\n", ": holds no field of SolverParameter; was it copied whole?"),
+        (b"\x89PNG\r\n\x1a\n", ": is no text: byte 0x89 at offset 0 is not UTF-8; give a prototxt"),
+        (b"\n\x05LeNet\xa2\x06", ": is no text: byte 0xa2 at offset 7 is not UTF-8; give a prototxt"),
+        (b"\n\0\0", ":2:1: expected a field of SolverParameter, not '\\x00'; "
+         "a field is written name: value, or name { ... }"),
+        (b"net: 'a'\n\ngama: 2\n", ":3:1: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
+    ],
+)  # fmt: skip
+def test_a_file_is_refused_with_one_line(tmp_path: Path, content: bytes, error: str) -> None:
+    path = tmp_path / "solver.prototxt"
+    path.write_bytes(content)
+    with pytest.raises(PrototxtError) as caught:
+        load_prototxt(path, pb.SolverParameter)
+    assert str(caught.value) == f"{path}{error}"
+
+
+def test_what_is_no_readable_file_is_refused_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PrototxtError, match=r"missing: cannot be read \(No such file or directory\); check"):
+        load_prototxt(tmp_path / "missing", pb.NetParameter)
+    with pytest.raises(PrototxtError, match=r"cannot be read \(Is a directory\); check the path$"):
+        load_prototxt(tmp_path, pb.NetParameter)
+    with pytest.raises(PrototxtError, match=r"cannot be read \(embedded null byte\); check the path$"):
+        load_prototxt("a\0b", pb.NetParameter)
+
+
+def test_a_digest_is_of_the_deterministic_binary_form() -> None:
+    solver = pb.SolverParameter(net="a", base_lr=0.1)
+    assert digest(solver) == hashlib.sha256(solver.SerializeToString(deterministic=True)).hexdigest()
+    assert digest(parse_prototxt(render_prototxt(solver), pb.SolverParameter)) == digest(solver)
+    assert digest(pb.SolverParameter(net="a", base_lr=0.2)) != digest(solver)
+    assert digest(pb.PSROIPoolingParameter(output_dim=1))
