@@ -33,6 +33,6 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool) -> None:
     written = write_files(files, out)
     for path in written:
         click.echo(f"wrote {click.format_filename(out / path)}")
-    click.echo(f"{len(written)} files written, {len(files) - len(written)} unchanged")
+    click.echo(f"{len(written)} written, {len(files) - len(written)} unchanged")
     for path in find_stale(files, out):
         click.echo(f"stale: {click.format_filename(out / path)} is generated no more; remove it", err=True)

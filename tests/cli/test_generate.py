@@ -1,0 +1,111 @@
+"""`caffe-recipes generate`: what it writes, what it says, and that `--check` writes nothing."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from caffe_recipes.cli.generate import generate
+from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError, RecipeError
+from caffe_recipes.generate.files import generate_all
+from caffe_recipes.recipe.source import load_recipe
+
+FILES = generate_all([load_recipe("digits-local")])
+SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(generate, [str(word) for word in words])
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_files_of_a_recipe_are_written_below_out(tmp_path: Path) -> None:
+    done = call("digits-local", "--out", tmp_path)
+    assert done.exit_code == 0
+    assert state_of(tmp_path) == FILES
+    assert done.output.splitlines()[-1] == f"{len(FILES)} written, 0 unchanged"
+    assert f"wrote {tmp_path / SOLVER}" in done.output.splitlines()
+
+
+def test_the_default_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("digits-local").exit_code == 0
+    assert state_of(tmp_path) == FILES
+
+
+def test_a_second_call_changes_one_file_that_was_edited(tmp_path: Path) -> None:
+    call("digits-local", "--out", tmp_path)
+    (tmp_path / SOLVER).write_text("base_lr: 1")
+    done = call("digits-local", "--out", tmp_path)
+    assert done.output.splitlines() == [
+        f"wrote {tmp_path / SOLVER}",
+        f"1 written, {len(FILES) - 1} unchanged",
+    ]
+    assert state_of(tmp_path) == FILES
+
+
+def test_check_is_silent_but_for_a_count_where_nothing_differs(tmp_path: Path) -> None:
+    call("digits-local", "--out", tmp_path)
+    done = call("--check", "digits-local", "--out", tmp_path)
+    assert (done.exit_code, done.output) == (0, f"{len(FILES)} files are as generated\n")
+
+
+def test_check_prints_a_diff_fails_and_writes_nothing(tmp_path: Path) -> None:
+    call("digits-local", "--out", tmp_path)
+    text = (tmp_path / SOLVER).read_text()
+    (tmp_path / SOLVER).write_text(text.replace("max_iter: 270", "max_iter: 999"))
+    (tmp_path / "jobs/digits-local/run.sh").unlink()
+    before = state_of(tmp_path)
+    done = call("--check", "digits-local", "--out", tmp_path)
+    assert isinstance(done.exception, CheckFailed)
+    assert done.exception.exit_code == 1
+    assert f"{SOLVER} (changed), jobs/digits-local/run.sh (missing)" in str(done.exception)
+    assert "\n-max_iter: 999" in done.output
+    assert "\n+max_iter: 270" in done.output
+    assert "+++ b/jobs/digits-local/run.sh" in done.output
+    assert state_of(tmp_path) == before
+
+
+def test_a_phase_s_new_name_leaves_a_file_that_both_commands_point_at(tmp_path: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    recipe = tmp_path / "renamed.yaml"
+    recipe.write_text(text.replace("name: cyc1", "name: second"))
+    call("digits-local", "--out", tmp_path)
+    done = call(recipe, "--out", tmp_path)
+    assert done.exit_code == 0
+    assert f"stale: {tmp_path / SOLVER} is generated no more; remove it" in done.stderr
+    assert (tmp_path / SOLVER).read_text() == FILES[SOLVER]
+    checked = call("--check", recipe, "--out", tmp_path)
+    assert f"{SOLVER} (stale)" in str(checked.exception)
+    (tmp_path / SOLVER).unlink()
+    assert call("--check", recipe, "--out", tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (["digits-local", "digits-local"], RecipeError, "two recipes are called 'digits-local'"),
+        (["digits-local", "digits-lokal"], RecipeError, "did you mean 'digits-local'"),
+    ],
+)
+def test_one_bad_recipe_of_several_leaves_nothing_behind(
+    tmp_path: Path, words: list[str], kind: type[CaffeRecipesError], said: str
+) -> None:
+    done = call(*words, "--out", tmp_path / "out")
+    assert isinstance(done.exception, kind)
+    assert said in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path, check: list[str]) -> None:
+    (tmp_path / "out").write_text("a file")
+    done = call("digits-local", "--out", tmp_path / "out", *check)
+    assert isinstance(done.exception, InputError)
+    assert "Not a directory" in str(done.exception)

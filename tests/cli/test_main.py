@@ -1,0 +1,135 @@
+"""The command line as a whole: lazy commands, one line for each error, the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from caffe_recipes.cli.main import COMMANDS
+from caffe_recipes.recipe.source import shipped_recipes
+
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+
+
+def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there(name: str) -> None:
+    lazy = COMMANDS[name]
+    assert isinstance(getattr(import_module(lazy.module), lazy.attribute), click.Command)
+
+
+def test_help_lists_every_command() -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    for name, lazy in COMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert lazy.help in done.stdout
+
+
+def test_version_is_the_package_s() -> None:
+    done = call("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("caffe-recipes, version ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generat"], "No such command 'generat'"),
+        (["generate"], "Missing argument"),
+        (["generate", "--cheque", "x"], "No such option"),
+        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-local, "),
+        (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
+        (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
+        (["data", "check", "nowhere", "--classes", "0"], "0 is not in the range"),
+        (["data", "build", "imagenet"], "'imagenet' is not"),
+    ],
+)
+def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+    done = call(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_one_line_whatever_is_in_the_name(tmp_path: Path) -> None:
+    done = call("show", "a\nb\x1b[31m.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(r"Error: a\nb\x1b[31m.yaml: cannot be read: No such file or directory")
+
+
+def test_a_reader_that_has_gone_is_no_error_to_speak_of() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "schema"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_a_failure_with_a_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "recipes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr == "Error: [Errno 28] No space left on device\n"
+
+
+def test_recipes_lists_what_ships() -> None:
+    lines = call("recipes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_recipes())
+
+
+def test_schema_is_a_json_schema_that_knows_the_keys() -> None:
+    schema = json.loads(call("schema").stdout)
+    assert schema["required"][0] == "name"
+    assert "warmup_start_lr" in schema["$defs"]["Phase"]["properties"]
+
+
+def test_show_has_shape_phases_and_reported_results() -> None:
+    done = call("show", "stampede2-64n-72ep")
+    assert done.returncode == 0
+    for fact in (
+        "64 nodes x 2 ranks x 32 images = 4,096 images an iteration",
+        "1,281,167 images, 42 GB, in /tmp/ilsvrc12_train_lmdb",
+        "0.1 1.59904 1.46667 0.933419",
+        "22,610   72.29",
+        "top-1 76.3 %, top-5 93.2 %",
+        "244.9 minutes of training at 6,303 images/s",
+    ):
+        assert fact in done.stdout
+
+
+def test_show_leaves_out_what_a_recipe_does_not_say() -> None:
+    done = call("show", "digits-local")
+    assert done.returncode == 0
+    assert "reported" not in done.stdout
+    assert "estimated" not in done.stdout
+    assert "1 node x 2 ranks" in done.stdout
