@@ -1,4 +1,10 @@
-"""Prototxt text: the one parser and the one formatter."""
+"""Prototxt text: the one parser and the one formatter.
+
+The canonical text: two spaces per block; fields in the order of `field_order.py`; a block that holds one
+scalar on one line (`include { phase: TRAIN }`), an empty one as `relu_param { }`; no blank line but after
+the file's header; strings in double quotes; floats in the fewest digits that read back bit-equal. A comment
+moves with the field that it stands above or beside; what stands last in a block stays last in it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A parser of protobuf's text format that knows where it is, and keeps the comments.
 
 It takes what protobuf's C++ parser takes and refuses what that refuses, so that text which passes here
-is text which Caffe reads; extensions, which the schema has none of, are the exception.
+is text which Caffe reads. Three exceptions: the schema has no extensions, so none are read; a string that
+is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after formatting).
 """
 
 from __future__ import annotations

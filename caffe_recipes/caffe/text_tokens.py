@@ -87,8 +87,8 @@ def _has_leading_zero(literal: str) -> bool:
 
 def _unescape(escape: re.Match[str]) -> bytes:
     kind, digits = escape.lastgroup, escape[escape.lastgroup or 0]
-    if kind == "octal" and int(digits, 8) < 256:
-        return bytes([int(digits, 8)])
+    if kind == "octal":
+        return bytes([int(digits, 8) & 0xFF])
     if kind == "hex":
         return bytes([int(digits, 16)])
     if kind == "pair":

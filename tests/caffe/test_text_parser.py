@@ -24,7 +24,7 @@ INF = float("inf")
 SOLVERS: list[tuple[str, Message]] = [
     ("net: 'a' \"b\"\n'c'", S(net="abc")),
     (r"""net: "a\"b" '\'\\\?\a\b\f\n\r\t\v' """, S(net="a\"b'\\?\a\b\f\n\r\t\v")),
-    (r"net: '\101\x42\X43\u00e9\U0001F600\ud83d\ude00\7'", S(net="ABCé😀😀\7")),
+    (r"net: '\101\401\x42\X43\u00e9\U0001F600\ud83d\ude00\7'", S(net="A\1BCé😀😀\7")),
     ("net: 'é' # comment", S(net="é")),
     ("net: 'a', display: 1; test_iter: 2, test_iter: 3;", S(net="a", display=1, test_iter=[2, 3])),
     ("test_iter: [1, 0x1F, 017]  test_iter: []  test_iter: -4", S(test_iter=[1, 31, 15, -4])),
