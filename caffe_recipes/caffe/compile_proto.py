@@ -15,7 +15,8 @@ def main() -> None:
         out = Path(folder)
         protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{HERE}"]
         subprocess.run(
-            [*protoc, f"--descriptor_set_out={out / 'pb.binpb'}", f"--pyi_out={out}", "caffe.proto"], check=True
+            [*protoc, f"--descriptor_set_out={out / 'pb.binpb'}", f"--pyi_out={out}", "caffe.proto"],
+            check=True,
         )
         shutil.copyfile(out / "pb.binpb", HERE / "pb.binpb")
         shutil.copyfile(out / "caffe_pb2.pyi", HERE / "pb.pyi")
