@@ -13,11 +13,12 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
+from caffe_recipes.caffe.shape_sources import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.layer import Layer, Shape, fault
+from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault
 from caffe_recipes.engine.records import record_order
-from caffe_recipes.engine.transform import Pixels, Transform, decode
+from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv
 from caffe_recipes.errors import CaffeRecipesError, DataError
 
 # Decoded images up to this size are kept, so that small sets are decoded once and not every epoch.
@@ -42,7 +43,7 @@ class Feed:
 class Source:
     """A layer without bottoms; `keys` are the records of the batch it gave last."""
 
-    layer: Layer
+    forward: Forward
     where: str = ""
     keys: list[str] = field(default_factory=list)
     close: Callable[[], None] = lambda: None
@@ -90,6 +91,7 @@ class Reader:
         self._datums.close()
 
     def _read_ahead(self) -> None:
+        match_caffe_opencv()
         while not self._stopped.is_set():
             item: Batch | CaffeRecipesError
             try:
@@ -119,11 +121,12 @@ class Reader:
                 what = f"is {images[-1].shape[::-1]}, the first of its batch {images[0].shape[::-1]}"
                 raise self._bad(record, what, "give crop_size, or build the LMDB with images of one size")
         try:
-            batch = self._transform.normalise(images)
+            values = self._transform.normalise(images)
         except ValueError as error:
             raise self._bad(records[0], str(error)) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
-        return Batch(torch.from_numpy(batch), torch.tensor(labels, dtype=torch.float32), keys)
+        batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # in memory the channels stay last
+        return Batch(batch, torch.tensor(labels, dtype=torch.float32), keys)
 
     def _image(self, record: int) -> tuple[Pixels, int]:
         kept = self._decoded.get(record)
@@ -146,75 +149,88 @@ class Reader:
         key = self._datums.keys[record].decode(errors="replace")
         return DataError(self._datums.path, f"record '{key}' {what}", hint)
 
-    def first_shape(self) -> Shape:
-        """Give (channels, height, width) of a transformed image, from the first record."""
+    def check_first(self, shape: Shape) -> None:
+        """Raise DataError unless the first record comes out of the transform as (channels, height, width)."""
         pixels, _ = self._image(0)
         try:
-            height, width, channels = self._transform.apply(pixels, Random(0)).shape
+            made = self._transform.apply(pixels, Random(0)).shape
         except ValueError as error:
             raise self._bad(0, str(error)) from None
+        if (made[2], *made[:2]) != shape:
+            names = [" x ".join(map(str, of)) for of in ((made[2], *made[:2]), shape)]
+            what = f"is {names[0]} after the transform, and {names[1]} by the net"
+            raise self._bad(0, what, "give crop_size")
+
+
+def first_image(source: str) -> Image:
+    """Give (channels, height, width) of an LMDB's first image as it is stored; raises DataError."""
+    with open_datums(source) as datums:
+        datum = datums[0]
+        if not datum.encoded:
+            return datum.channels, datum.height, datum.width
+        try:
+            height, width, channels = decode(datum, pb.TransformationParameter()).shape
+        except ValueError as error:
+            key = datums.keys[0].decode(errors="replace")
+            raise DataError(source, f"record '{key}' {error}", "build the LMDB again") from None
         return channels, height, width
 
 
-def _data(layer: pb.LayerParameter, feed: Feed) -> Source:
-    """Read an LMDB: tops are the images and, if there is a second, the labels."""
+def check_data(layer: pb.LayerParameter) -> None:
+    """Raise InputError for a Data layer that Caffe would not read, or the engine does not."""
     param = layer.data_param
     if param.backend != param.LMDB:
         raise fault(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
-    if param.batch_size < 1:
-        raise fault(layer, "batch_size is missing", "give it")
-    if not 1 <= len(layer.top) <= 2:
-        raise fault(layer, f"has {len(layer.top)} tops", "give it one for the images, one for the labels")
-    datums = open_datums(param.source)
-    feed.log.info("db_lmdb.cpp:61", f"Opened lmdb {param.source}")
+    if not param.source:
+        raise fault(layer, "source is missing", "give the folder of an LMDB")
+    for name in ("scale", "mean_file", "crop_size", "mirror"):
+        if param.HasField(name):
+            raise fault(layer, f"data_param.{name} is of the old format", f"write transform_param.{name}")
+
+
+def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
+    """Read an LMDB: tops are the images and, if there is a second, the labels."""
+    source_path = layer.data_param.source
+    datums = open_datums(source_path)
+    feed.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
     reader = Reader(layer, datums, Transform(layer.transform_param, layer.phase), feed)
-    shape = (param.batch_size, *reader.first_shape())
-    feed.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shape)))
-    source = Source(Layer([], lambda x, w: []), param.source, close=reader.close)
+    reader.check_first(shapes.tops[0][1:])
+    feed.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shapes.tops[0])))
 
     def forward(*_: object) -> list[Tensor]:
         batch = reader.next()
         source.keys = batch.keys
         return [batch.images, batch.labels][: len(layer.top)]
 
-    source.layer = Layer([shape, (param.batch_size,)][: len(layer.top)], forward)
+    source = Source(forward, source_path, close=reader.close)
     return source
 
 
-def _input(layer: pb.LayerParameter, feed: Feed) -> Source:
+def _input(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
     """Give zeros: the engine has nobody to set an input."""
-    shapes = _shapes(layer, [tuple(shape.dim) for shape in layer.input_param.shape])
-    return Source(Layer(shapes, lambda x, w: [torch.zeros(shape) for shape in shapes]))
+    return Source(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
-def _dummy_data(layer: pb.LayerParameter, feed: Feed) -> Source:
-    """Give filled blobs: constants filled once, others anew for each pass."""
-    param = layer.dummy_data_param
-    old = zip(param.num, param.channels, param.height, param.width, strict=False)
-    shapes = _shapes(layer, [tuple(shape.dim) for shape in param.shape] or list(old))
-    fillers = list(param.data_filler) or [pb.FillerParameter()]
-    fillers = fillers * len(shapes) if len(fillers) == 1 else fillers
-    if len(fillers) != len(shapes):
-        raise fault(layer, f"has {len(fillers)} data_fillers for {len(shapes)} tops", "give one, or one each")
+def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
+    """Give filled blobs, anew for each pass."""
+    fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
+    fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
+    if len(fillers) != len(shapes.tops):
+        raise fault(
+            layer, f"has {len(fillers)} data_fillers for {len(shapes.tops)} tops", "give one for each"
+        )
     generator = Generator().manual_seed(feed.augment_seed)
 
     def forward(*_: object) -> list[Tensor]:
-        tops = [torch.empty(shape) for shape in shapes]
+        tops = [torch.empty(shape) for shape in shapes.tops]
         for top, filler in zip(tops, fillers, strict=True):
             fill(top, filler, generator)
         return tops
 
-    return Source(Layer(shapes, forward))
+    return Source(forward)
 
 
-def _shapes(layer: pb.LayerParameter, shapes: list[Shape]) -> list[Shape]:
-    shapes = shapes * len(layer.top) if len(shapes) == 1 else shapes
-    if len(shapes) != len(layer.top) or not shapes:
-        raise fault(layer, f"has {len(shapes)} shapes for {len(layer.top)} tops", "give one, or one each")
-    return shapes
-
-
-SOURCES: dict[str, Callable[[pb.LayerParameter, Feed], Source]] = {
+SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, Feed], Source]] = {
     "Data": _data,
     "Input": _input,
     "DummyData": _dummy_data,

@@ -7,22 +7,16 @@ from collections.abc import Callable
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.losses import LOSSES
-from caffe_recipes.errors import InputError
 
 _Producer = tuple[int, int]
 
 
 def filter_net(net: pb.NetParameter, note: Callable[[str], None]) -> pb.NetParameter:
-    """Keep the layers whose include and exclude rules meet `net.state`; `note` gets a line for each other.
-
-    Raises InputError for a layer with both kinds of rules.
-    """
+    """Keep the layers whose include and exclude rules meet `net.state`; `note` gets a line for each other."""
     kept = pb.NetParameter()
     kept.CopyFrom(net)
     del kept.layer[:]
     for layer in net.layer:
-        if layer.include and layer.exclude:
-            raise InputError(f"layer '{layer.name}'", "has include and exclude rules", "give only one kind")
         if layer.include:
             stays = any(_meets(net.state, rule, layer.name, note) for rule in layer.include)
         else:
@@ -55,10 +49,7 @@ def _meets(state: pb.NetState, rule: pb.NetStateRule, name: str, note: Callable[
 
 
 def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
-    """Give each user of a blob its own copy, from a Split layer named as Caffe names it.
-
-    Raises InputError for a bottom that no earlier layer makes.
-    """
+    """Give each user of a blob its own copy, from a Split layer named as Caffe names it."""
     producers, uses = _trace(net)
     split = pb.NetParameter()
     split.CopyFrom(net)
@@ -85,26 +76,14 @@ def _trace(net: pb.NetParameter) -> tuple[dict[tuple[int, int], _Producer], Coun
     uses: Counter[_Producer] = Counter()
     for i, layer in enumerate(net.layer):
         for b, blob in enumerate(layer.bottom):
-            if blob not in latest:
-                raise InputError(f"layer '{layer.name}'", f"unknown bottom blob '{blob}'", _remedy(net, blob))
             producers[i, b] = latest[blob]
             uses[latest[blob]] += 1
         for t, blob in enumerate(layer.top):
-            if blob in latest and blob not in layer.bottom:
-                what = f"top blob '{blob}' is made by an earlier layer too"
-                raise InputError(f"layer '{layer.name}'", what, "give it another name")
             latest[blob] = (i, t)
         for t in range(len(layer.top)):
             if loss_weight(layer, t) and uses[i, t] == 0:
                 uses[i, t] += 1
     return producers, uses
-
-
-def _remedy(net: pb.NetParameter, blob: str) -> str:
-    if any(blob in layer.top for layer in net.layer):
-        return "put the layer that makes it before"
-    phase = pb.Phase.Name(net.state.phase)
-    return f"the net has no layer in phase {phase} that makes it"
 
 
 def loss_weight(layer: pb.LayerParameter, top: int) -> float:

@@ -1,7 +1,6 @@
-"""What a layer is to the engine: a setup that, given the shapes below it, builds its forward function.
+"""What a layer is to the engine: a setup that, given the layer and its shapes, makes its forward function.
 
-A setup is Caffe's LayerSetUp and Reshape in one: it checks the parameters, names the shapes of the tops and
-of the learned blobs, and returns a function of (bottoms, blobs). Gradients are autograd's.
+Shapes are `caffe.shapes`' business, gradients are autograd's; a setup knows the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shapes import LayerShapes
 from caffe_recipes.errors import InputError
 
 Shape = tuple[int, ...]
@@ -20,48 +20,40 @@ Forward = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Blob:
-    """A learned blob before it is filled; statistics have no gradient."""
+class Shapes:
+    """The shapes of a layer's bottoms, tops and learned blobs."""
 
-    shape: Shape
-    filler: pb.FillerParameter
-    has_gradient: bool = True
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer set up: the shapes of its tops, its forward function, and its learned blobs."""
-
-    tops: list[Shape]
-    forward: Forward
-    blobs: tuple[Blob, ...] = ()
+    bottoms: tuple[Shape, ...]
+    tops: tuple[Shape, ...]
+    learned: tuple[Shape, ...]
 
 
-Setup = Callable[[pb.LayerParameter, list[Shape]], Layer]
+Setup = Callable[[pb.LayerParameter, Shapes], Forward]
 
 
 def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> InputError:
-    """Make the error for a layer that cannot be set up; the net adds its file."""
+    """Make the error for a layer that the engine cannot run; the net adds its file."""
     return InputError(f"layer '{layer.name}' ({layer.type})", what, hint)
 
 
-def axis_of(layer: pb.LayerParameter, axis: int, shape: Shape) -> int:
-    """Give an axis counted from the front; raises InputError where `shape` has no such axis."""
-    if not -len(shape) <= axis < len(shape):
-        raise fault(layer, f"axis {axis} is beyond its input, {show(shape)}")
-    return axis % len(shape)
+def known_shapes(shapes: LayerShapes) -> Shapes:
+    """Take over inferred shapes, all of whose dimensions must be known; raises InputError."""
 
+    def known(shape: Sequence[int | None] | None) -> Shape:
+        dims = tuple(dim for dim in shape or () if dim is not None)
+        if shape is None or len(dims) != len(shape):
+            raise fault(shapes.layer, "has a blob whose shape is not known", "give the dimensions")
+        return dims
 
-def need_bottoms(layer: pb.LayerParameter, bottoms: list[Shape], least: int, most: int | None = None) -> None:
-    """Raise InputError unless there are between `least` and `most` bottoms (None: exactly `least`)."""
-    most = least if most is None else most
-    if not least <= len(bottoms) <= most:
-        wanted = str(least) if least == most else f"{least} to {most}"
-        raise fault(layer, f"has {len(bottoms)} bottoms", f"give it {wanted}")
+    return Shapes(
+        tuple(map(known, shapes.bottoms)),
+        tuple(map(known, shapes.tops)),
+        tuple(map(known, shapes.learned or ())),
+    )
 
 
 def show(shape: Sequence[int]) -> str:
-    """Print a shape as Caffe does.
+    """Print a shape as Caffe's log does.
 
     >>> show((32, 3, 28, 28)), show(())
     ('32 3 28 28 (75264)', '(1)')

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.layer import Layer, Setup, Shape, axis_of, fault, need_bottoms, show
+from caffe_recipes.engine.layer import Forward, Setup, Shapes, fault
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
@@ -82,20 +82,18 @@ def _rows(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
 
 
-def _softmax_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """-sum(log p[label]) / normaliser; tops: the loss, and the probabilities."""
-    need_bottoms(layer, bottoms, 2, 3)
-    shape, param = bottoms[0], layer.loss_param
-    axis = axis_of(layer, layer.softmax_param.axis, shape)
+    shape, param = shapes.bottoms[0], layer.loss_param
+    axis = layer.softmax_param.axis % len(shape)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if any(math.prod(b) != outer * inner for b in bottoms[1:]):
-        raise fault(layer, f"{show(bottoms[1])} labels for {show(shape)} predictions along axis {axis}")
+    smoothing = param.label_smoothing
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     normalise = _normaliser(layer, outer, inner, param.VALID)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
-        losses = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, param.label_smoothing)
+        losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
         if layer.phase == pb.TRAIN and bool((losses.detach() >= SATURATED).all()):
             what = f"the loss is {SATURATED:.6g}: every label's probability is 0"
             raise RunFailed(
@@ -112,7 +110,7 @@ def _softmax_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
             loss = total / normalise(len(losses) if kept is None else int(kept.sum()))
         return [loss] if len(layer.top) < 2 else [loss, torch.softmax(xs[0].detach(), axis)]
 
-    return Layer([(), shape][: max(1, len(layer.top))], forward)
+    return forward
 
 
 def _normaliser(layer: pb.LayerParameter, outer: int, inner: int, default: int) -> Callable[[int], float]:
@@ -131,22 +129,18 @@ def _normaliser(layer: pb.LayerParameter, outer: int, inner: int, default: int) 
     return lambda valid: max(1.0, divisors[mode](valid))
 
 
-def _softmax(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
-    need_bottoms(layer, bottoms, 1)
-    axis = axis_of(layer, layer.softmax_param.axis, bottoms[0])
-    return Layer([bottoms[0]], lambda x, _: [torch.softmax(x[0], axis)])
+def _softmax(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+    axis = layer.softmax_param.axis
+    return lambda xs, _: [torch.softmax(xs[0], axis)]
 
 
-def _accuracy(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """The share of labels among the top_k predictions; of equal predictions the later class comes first.
 
     A second top is the accuracy of each class, 0 for one that is not there.
     """
-    need_bottoms(layer, bottoms, 2)
-    shape, param = bottoms[0], layer.accuracy_param
-    axis = axis_of(layer, param.axis, shape)
-    if math.prod(bottoms[1]) * shape[axis] != math.prod(shape):
-        raise fault(layer, f"{show(bottoms[1])} labels for {show(shape)} predictions along axis {axis}")
+    shape, param = shapes.bottoms[0], layer.accuracy_param
+    axis = param.axis % len(shape)
     if not 1 <= param.top_k <= shape[axis]:
         raise fault(layer, f"top_k is {param.top_k} of {shape[axis]} classes")
     ignored = param.ignore_label if param.HasField("ignore_label") else None
@@ -167,34 +161,26 @@ def _accuracy(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
             tops.append(torch.where(present > 0, found / present.clamp(min=1), 0.0))
         return tops
 
-    return Layer([(), (shape[axis],)][: max(1, len(layer.top))], forward)
+    return forward
 
 
-def _same_count(layer: pb.LayerParameter, bottoms: list[Shape]) -> int:
-    """Check that two bottoms hold as many elements; give the number of items."""
-    need_bottoms(layer, bottoms, 2)
-    if math.prod(bottoms[0]) != math.prod(bottoms[1]):
-        raise fault(layer, f"its bottoms differ: {show(bottoms[0])}, {show(bottoms[1])}")
-    return bottoms[0][0] if bottoms[0] else 1
-
-
-def _euclidean_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """sum((a - b)^2) / (2 * items)."""
-    items = _same_count(layer, bottoms)
+    items = shapes.bottoms[0][0]
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         difference = xs[0].reshape(-1) - xs[1].reshape(-1)
         return [difference.dot(difference) / (2 * items)]
 
-    return Layer([()], forward)
+    return forward
 
 
-def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, s the logistic function."""
-    items = _same_count(layer, bottoms)
+    items = shapes.bottoms[0][0]
     param = layer.loss_param
     ignored = param.ignore_label if param.HasField("ignore_label") else None
-    normalise = _normaliser(layer, items, math.prod(bottoms[0]) // items, param.BATCH_SIZE)
+    normalise = _normaliser(layer, items, math.prod(shapes.bottoms[0]) // items, param.BATCH_SIZE)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x, target = xs[0].reshape(-1), xs[1].reshape(-1)
@@ -204,13 +190,12 @@ def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, bottoms: list[Shape]) 
         kept = target.long() != ignored
         return [losses[kept].sum() / normalise(int(kept.sum()))]
 
-    return Layer([()], forward)
+    return forward
 
 
-def _hinge_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """sum(max(0, 1 - y x)^p) / items over all classes, y 1 at the label and -1 elsewhere, p 1 or 2."""
-    need_bottoms(layer, bottoms, 2)
-    items, classes = bottoms[0][0], math.prod(bottoms[0][1:])
+    items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
     squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
@@ -219,20 +204,19 @@ def _hinge_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
         margins = (1 + signs * x).clamp(min=0)
         return [(margins * margins if squared else margins).sum() / items]
 
-    return Layer([()], forward)
+    return forward
 
 
-def _multinomial_logistic_loss(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """-sum(log max(p[label], 1e-20)) / items, of probabilities."""
-    need_bottoms(layer, bottoms, 2)
-    items, classes = bottoms[0][0], math.prod(bottoms[0][1:])
+    items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], classes, None).reshape(-1, 1)
         chosen = xs[0].reshape(items, classes).gather(1, labels)
         return [-torch.log(chosen.clamp(min=1e-20)).sum() / items]
 
-    return Layer([()], forward)
+    return forward
 
 
 LOSS_LAYERS: dict[str, Setup] = {

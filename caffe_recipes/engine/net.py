@@ -10,14 +10,15 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.data import SOURCES, Feed, Source
-from caffe_recipes.engine.fillers import fill
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.engine.data import SOURCES, Feed, Source, check_data, first_image
+from caffe_recipes.engine.fillers import fill, starting_fillers
 from caffe_recipes.engine.glog import Log, number
 from caffe_recipes.engine.graph import filter_net, insert_splits, loss_weight
-from caffe_recipes.engine.layer import Forward, Layer, Shape, fault, show
+from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault, known_shapes, show
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
 from caffe_recipes.engine.ops_dense import DENSE
-from caffe_recipes.engine.ops_norm import NORM
+from caffe_recipes.engine.ops_norm import NORM, scales_channels
 from caffe_recipes.engine.ops_pointwise import POINTWISE
 from caffe_recipes.engine.ops_shape import SHAPE
 from caffe_recipes.errors import DataError, InputError
@@ -48,6 +49,16 @@ class Node:
     blobs: list[Tensor] = field(default_factory=list)
     weighted: list[tuple[int, float]] = field(default_factory=list)
     source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a forward pass: a node, or a BatchNorm together with the Scale after it."""
+
+    node: Node
+    tops: list[int]
+    blobs: list[Tensor]
+    weighted: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -84,19 +95,41 @@ class Net:
         self._place: dict[str, int] = {}
         self._shapes: list[Shape] = []
         self._values: list[Tensor] = []
+        self._steps: list[Step] = []
         self._elements = 0
         try:
-            filtered = filter_net(param, lambda text: log.info("net.cpp:1286", text))
-            self._build(insert_splits(filtered))
+            self._build(param)
         except InputError as error:
+            if error.where.startswith(path):
+                raise
             raise type(error)(f"{path}: {error.where}", error.what, error.hint) from None
 
     def _build(self, param: pb.NetParameter) -> None:
+        state = param.state
+        filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
+        for layer in filtered.layer:
+            if layer.type not in SOURCES and layer.type not in LAYERS:
+                known = ", ".join(sorted({*SOURCES, *LAYERS}))
+                raise fault(layer, f"type '{layer.type}' is not supported", f"supported are {known}")
+            if layer.type == "Data":
+                check_data(layer)
+        infer_shapes(filtered, state.phase, path=self.path)  # for its errors, in the user's own names
+        split = insert_splits(filtered)
         self._log.info("net.cpp:206", "Initializing net from parameters: ")
-        self._log.info("net.cpp:207", "\n" + text_format.MessageToString(param).rstrip("\n"))
-        for layer in param.layer:
-            layer.phase = param.state.phase
-            self._add(layer)
+        self._log.info("net.cpp:207", "\n" + text_format.MessageToString(split).rstrip("\n"))
+        for layer in split.layer:
+            layer.phase = state.phase
+        stages = list(state.stage)
+        for found in infer_shapes(
+            split, state.phase, level=state.level, stages=stages, images=first_image, path=self.path
+        ).layers:
+            self._add(found.layer, known_shapes(found))
+        self._find_outputs()
+        self._link()
+        self._log.info("net.cpp:491", "Network initialization done.")
+
+    def _find_outputs(self) -> None:
+        """Remember the blobs that no layer uses, by name in the order of bytes."""
         used = {place for node in self.nodes for place in node.bottoms}
         weights = {place: weight for node in self.nodes for place, weight in node.weighted}
         for name in sorted(self._place, key=str.encode):
@@ -104,48 +137,38 @@ class Net:
             if place not in used:
                 self._log.info("net.cpp:451", f"This network produces output {name}")
                 self.outputs.append(Output(name, place, weights.get(place, 0.0)))
-        if not self.nodes:
-            raise InputError("net", f"has no layer in phase {pb.Phase.Name(param.state.phase)}")
-        self._values = [torch.empty(0)] * len(self._shapes)
-        self._log.info("net.cpp:491", "Network initialization done.")
 
-    def _add(self, layer: pb.LayerParameter) -> None:
-        name, source = layer.name, None
-        self._log.info("net.cpp:261", f"Creating Layer {name}")
+    def _add(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
+        self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
         for blob in layer.bottom:
-            self._log.info("net.cpp:1498", f"{name} <- {blob}")
+            self._log.info("net.cpp:1498", f"{layer.name} <- {blob}")
         bottoms = [self._place[blob] for blob in layer.bottom]
+        source = None
         if layer.type in SOURCES:
-            source = SOURCES[layer.type](layer, self._feed)
-            built = source.layer
-        elif layer.type in LAYERS:
-            built = LAYERS[layer.type](layer, [self._shapes[place] for place in bottoms])
+            source = SOURCES[layer.type](layer, shapes, self._feed)
+            forward = source.forward
         else:
-            known = ", ".join(sorted({*SOURCES, *LAYERS}))
-            raise fault(layer, f"type '{layer.type}' is not supported", f"supported are {known}")
-        if layer.propagate_down and len(layer.propagate_down) != len(layer.bottom):
+            forward = LAYERS[layer.type](layer, shapes)
+        if len(layer.propagate_down) not in (0, len(layer.bottom)):
             raise fault(layer, "propagate_down is not given once for each bottom")
-        cut = [not down for down in layer.propagate_down] if layer.propagate_down else []
-        node = Node(layer, built.forward, bottoms, self._tops(layer, built), cut, source=source)
-        node.blobs = self._learned(layer, built)
+        cut = [not down for down in layer.propagate_down]
+        node = Node(layer, forward, bottoms, self._tops(layer, shapes), cut, source=source)
+        node.blobs = self._learned(layer, shapes)
         self._weigh(node)
         self.nodes.append(node)
 
-    def _tops(self, layer: pb.LayerParameter, built: Layer) -> list[int]:
+    def _tops(self, layer: pb.LayerParameter, shapes: Shapes) -> list[int]:
         """Give each top a place; an in-place top gets one of its own too."""
-        if len(layer.top) not in (len(built.tops), 0):
-            raise fault(layer, f"has {len(layer.top)} tops", f"give it {len(built.tops)}")
         for blob in layer.top:
-            mark = " (in-place)" if blob in layer.bottom else ""
-            place = "net.cpp:1459" if mark else "net.cpp:1472"
-            self._log.info(place, f"{layer.name} -> {blob}{mark}")
+            in_place = blob in layer.bottom
+            mark = " (in-place)" if in_place else ""
+            self._log.info("net.cpp:1459" if in_place else "net.cpp:1472", f"{layer.name} -> {blob}{mark}")
         self._log.info("net.cpp:330", f"Setting up {layer.name}")
         places = []
-        for blob, shape in zip(layer.top or [""] * len(built.tops), built.tops, strict=True):
+        for blob, shape in zip(layer.top, shapes.tops, strict=True):
             places.append(len(self._shapes))
             self._shapes.append(shape)
-            if blob:
-                self._place[blob] = places[-1]
+            self._place[blob] = places[-1]
         return places
 
     def _weigh(self, node: Node) -> None:
@@ -161,24 +184,25 @@ class Net:
         if node.weighted:
             node.param.loss_weight[:] = weights
 
-    def _learned(self, layer: pb.LayerParameter, built: Layer) -> list[Tensor]:
+    def _learned(self, layer: pb.LayerParameter, shapes: Shapes) -> list[Tensor]:
         """Make a layer's blobs: another's, of the same name or in the net shared from, or new and filled."""
-        if len(layer.param) > len(built.blobs):
-            raise fault(layer, f"has {len(layer.param)} params for {len(built.blobs)} learned blobs")
+        if len(layer.param) > len(shapes.learned):
+            raise fault(layer, f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs")
         kept = self._shared.blobs().get(layer.name, []) if self._shared else []
-        if kept and [tuple(b.shape) for b in kept] != [b.shape for b in built.blobs]:
-            mine, other = (", ".join(show(b.shape) for b in blobs) for blobs in (built.blobs, kept))
+        if kept and tuple(tuple(blob.shape) for blob in kept) != shapes.learned:
+            mine, other = (", ".join(map(show, of)) for of in (shapes.learned, [b.shape for b in kept]))
             raise fault(layer, f"has blobs {mine} here, and {other} in the TRAIN net")
         tensors = []
-        for index, blob in enumerate(built.blobs):
+        fillers = starting_fillers(layer)
+        for index, shape in enumerate(shapes.learned):
             spec = layer.param[index] if index < len(layer.param) else pb.ParamSpec()
             if spec.name in self._named:
-                tensors.append(self._share(layer, spec, blob.shape))
+                tensors.append(self._share(layer, spec, shape))
                 continue
-            tensor = kept[index] if kept else torch.empty(blob.shape)
+            tensor = kept[index] if kept else torch.empty(shape)
             if not kept:
-                fill(tensor, blob.filler, self._generator)
-            owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, blob.has_gradient)
+                fill(tensor, fillers[index], self._generator)
+            owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, layer.type != "BatchNorm")
             self.params.append(owned)
             if spec.name:
                 self._named[spec.name] = owned
@@ -205,6 +229,20 @@ class Net:
             param.tensor = moved(param.tensor)
         for node in self.nodes:
             node.blobs = [moved(blob) for blob in node.blobs]
+        self._link()
+
+    def _link(self) -> None:
+        """Line up the calls of a forward pass."""
+        self._values = [torch.empty(0)] * len(self._shapes)
+        self._steps = []
+        for node in self.nodes:
+            before = self._steps[-1] if self._steps else None
+            follows = before is not None and before.tops == node.bottoms
+            if before and follows and before.node.param.type == "BatchNorm" and scales_channels(node.param):
+                blobs = before.node.blobs + node.blobs
+                self._steps[-1] = Step(before.node, node.tops, blobs, before.weighted + node.weighted)
+            else:
+                self._steps.append(Step(node, node.tops, node.blobs, node.weighted))
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch and give the loss: the sum of the weighted tops.
@@ -212,17 +250,18 @@ class Net:
         Raises DataError, naming the record, for a label that is no class.
         """
         values, loss = self._values, None
-        for node in self.nodes:
+        for step in self._steps:
+            node = step.node
             xs = [values[place] for place in node.bottoms]
             if node.cut:
                 xs = [x.detach() if cut else x for x, cut in zip(xs, node.cut, strict=True)]
             try:
-                tops = node.forward(xs, node.blobs)
+                tops = node.forward(xs, step.blobs)
             except LabelError as error:
                 raise self._bad_label(node, error) from None
-            for place, top in zip(node.tops, tops, strict=True):
+            for place, top in zip(step.tops, tops, strict=True):
                 values[place] = top
-            for place, weight in node.weighted:
+            for place, weight in step.weighted:
                 part = values[place].sum() if values[place].dim() else values[place]
                 part = part if weight == 1 else part * weight
                 loss = part if loss is None else loss + part

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.layer import Blob, Layer, Setup, Shape, fault, need_bottoms
+from caffe_recipes.engine.layer import Forward, Setup, Shapes, fault
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -18,10 +18,9 @@ _Function = Callable[[Tensor], Tensor]
 def _pointwise(choose: Callable[[pb.LayerParameter], _Function]) -> Setup:
     """Make the setup of a layer y = f(x), where `choose` makes f of the layer's parameters."""
 
-    def setup(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
-        need_bottoms(layer, bottoms, 1)
+    def setup(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         function = choose(layer)
-        return Layer([bottoms[0]], lambda x, _: [function(x[0])])
+        return lambda xs, _: [function(xs[0])]
 
     return setup
 
@@ -61,8 +60,8 @@ def _log(layer: pb.LayerParameter) -> _Function:
 def _log_of_base(layer: pb.LayerParameter, base: float) -> float:
     if base == -1:
         return 1.0
-    if base <= 0:
-        raise fault(layer, f"base is {base:g}", "give a base above 0, or -1 for e")
+    if base <= 0 or base == 1:
+        raise fault(layer, f"base is {base:g}", "give a base above 0 that is not 1, or -1 for e")
     return math.log(base)
 
 
@@ -80,15 +79,13 @@ def _threshold(layer: pb.LayerParameter) -> _Function:
     return lambda x: (x > threshold).to(x.dtype)
 
 
-def _prelu(layer: pb.LayerParameter, bottoms: list[Shape]) -> Layer:
+def _prelu(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """max(0, x) + slope * min(0, x), one learned slope per channel (or one in all)."""
-    need_bottoms(layer, bottoms, 1)
-    param = layer.prelu_param
-    filler = param.filler if param.HasField("filler") else pb.FillerParameter(type="constant", value=0.25)
-    slopes = () if param.channel_shared else (bottoms[0][1],)
-    return Layer(
-        [bottoms[0]], lambda x, w: [functional.prelu(x[0], w[0].reshape(-1))], (Blob(slopes, filler),)
-    )
+
+    def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        return [functional.prelu(xs[0], blobs[0].reshape(-1))]
+
+    return forward
 
 
 POINTWISE: dict[str, Setup] = {

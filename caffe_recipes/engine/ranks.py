@@ -91,20 +91,20 @@ class MpiRanks(Ranks):
 
     def connect(self) -> None:
         """Join the others through gloo, over the interface that leads to rank 0."""
-        import torch.distributed as dist
+        from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
         hosts = self._world.allgather(socket.gethostname())
         peer = next((host for host in hosts if host != hosts[0]), "")
         address = self._world.bcast(_address_towards(peer) if self.rank == 0 else "", 0)
         own = _address_towards(address) if hosts[self.rank] != hosts[0] else address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(own))
-        store: dist.TCPStore
-        if self.rank == 0:
-            store = dist.TCPStore(address, 0, None, True, _TIMEOUT, wait_for_workers=False)
+        leads = self.rank == 0
+        port = 0 if leads else self._world.bcast(None, 0)
+        # Port 0 lets the system choose, so that two runs on one host never meet.
+        store = TCPStore(address, port, is_master=leads, timeout=_TIMEOUT, wait_for_workers=False)
+        if leads:
             self._world.bcast(store.port, 0)
-        else:
-            store = dist.TCPStore(address, self._world.bcast(None, 0), None, False, _TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=_TIMEOUT)
+        init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=_TIMEOUT)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank rank 0's values."""

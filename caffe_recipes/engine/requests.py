@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -19,10 +20,11 @@ class Requests:
     def listen(self, sigint_effect: str, sighup_effect: str) -> None:
         """Let SIGINT and SIGHUP make requests; SIGTERM ends the process as ever."""
         for number, effect in ((signal.SIGINT, sigint_effect), (signal.SIGHUP, sighup_effect)):
-            signal.signal(number, lambda number, frame, effect=effect: self._ask(effect, frame))
+            signal.signal(number, self._handler(effect))
 
-    def _ask(self, effect: str, frame: FrameType | None) -> None:
-        if effect == "stop":
-            self.stop = True
-        elif effect == "snapshot":
-            self.snapshot = True
+    def _handler(self, effect: str) -> Callable[[int, FrameType | None], None]:
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.stop |= effect == "stop"
+            self.snapshot |= effect == "snapshot"
+
+        return ask

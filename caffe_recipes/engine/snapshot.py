@@ -14,7 +14,7 @@ from caffe_recipes.caffe.weights import blob_shape, blob_values, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.layer import show
 from caffe_recipes.engine.net import Net
-from caffe_recipes.engine.updates import Group
+from caffe_recipes.engine.updates import Group, shaped
 from caffe_recipes.errors import InputError, WeightsError
 
 
@@ -53,7 +53,7 @@ def _histories(net: Net, groups: Sequence[Group]) -> list[Tensor]:
     for group in groups:
         for level, flat in enumerate(group.history):
             for index, start, stop in group.places:
-                blobs[level, index] = flat[start:stop].view(net.params[index].tensor.shape)
+                blobs[level, index] = shaped(flat[start:stop], net.params[index].tensor.shape)
     return [blobs[level, index] for level in range(depth) for index in range(len(net.params))]
 
 

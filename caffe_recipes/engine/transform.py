@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,7 +17,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import blob_shape, blob_values
 from caffe_recipes.errors import DataError, InputError
 
-Pixels = NDArray[np.uint8] | NDArray[np.float32]
+Pixels = NDArray[Any]  # uint8, or float32 where a Datum holds floats; (height, width, channels)
 Resize = Callable[[Pixels, Random], Pixels]
 
 _INTERPOLATION = {
@@ -29,14 +30,25 @@ _INTERPOLATION = {
 
 # What of TransformationParameter the engine does; the rest is refused, for Caffe would not ignore it.
 _DONE = frozenset(
-    "scale mirror crop_size mean_file mean_value force_color force_gray random_resize_param "
-    "random_aspect_ratio_param".split()
+    (
+        "scale",
+        "mirror",
+        "crop_size",
+        "mean_file",
+        "mean_value",
+        "force_color",
+        "force_gray",
+        "random_resize_param",
+        "random_aspect_ratio_param",
+    )
 )
 
-# IPP's CUBIC rounds some pixels differently from the OpenCV that the target is built with, and ranks
-# already use all cores.
-cv2.ipp.setUseIPP(False)
-cv2.setNumThreads(1)
+cv2.setNumThreads(1)  # ranks already use all cores
+
+
+def match_caffe_opencv() -> None:
+    """Make this thread's OpenCV resize as the target's: IPP's CUBIC rounds some pixels differently."""
+    cv2.ipp.setUseIPP(False)  # of the calling thread only
 
 
 def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
@@ -164,12 +176,12 @@ class Transform:
         return down // 2, right // 2
 
     def normalise(self, images: list[Pixels]) -> NDArray[np.float32]:
-        """Make a batch (n, channels, height, width) of images of one size: (pixel - mean_value) * scale."""
-        batch = np.stack(images).transpose(0, 3, 1, 2).astype(np.float32, order="C")
+        """Make a batch (n, height, width, channels) of images of one size: (pixel - mean_value) * scale."""
+        batch = np.stack(images).astype(np.float32, copy=False)
         if self._mean.size:
-            if self._mean.size not in (1, batch.shape[1]):
-                raise ValueError(f"has {batch.shape[1]} channels and mean_value {self._mean.size} values")
-            batch -= self._mean[:, None, None]
+            if self._mean.size not in (1, batch.shape[3]):
+                raise ValueError(f"has {batch.shape[3]} channels and mean_value {self._mean.size} values")
+            batch -= self._mean
         if self._scale != 1:
             batch *= self._scale
         return batch

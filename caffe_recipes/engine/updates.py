@@ -49,15 +49,23 @@ def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
         history = [torch.zeros(size) for _ in range(HISTORIES[solver.type])]
         for index, start, stop in places:
             param = net.params[index]
-            view = weights[start:stop].view(param.tensor.shape)
+            view = shaped(weights[start:stop], param.tensor.shape)
             view.copy_(param.tensor)
             if lr_mult and param.has_gradient:
                 view.requires_grad_()
-                view.grad = grads[start:stop].view(view.shape)
+                view.grad = shaped(grads[start:stop], view.shape)
             moved[id(param.tensor)] = view
         groups.append(Group(lr_mult, decay_mult, weights, grads, history, places))
     net.rebind(lambda tensor: moved[id(tensor)])
     return groups
+
+
+def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
+    """View a stretch of a buffer as a blob: kernels with channels last, as convolutions are fastest."""
+    if len(shape) != 4:
+        return flat.view(shape)
+    outputs, channels, height, width = shape
+    return flat.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
 @torch.no_grad()
