@@ -35,7 +35,7 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         return [y.view_as(xs[0])]
 
     def by_batch(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        x, mean, variance = channels_of(xs[0]), torch.empty_like(blobs[0]), torch.zeros_like(blobs[1])
+        x, mean, variance = channels_of(xs[0]), torch.zeros_like(blobs[0]), torch.zeros_like(blobs[1])
         w, b = blobs[3:] or (None, None)
         if count == 1:  # torch refuses to normalise one value by itself; nothing flows back through it
             x = x.detach()
