@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from caffe_recipes.engine.flags import Flags, parse_flags
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.ranks import Failure, Ranks, join_ranks, place_of
+from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, place_of
 from caffe_recipes.engine.requests import EFFECTS, Requests
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.errors import CaffeRecipesError, InputError
@@ -68,40 +69,43 @@ def _train(flags: Flags) -> int:
     if ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     log = Log(enabled=rank == 0)
+    requests = Requests()
+    requests.listen(flags.sigint_effect, flags.sighup_effect)
+    world = Ranks()
     try:
         world = join_ranks(os.environ)
-    except CaffeRecipesError as error:
-        return _fail(error)
-    log.info("caffe.cpp:285", "Use CPU.")
-    requests = Requests()
-    failure, start = None, None
-    try:
-        start = _prepared(flags, world, requests, log)
-    except CaffeRecipesError as error:
-        failure = Failure(error.exit_code, str(error))
-    failure = world.agree(failure)
-    if failure is not None or start is None:
-        if failure is not None and rank == 0:
+        log.info("caffe.cpp:285", "Use CPU.")
+        _run_training(flags, world, requests, log)
+    except AgreedFailure as failure:
+        if rank == 0:
             print(f"caffe-torch: {failure.text}", file=sys.stderr, flush=True)
-        return failure.code if failure is not None else 3
-    requests.listen(flags.sigint_effect, flags.sighup_effect)
-    try:
-        start()
+        return failure.code
     except CaffeRecipesError as error:
-        return _fail(error)
+        _fail(error)
+        world.abort(error.exit_code)
+        return error.exit_code
+    except Exception:
+        if ranks > 1:  # the others would wait for ever, and MPI's own end for them
+            traceback.print_exc()
+            world.abort(3)
+        raise
     return 0
 
 
-def _prepared(flags: Flags, world: Ranks, requests: Requests, log: Log) -> Callable[[], None]:
-    if not flags.solver:
-        raise InputError("caffe-torch train", "no solver", "give -solver FILE")
-    param = load_solver(flags.solver, flags.level, flags.stage.split(","))
-    from caffe_recipes.engine import training  # imports torch: seconds that bad input need not cost
+def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> None:
+    with world.together():
+        if not flags.solver:
+            raise InputError("caffe-torch train", "no solver", "give -solver FILE")
+        param = load_solver(flags.solver, flags.level, flags.stage.split(","))
+        from caffe_recipes.engine import training  # imports torch: seconds that bad input need not cost
 
-    weights = tuple(flags.weights.split(",")) if flags.weights else ()
-    start = training.Start(weights, flags.snapshot)
-    solver = training.prepare(param, flags.solver, start, world, requests, log)
-    return lambda: training.run(solver, world, log)
+        weights = tuple(flags.weights.split(",")) if flags.weights else ()
+        start = training.Start(weights, flags.snapshot)
+        solver = training.prepare(param, flags.solver, start, world, requests, log)
+    try:
+        training.run(solver, world, log)
+    finally:
+        solver.close()
 
 
 def _test(flags: Flags) -> int:

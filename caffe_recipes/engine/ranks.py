@@ -10,12 +10,13 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.errors import CaffeRecipesError, RunFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +26,12 @@ _TIMEOUT = timedelta(minutes=30)
 _SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank cannot go on: its exit code, and the line to print."""
+class AgreedFailure(Exception):  # noqa: N818 - every rank raises it, and only rank 0 says why
+    """A failure of one rank that all ranks know of, so that all end."""
 
-    code: int
-    text: str
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -43,17 +44,30 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 class Ranks:
-    """One process alone: there is nobody to tell anything."""
+    """One process alone: there is nobody to tell anything.
+
+    `entropy` is a random number that all ranks share.
+    """
 
     rank, ranks = 0, 1
 
-    def agree(self, failure: Failure | None) -> Failure | None:
-        """Give the failure of the lowest rank that has one; every rank must ask."""
-        return failure
+    def __init__(self) -> None:
+        self.entropy = SystemRandom().randrange(2**31)
 
-    def share(self, value: int) -> int:
-        """Give rank 0's value."""
-        return value
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block that all ranks run; if it fails on one, all raise AgreedFailure at its end."""
+        failure = None
+        try:
+            yield
+        except CaffeRecipesError as error:
+            failure = error
+        self.settle(failure)
+
+    def settle(self, failure: CaffeRecipesError | None) -> None:
+        """Raise AgreedFailure on all ranks if one has a failure: that of the lowest rank."""
+        if failure is not None:
+            raise AgreedFailure(failure.exit_code, str(failure))
 
     def connect(self) -> None:
         """Get ready to send tensors."""
@@ -73,6 +87,7 @@ class MpiRanks(Ranks):
     """The ranks of one mpiexec. Raises RunFailed if MPI does not see those that the launcher started."""
 
     def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__()
         from mpi4py import MPI  # calls MPI_Init, which a process alone has no need of
 
         self.rank, self.ranks = rank, ranks
@@ -80,14 +95,14 @@ class MpiRanks(Ranks):
         if self._world.size != ranks:
             what = f"MPI sees {self._world.size} ranks, and the launcher started {ranks}"
             raise RunFailed("mpiexec", what, "use the mpiexec.hydra that is installed beside mpi4py")
+        self.entropy = int(self._world.bcast(self.entropy, 0))
 
-    def agree(self, failure: Failure | None) -> Failure | None:
-        """Give the failure of the lowest rank that has one; every rank must ask."""
-        return next((other for other in self._world.allgather(failure) if other), None)
-
-    def share(self, value: int) -> int:
-        """Give rank 0's value."""
-        return int(self._world.bcast(value, 0))
+    def settle(self, failure: CaffeRecipesError | None) -> None:
+        """Raise AgreedFailure on all ranks if one has a failure: that of the lowest rank."""
+        mine = None if failure is None else (failure.exit_code, str(failure))
+        first = next((found for found in self._world.allgather(mine) if found), None)
+        if first is not None:
+            raise AgreedFailure(*first)
 
     def connect(self) -> None:
         """Join the others through gloo, over the interface that leads to rank 0."""
@@ -117,7 +132,16 @@ class MpiRanks(Ranks):
         from torch.distributed import all_reduce
 
         work = all_reduce(tensor, async_op=True)
-        return work.wait if work is not None else lambda: None
+
+        def wait() -> None:
+            try:
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                what = str(error).partition("\n")[0]
+                raise RunFailed(f"rank {self.rank}", f"has lost the other ranks: {what}") from None
+
+        return wait
 
     def abort(self, code: int) -> None:
         """End the other ranks too, who may be waiting for this one."""

@@ -18,7 +18,7 @@ from caffe_recipes.engine.requests import Requests
 from caffe_recipes.engine.schedule import Schedule
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import Group, update
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.errors import CaffeRecipesError, RunFailed
 
 
 def describe(output: Output, value: float) -> str:
@@ -83,7 +83,7 @@ class Solver:
         self._stopped = False
 
     def solve(self) -> None:
-        """Train from the present iteration to max_iter; raises RunFailed where the loss is NaN."""
+        """Train from the present iteration to max_iter; raises AgreedFailure where a rank cannot go on."""
         param = self.param
         self._log.info("solver.cpp:397", f"Solving {self.net.name}")
         self._log.info("solver.cpp:398", f"Learning Rate Policy: {param.lr_policy}")
@@ -96,9 +96,8 @@ class Solver:
             self._log.info("solver.cpp:427", "Optimization stopped early.")
             return
         if self._displays:
-            with torch.no_grad():
-                loss = self._checked(float(self.net.forward()))
-            shown = self._smoothed.add(loss, self.iteration - self._start)
+            with torch.no_grad(), self._ranks.together():
+                shown = self._smoothed.add(self.net.forward().item(), self.iteration - self._start)
             self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {number(shown)}")
         if param.test_interval and self.iteration % param.test_interval == 0:
             self._test_all()
@@ -134,39 +133,41 @@ class Solver:
         """Make the gradients of one iteration; give its loss and what any rank was asked."""
         for group in self.groups:
             group.grads.zero_()
-        total, last = 0.0, self.param.iter_size - 1
-        votes = torch.zeros(3)
-        wait = None
+        total, votes = 0.0, Requests()
         for part in range(self.param.iter_size):
-            loss = self.net.forward()
-            total = float32(total + float(loss))
-            self._reduction.begin(part == last)
-            if part == last:
-                votes = self._votes(total)
-                wait = self._ranks.sum(votes)
+            last = part == self.param.iter_size - 1
+            failure: CaffeRecipesError | None = None
+            loss = torch.zeros(())
+            try:
+                loss = self.net.forward()
+                total = float32(total + loss.item())
+                self._check(total)
+            except CaffeRecipesError as error:
+                failure = error
+            votes |= self._vote(failure)
+            self._reduction.begin(last)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
         self._reduction.finish()
-        if wait is not None:
-            wait()
-        mean = float32(total / self.param.iter_size)
-        stop, snapshot, lost = votes.tolist()
-        if lost:
-            self._checked(mean if not math.isfinite(mean) else math.nan)
-        return mean, Requests(bool(stop), bool(snapshot))
+        return float32(total / self.param.iter_size), votes
 
-    def _votes(self, loss: float) -> torch.Tensor:
-        """Say what this rank was asked, and whether its loss is no number: every rank must know alike."""
-        asked = self._requests
-        votes = torch.tensor([asked.stop, asked.snapshot, not math.isfinite(loss)], dtype=torch.float32)
-        asked.stop = asked.snapshot = False
-        return votes
+    def _vote(self, failure: CaffeRecipesError | None) -> Requests:
+        """Tell what this rank was asked, and learn what any was: all act alike, at the same iteration.
 
-    def _checked(self, loss: float) -> float:
-        if math.isfinite(loss):
-            return loss
-        hint = "lower the rate, or look at the data; Caffe would train on and return 0"
-        raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
+        Raises AgreedFailure if a rank's forward pass failed.
+        """
+        asked = self._requests.take()
+        votes = torch.tensor([asked.stop, asked.snapshot, failure is not None]).float()
+        self._ranks.sum(votes)()
+        stop, snapshot, failed = votes.tolist()
+        if failed:
+            self._ranks.settle(failure)
+        return Requests(bool(stop), bool(snapshot))
+
+    def _check(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            hint = "lower the rate, or look at the data; Caffe would train on and return 0"
+            raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
 
     def _display(self, shown: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {number(shown)}")
@@ -184,17 +185,19 @@ class Solver:
         self._log.info("solver.cpp:474", f"Iteration {self.iteration}, Testing net (#{place})")
         count = self.param.test_iter[place]
         outputs: list[Output] = []
-        sums = torch.zeros(0)
-        loss = torch.zeros(1)
-        for batch in range(count):
-            if self._interrupted():
-                self._log.info("solver.cpp:528", "Test interrupted.")
-                return
-            loss += net.forward()
-            scores = net.scores()
-            values = torch.tensor([value for _, value in scores])
-            sums = values if batch == 0 else sums + values
-            outputs = [output for output, _ in scores]
+        loss, sums = torch.zeros(1), torch.zeros(0)
+        with self._ranks.together():
+            for batch in range(count):
+                if self._interrupted():
+                    break
+                loss += net.forward()
+                scores = net.scores()
+                values = torch.tensor([value for _, value in scores])
+                sums = values if batch == 0 else sums + values
+                outputs = [output for output, _ in scores]
+        if self._stopped:
+            self._log.info("solver.cpp:528", "Test interrupted.")
+            return
         together = torch.cat([loss, sums])
         self._ranks.sum(together)()
         together /= count * self._ranks.ranks
@@ -208,13 +211,19 @@ class Solver:
         """Act on requests between test batches; several ranks do it after their next iteration, together."""
         if self._ranks.ranks > 1:
             return False
-        if self._requests.snapshot:
-            self._requests.snapshot = False
+        asked = self._requests.take()
+        if asked.snapshot:
             self._snapshot()
-        self._stopped, self._requests.stop = self._requests.stop, False
+        self._stopped = asked.stop
         return self._stopped
 
     def _snapshot(self) -> None:
-        if self._ranks.rank == 0:
-            state = self.schedule.state(self.iteration)
-            save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
+        with self._ranks.together():
+            if self._ranks.rank == 0:
+                state = self.schedule.state(self.iteration)
+                save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for net in (self.net, *self.test_nets):
+            net.close()

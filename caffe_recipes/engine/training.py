@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +35,7 @@ def prepare(
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
         check_folder(param.snapshot_prefix)
-    seed = param.random_seed if param.random_seed >= 0 else random.SystemRandom().randrange(2**31)
-    seed = ranks.share(seed)
+    seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
     torch.manual_seed(seed + ranks.rank)
     generator = torch.Generator().manual_seed(seed)
     own = seed * ranks.ranks + ranks.rank
