@@ -196,9 +196,9 @@ logged() { # NAME COMMAND...
 check_log() { # NAME
   local log=$STATE/$1.log loss
   ! grep -qF 'Optimization stopped early' "$log" || stop 3 "$1: stopped early by a signal; start run.sh again"
-  loss=$(sed -nE 's/.*Iteration [0-9]+.*, loss = ([^ ]+).*/\1/p' "$log" | tail -n 1)
+  loss=$(sed -nE 's/.*(Iteration [0-9]+.*, loss = |\] Loss: )([^ ]+).*/\2/p' "$log" | tail -n 1)
   case $loss in
-    *nan* | *inf* | 87.336*) stop 3 "$1: the loss ended at $loss; read $log, and lower the rate" ;;
+    *nan* | *inf* | 87.336*) stop 3 "$1: the loss is $loss; read $log, and mend the rates" ;;
   esac
 }
 
@@ -236,7 +236,7 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT
 # mpiexec inherits the lock: one that outlived its killed script keeps a second one from starting.
 lock() {
   { mkdir -p -- "$STATE/incoming" && exec 9>>"$STATE/lock"; } || stop 3 "$STATE: cannot be written; check the disk"
-  flock -w 3 -E 75 9 || if (($? == 75)); then
+  flock -w 5 -E 75 9 || if (($? == 75)); then
     stop 2 "$STATE/lock: another run.sh, or the mpiexec of a killed one, is at work; wait for it or end it"
   else
     say "$STATE/lock: this file system has no locks; take care to start run.sh once"
@@ -268,7 +268,8 @@ main() {
   stage
   chain train_phase
   say "evaluating $MODEL"
-  logged evaluation evaluate "$MODEL" || stop 3 "evaluation returned $?; read $STATE/evaluation.log"
+  logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $STATE/evaluation.log"
+  check_log evaluation
   say "done: $MODEL"
 }
 
