@@ -94,7 +94,7 @@ read_hosts() {
     HOSTS+=("$line")
   done <hostfile
   ((${#HOSTS[@]} >= NODES)) ||
-    stop 2 "hostfile: ${#HOSTS[@]} hosts x $PPN ranks, and $((NODES * PPN)) ranks are needed; list $NODES hosts"
+    stop 2 "hostfile: has ${#HOSTS[@]} of the $NODES hosts that $((NODES * PPN)) ranks need; list them all"
   HOSTS=("${HOSTS[@]:0:NODES}")
 }
 
@@ -251,7 +251,7 @@ main() {
     *) stop 2 "unknown argument '$1'; see run.sh --help" ;;
   esac
   OURS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)/prototxt/$RECIPE
-  cd -- "${CAFFE_ROOT:-.}" || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
+  cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
   for tool in caffe-torch mpiexec.hydra sha256sum flock; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
@@ -264,8 +264,8 @@ main() {
     # shellcheck disable=SC2064 # the name of now
     trap "interrupted $signal" "$signal"
   done
-  place_prototxts
   stage
+  place_prototxts
   chain train_phase
   say "evaluating $MODEL"
   logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $STATE/evaluation.log"

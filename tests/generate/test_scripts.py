@@ -34,7 +34,7 @@ def hostile_recipe() -> Recipe:
         cluster=changed(recipe.cluster, kmp_affinity=HOSTILE),
         phases=(
             changed(first, snapshot_prefix=f"/tmp/{HOSTILE}", comment=HOSTILE),
-            changed(second, weights=f"{HOSTILE}.caffemodel"),
+            changed(second, weights=f"{HOSTILE}.caffemodel", snapshot_prefix=f"/tmp/2 {HOSTILE}"),
         ),
     )
 
@@ -67,7 +67,7 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     mpiexec.hydra() { :; }
     exec() { printf '%s\\n' "OMP $OMP_NUM_THREADS" "KMP $KMP_AFFINITY" "$@"; }
     show() { printf '%s\\n' "$@"; }
-    train solver.prototxt ""; evaluate model; chain show
+    train solver.prototxt "$MODEL"; evaluate model; chain show
     show "$LMDB" "$TEST_LMDB" "$LMDB_SOURCE" "$PROTOTXT_DIR"
     """
     text = script.removesuffix('main "$@"\n') + ask
@@ -78,6 +78,7 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     assert [line for line in lines if line == f"KMP {HOSTILE}"] == [f"KMP {HOSTILE}"] * 2
     assert lines.count(f"./{HOSTILE}") == 2
     assert f"/tmp/{HOSTILE}_iter_7800.caffemodel" in lines
+    assert f"--weights=2 {HOSTILE}_iter_3750.caffemodel" in lines
     assert f"{HOSTILE}.caffemodel" in lines
     assert lines[-4:] == [f"/tmp/{HOSTILE}", HOSTILE, HOSTILE, HOSTILE]
     assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,7 @@ def test_without_a_source_the_nodes_that_lack_it_are_named_in_one_line(bare: Sta
     assert done.stderr.count("\n") == 1
     assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and LMDB_SOURCE ('') holds none" in done.stderr
     assert bare.calls("mpiexec.hydra") == []
+    assert not (bare.root / "models").exists()
 
 
 def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
