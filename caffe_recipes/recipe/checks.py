@@ -14,17 +14,14 @@ Location = tuple[str | int, ...]
 def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     """Yield (location, what, hint) of whatever does not fit together."""
     names = [phase.name for phase in recipe.phases]
-    prefixes = [phase.snapshot_prefix for phase in recipe.phases]
+    models = [phase.final_snapshot.rpartition("/")[2] for phase in recipe.phases]
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":
             yield (*at, "name"), f"two phases are called '{phase.name}'", "names of phases are unique"
-        if phase.snapshot_prefix in prefixes[:index]:
-            yield (
-                (*at, "snapshot_prefix"),
-                "another phase writes to the same prefix",
-                "give each phase its own",
-            )
+        if models[index] in models[:index]:
+            what = f"another phase's last snapshot is called {models[index]} too"
+            yield (*at, "snapshot_prefix"), what, "they meet in one folder: give each phase its own name"
         yield from _wrong_net(recipe, phase.net, (*at, "net"), needs_test=phase.test_interval is not None)
         yield from _wrong_start(phase, names[:index], names[index:], (*at, "weights"))
     if recipe.evaluation:

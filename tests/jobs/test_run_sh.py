@@ -115,3 +115,14 @@ def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
     assert "Usage: [CAFFE_ROOT=DIR]" in done.stdout
     assert "set -euo" not in done.stdout
     assert small_cluster.calls("mpiexec.hydra") == []
+
+
+def test_a_missing_test_lmdb_is_told_before_training_and_does_not_stop_it(
+    small_cluster: StandInCluster,
+) -> None:
+    (small_cluster.root / "examples/imagenet/ilsvrc12_val_lmdb/data.mdb").write_text("")
+    done = small_cluster.run()
+    assert done.returncode == 0, done.stderr
+    first, *_ = done.stderr.splitlines()
+    assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB to evaluate with yet" in first
+    assert len(small_cluster.calls("mpiexec.hydra")) == 2

@@ -69,11 +69,6 @@ def test_a_missing_trainer(small_cluster: StandInCluster) -> None:
     assert "./build/tools/caffe: not found from" in refused(small_cluster)
 
 
-def test_a_missing_test_lmdb(small_cluster: StandInCluster) -> None:
-    (small_cluster.root / "examples/imagenet/ilsvrc12_val_lmdb/data.mdb").write_text("")
-    assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB to evaluate with" in refused(small_cluster)
-
-
 def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:
     theirs = small_cluster.root / small_cluster.recipe.prototxt_dir / "solver_init.prototxt"
     theirs.parent.mkdir(parents=True)

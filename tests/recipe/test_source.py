@@ -76,7 +76,7 @@ def test_a_recipe_is_frozen() -> None:
         ("net: train_val\n", "net: trainval\n", "phases[0].net", "did you mean 'train_val'?"),
         ("evaluation:\n  net: train_val", "evaluation:\n  net: train_val_noaug", "evaluation.net", "no TEST"),
         ("name: cyc1", "name: init", "phases[1].name", "two phases"),
-        ("tmp/digits_cyc1", "tmp/digits_init", "phases[1].snapshot_prefix", "another phase"),
+        ("tmp/digits_cyc3", "tmp/digits_cyc2", "phases[3].snapshot_prefix", "another phase"),
         ("builder: resnet_small", "builder: resnet_smal", "net.builder", "did you mean 'resnet_small'?"),
         ("name: digits-local", "name: ../escape", "name", "match pattern"),
     ],
@@ -183,6 +183,11 @@ def test_builder_settings_are_refused_where_the_net_is_the_users_own() -> None:
 def test_the_recipe_remembers_the_folder_it_was_read_from(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(DIGITS)
     assert load_recipe(tmp_path / "mine.yaml").folder == tmp_path
+
+
+def test_two_last_snapshots_of_one_name_are_refused_though_their_folders_differ() -> None:
+    same = DIGITS.replace("max_iter: 270", "max_iter: 560").replace("tmp/digits_cyc1", "elsewhere/digits_init")
+    assert "digits_init_iter_560.caffemodel too" in str(refuse(same))
 
 
 def test_a_line_break_in_a_path_is_refused() -> None:
