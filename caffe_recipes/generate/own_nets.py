@@ -54,6 +54,9 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     first = own[0] if own else 0
     names = (net.layer[first].name, list(net.layer[first].top)) if own else ()
     others = [layer for layer in net.layer if layer.type != "Data"]
+    if not others and not net.layers:
+        origin = recipe.net.prototxt or recipe.net.function
+        raise RecipeError(recipe.name, f"{origin} holds no layers but Data", "give a whole net")
     result = pb.NetParameter()
     result.CopyFrom(net)
     del result.layer[:]
@@ -64,7 +67,8 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
 @contextmanager
 def _importing_from(folder: Path, package: str) -> Iterator[None]:
     """Let modules beside the recipe be imported; they win over installed ones, and over another recipe's."""
-    if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
+    is_theirs = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
+    if is_theirs and package != "caffe_recipes":
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]
     before, writes_bytecode = sys.path.copy(), sys.dont_write_bytecode
@@ -84,6 +88,6 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     theirs = [frame for frame in frames if Path(frame[0]).stem == module.rpartition(".")[2]]
-    file, line = (theirs or frames)[-1]
+    at = "".join(f"{Path(file).name}:{line}: " for file, line in theirs[-1:])
     said = str(error) if isinstance(error, CaffeRecipesError) else f"{type(error).__name__}: {error}"
-    return RecipeError(where, f"{Path(file).name}:{line}: {' '.join(said.split())}", "mend the function")
+    return RecipeError(where, f"{at}{' '.join(said.split())}", "mend the function")

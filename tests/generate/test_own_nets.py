@@ -116,7 +116,11 @@ def test_modules_of_one_name_in_two_folders_are_two_modules(make_recipe: MakeRec
             "my_nets:build",
             "my_nets.py:2: ZeroDivisionError: division by zero",
         ),
-        ("def build():\n  return 1", "my_nets:build", "TypeError: build() takes 0 positional arguments"),
+        (
+            "def build():\n  return 1",
+            "my_nets:build",
+            "build: TypeError: build() takes 0 positional arguments",
+        ),
         ("import sys\nsys.exit(0)", "my_nets:build", "my_nets.py:2: SystemExit: 0"),
         (
             "def build(net):\n  return None",
@@ -146,6 +150,17 @@ def test_what_is_wrong_with_a_function_is_one_line(
 def test_a_missing_prototxt_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_net(make_recipe, prototxt="nowhere.prototxt")
     with pytest.raises(PrototxtError, match=r"nowhere\.prototxt: cannot be read"):
+        build_net(recipe, "train_val")
+
+
+def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"mine\.prototxt holds no layers but Data; give a whole net"):
+        build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")
+
+
+def test_layers_of_the_old_format_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = with_prototxt(make_recipe, tmp_path, 'layers { name: "r" type: RELU }')
+    with pytest.raises(PrototxtError, match="upgrade_net_proto_text"):
         build_net(recipe, "train_val")
 
 
