@@ -44,7 +44,7 @@ def create_run(folder: Path, recipe: Recipe, clock: Clock = time.time) -> Journa
         for name in ("logs", "snapshots"):
             (part / name).mkdir(parents=True)
         (part / "recipe.json").write_text(json.dumps(freeze_recipe(recipe), indent=1) + "\n")
-        journal = Journal(part / "journal.jsonl", clock)
+        journal = Journal(part / "journal.jsonl", clock, create=True)
         journal.append("created", recipe=recipe.name)
         part.rename(folder)
     except OSError as error:

@@ -22,6 +22,10 @@ from caffe_recipes.errors import InputError
 Clock = Callable[[], float]
 
 
+class JournalError(InputError):
+    """A journal that is missing or holds what no journal does."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """A trainer that was started; `stamp` is what lay at its snapshot's path before, if anything."""
@@ -94,7 +98,7 @@ _FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = 
 def fold_journal(text: str, where: str | Path) -> RunState:
     """Return the state of the run that a journal's text tells of; other events are for people to read.
 
-    Raises InputError, whose `where` is `file:line`, for a whole line that no journal holds.
+    Raises JournalError, whose `where` is `file:line`, for a whole line that no journal holds.
     """
     state = RunState()
     whole, _, _ = text.rpartition("\n")
@@ -106,32 +110,33 @@ def fold_journal(text: str, where: str | Path) -> RunState:
             if event in _FOLD:
                 state = _FOLD[event](state, said, time_s)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise InputError(
-                f"{where}:{number}", "is no line of a journal", "mend it, or start over with --new"
-            ) from None
+            hint = "mend it, or start over with --new"
+            raise JournalError(f"{where}:{number}", "is no line of a journal", hint) from None
     return state
 
 
 def load_journal(path: Path) -> RunState:
-    """Read a journal; raises InputError if it cannot be read."""
+    """Read a journal; raises JournalError if it cannot be read."""
     try:
         return fold_journal(path.read_text("utf-8", "replace"), path)
     except OSError as error:
         hint = "check the run's folder, or start over with --new"
-        raise InputError(path, f"cannot be read: {error.strerror}", hint) from None
+        raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
 
 
 class Journal:
     """An open journal, locked until it is closed; `append` returns when the line is on disk."""
 
-    def __init__(self, path: Path, clock: Clock = time.time) -> None:
+    def __init__(self, path: Path, clock: Clock = time.time, *, create: bool = False) -> None:
         """Open and lock; raises InputError, which names the process, if another holds the lock."""
         self.path = path
         self._clock = clock
         try:
-            self._file = path.open("a+b", buffering=0)
+            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+            self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
         except OSError as error:
-            raise InputError(path, f"cannot be written: {error.strerror}", "check its permissions") from None
+            hint = "check the run's folder, or start over with --new"
+            raise JournalError(path, f"cannot be opened: {error.strerror}", hint) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

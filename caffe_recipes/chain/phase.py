@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from caffe_recipes.chain.journal import Finish, Journal, Launch, RunState
 from caffe_recipes.chain.plan import Plan, Testing, Training, launch_argv
-from caffe_recipes.chain.report import Reporter, describe_duration
+from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.chain.signals import Interrupts
 from caffe_recipes.chain.snapshots import fetch_snapshot
 from caffe_recipes.chain.trainer import POLL_S, Trainer, launch_trainer
+from caffe_recipes.chain.units import describe_duration
 from caffe_recipes.chain.watch import (
     LogTail,
     find_divergence,
@@ -26,6 +28,9 @@ from caffe_recipes.chain.watch import (
 from caffe_recipes.cluster.hosts import file_stamp
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.generate.nets import build_net
+
+# Hydra ends all ranks where a signal ended one, but waits for the others where one has merely exited.
+_DYING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -133,23 +138,26 @@ def _judge(run: Run, training: Training, launch: Launch, tail: LogTail) -> Finis
 
 
 def _follow(run: Run, start: Callable[[], Trainer], log: str, show: Callable[[LogTail], None]) -> LogTail:
-    """Read a trainer's log until it ends; whatever goes wrong here, no trainer is left behind."""
+    """Read a trainer's log until it ends, or is lost; whatever goes wrong here, no trainer is left behind."""
     tail = LogTail(run.path(log))
     try:
         with run.interrupts.held():
             trainer = start()
-        running = True
-        while running:
-            running = trainer.is_running()
-            if tail.read(to_end=not running):
+        lost_at = math.inf
+        while trainer.is_running() and time.monotonic() < lost_at:
+            known = len(tail.summary.losses)
+            tail.read()
+            if len(tail.summary.losses) > known:
                 show(tail)
-                if find_divergence(tail.summary):
-                    break
-            if running:
-                time.sleep(POLL_S)
+            if find_divergence(tail.summary):
+                break
+            if tail.summary.fatal:
+                lost_at = min(lost_at, time.monotonic() + _DYING_S)
+            time.sleep(POLL_S)
     finally:
         Trainer(run.path(log)).stop()
         run.reporter.end_progress()
+    tail.read(to_end=True)
     return tail
 
 

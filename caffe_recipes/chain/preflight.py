@@ -16,6 +16,7 @@ from caffe_recipes.chain.journal import RunState
 from caffe_recipes.chain.plan import Plan, launch_argv
 from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
 from caffe_recipes.chain.snapshots import verify_weights
+from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
 from caffe_recipes.cluster.staging import find_unstaged, on_all
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, DataError, InputError
@@ -51,7 +52,7 @@ def _look(subject: str, check: Callable[[], str]) -> Finding:
 def _check_hosts(setting: Setting, plan: Plan, state: RunState) -> str:
     cluster = setting.recipe.cluster
     on_all(setting.hosts, lambda host: _check_host(host, setting))
-    named = ", ".join(host.name for host in setting.hosts[:3]) + (", ..." if len(setting.hosts) > 3 else "")
+    named = describe_names([host.name for host in setting.hosts])
     return f"{named}: {cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
 
 
@@ -64,24 +65,31 @@ def _check_host(host: Host, setting: Setting) -> None:
 
 def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
     launcher = find_launcher(setting.environment["PATH"])
-    argv = launch_argv(setting.recipe, ("true",), "/dev/stdin")
-    _start(argv, setting, "\n".join(host.name for host in setting.hosts) + "\n")
+    with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
+        hostfile.writelines(f"{host.name}\n" for host in setting.hosts)
+        hostfile.flush()
+        number = hostfile.fileno()
+        _start(launch_argv(setting.recipe, ("true",), f"/dev/fd/{number}"), setting, keep=(number,))
     return f"{launcher} starts a process for each rank"
 
 
 def _check_trainer(setting: Setting, plan: Plan, state: RunState) -> str:
-    _start((setting.trainer, "--help"), setting, "", succeeds=setting.recipe.trainer == OUR_TRAINER)
+    # gflags ends with 1 where it is asked for help.
+    _start((setting.trainer, "--help"), setting, succeeds=setting.recipe.trainer == OUR_TRAINER)
     return setting.trainer
 
 
-def _start(argv: Sequence[str], setting: Setting, text: str, *, succeeds: bool = True) -> None:
-    """Run a program to its end; raises ClusterError with its own last word if it does not start.
+def _start(
+    argv: Sequence[str], setting: Setting, *, succeeds: bool = True, keep: tuple[int, ...] = ()
+) -> None:
+    """Run a program to its end; raises ClusterError with its own first word if it does not start.
 
-    A program that lacks a library ends with 127; gflags ends with 1 where it is asked for help.
+    A shell returns 126 for what is no program, and the loader 127 for one that lacks a library.
     """
+    environment = {**os.environ, **setting.environment}
     try:
         done = subprocess.run(
-            argv, cwd=setting.root, env={**os.environ, **setting.environment}, input=text.encode(),
+            argv, cwd=setting.root, env=environment, pass_fds=keep, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=_START_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -105,25 +113,28 @@ def _check_prototxts(setting: Setting, plan: Plan, state: RunState) -> str:
 def _check_train_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:
     data, source = setting.recipe.data.train, setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        return f"{source}: {_check_records(source, setting, data.images)}; {_check_room(setting, source)}"
+        seen = _check_records(source, setting, data.images)
+        return f"{setting.show(source)}: {seen}; {_check_room(setting, source)}"
     if source in setting.built_lmdbs and not source.exists():
-        return _check_builder(source)
+        return _check_builder(setting, source)
     sizes = on_all(setting.lmdb_hosts, lambda host: file_bytes(host, setting.path(f"{data.lmdb}/data.mdb")))
     for host, size in zip(setting.lmdb_hosts, sizes, strict=True):
         if not size:
             what = "no LMDB there, and none to stage"
             hint = "give the folder that holds data.mdb with --lmdb-source"
-            raise DataError(f"{host.name}:{data.lmdb}", f"{what} from {source}" if source else what, hint)
+            raise DataError(
+                f"{host.name}:{data.lmdb}", f"{what} from {setting.show(source)}" if source else what, hint
+            )
     first = setting.lmdb_hosts[0]
     seen = _check_records(Path(setting.path(data.lmdb)), setting, data.images) if first.is_local else "there"
     return f"{data.lmdb}: {seen}"
 
 
-def _check_builder(path: Path) -> str:
+def _check_builder(setting: Setting, path: Path) -> str:
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
             raise DataError(path, f"cannot be built without {module}", "pip install 'caffe-recipes[local]'")
-    return f"{path}: will be built"
+    return f"{setting.show(path)}: will be built"
 
 
 def _check_room(setting: Setting, source: Path) -> str:
@@ -140,8 +151,8 @@ def _check_test_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:
     if not recipe.evaluation and not any(phase.test_iter for phase in recipe.phases):
         return "none is needed"
     if path in setting.built_lmdbs and not path.exists():
-        return _check_builder(path)
-    return f"{path}: {_check_records(path, setting, setting.recipe.data.test.images)}"
+        return _check_builder(setting, path)
+    return f"{setting.show(path)}: {_check_records(path, setting, setting.recipe.data.test.images)}"
 
 
 def _check_records(path: Path, setting: Setting, images: int) -> str:
@@ -166,16 +177,18 @@ def _check_start(setting: Setting, plan: Plan, state: RunState) -> str:
 
 def _check_disk(setting: Setting, plan: Plan, state: RunState) -> str:
     """Count on a caffemodel and a solverstate for each phase at the first host, and the caffemodel here."""
-    sizes = [weights_bytes(build_net(setting.recipe, step.net)) or 0 for step in plan.trainings]
+    unfinished = [step for step in plan.trainings if step.phase not in state.finished]
+    sizes = [weights_bytes(build_net(setting.recipe, step.net)) or 0 for step in unfinished]
     first, snapshot = setting.hosts[0], setting.path(plan.trainings[0].snapshot)
     room = free_bytes(first, snapshot)
-    _need(first, snapshot, 2 * sum(sizes) + sum(sizes) * first.is_local, room)
-    return f"{room / 1e9:,.1f} GB free on {first.name} for {3 * sum(sizes) / 1e9:,.1f} GB of snapshots"
+    needed = (3 if first.is_local else 2) * sum(sizes)
+    _need(first, snapshot, needed, room)
+    return f"{describe_bytes(room)} free on {first.name} for {describe_bytes(needed)} of snapshots"
 
 
 def _need(host: Host, path: str, needed: int, room: int) -> None:
     if room < needed:
-        what = f"{room / 1e9:,.1f} GB are free, {needed / 1e9:,.1f} GB are needed"
+        what = f"{describe_bytes(room)} are free, {describe_bytes(needed)} are needed"
         raise ClusterError(f"{host.name}:{path}", what, "make room")
 
 

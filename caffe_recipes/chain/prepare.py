@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from caffe_recipes.chain.phase import Run
+from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.staging import find_unstaged, on_all, stage_lmdb
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.generate.tree import write_files
@@ -34,7 +35,7 @@ def _build(run: Run) -> None:
     if missing:
         from caffe_recipes.data.digits import build_digits
 
-        run.reporter.say(f"building {', '.join(str(path) for path in missing)}")
+        run.reporter.say(f"building {', '.join(run.setting.show(path) for path in missing)}")
         build_digits(missing[0].parent)
         run.journal.append("built", lmdbs=[str(path) for path in missing])
 
@@ -55,6 +56,8 @@ def _stage(run: Run) -> None:
     lmdb, size = setting.path(setting.recipe.data.train.lmdb), (source / "data.mdb").stat().st_size
     bare = find_unstaged(setting.lmdb_hosts, size, lmdb)
     if bare:
-        run.reporter.say(f"staging {source} ({size / 1e9:,.2f} GB) to {lmdb} on {len(bare)} hosts")
+        names = [host.name for host in bare]
+        what = f"{setting.show(source)} ({describe_bytes(size)}) to {setting.show(lmdb)}"
+        run.reporter.say(f"staging {what} on {describe_names(names)}")
         on_all(bare, lambda host: stage_lmdb(host, source, lmdb))
-        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=[host.name for host in bare])
+        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=names)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from caffe_recipes.chain.journal import Finish
 from caffe_recipes.chain.preflight import Finding
+from caffe_recipes.chain.units import describe_duration
 from caffe_recipes.chain.watch import Progress
 from caffe_recipes.recipe.arithmetic import epochs_of
 from caffe_recipes.recipe.model import Recipe
@@ -42,13 +43,10 @@ class Reporter:
 
     def show_findings(self, findings: Sequence[Finding]) -> None:
         """Write what the preflight saw, a line each."""
-        table = Table.grid(padding=(0, 2, 0, 0))
         for finding in findings:
-            mark = "failed" if finding.error else "ok"
-            table.add_row(
-                Text(mark, "red" if finding.error else "green"), finding.subject, Text(finding.said)
-            )
-        self._console.print(table)
+            mark = Text("failed" if finding.error else "ok", "red" if finding.error else "green")
+            mark.pad_right(8 - len(mark))
+            self._console.print(mark + Text(f"{finding.subject:15}{finding.said}"))
 
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""
@@ -82,21 +80,6 @@ class Reporter:
             self._bar.start()
         said = f"{progress.iteration}/{progress.max_iter}  {_describe(progress)}"
         self._bar.update(self._task, completed=progress.iteration, said=said)
-
-
-def describe_duration(seconds: float) -> str:
-    """Write a duration in the two units that matter, rounded to the nearest of the smaller.
-
-    >>> [describe_duration(s) for s in (7.4, 125, 14_694)]
-    ['7 s', '2 min 05 s', '4 h 05 min']
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 from caffe_recipes.chain.folder import (
     RUNS,
@@ -18,7 +19,7 @@ from caffe_recipes.chain.folder import (
     run_folders,
     write_hostfile,
 )
-from caffe_recipes.chain.journal import Clock, Journal, RunState
+from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
 from caffe_recipes.chain.phase import Run, evaluate, train
 from caffe_recipes.chain.plan import Plan, plan_chain
 from caffe_recipes.chain.preflight import run_preflight
@@ -34,8 +35,8 @@ from caffe_recipes.recipe.model import Recipe
 
 def run_chain(
     recipe: Recipe,
-    options: Options,
-    reporter: Reporter,
+    options: Options | None = None,
+    reporter: Reporter | None = None,
     *,
     connect: Connect = open_host,
     clock: Clock = time.time,
@@ -45,7 +46,7 @@ def run_chain(
     Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
     Interrupted when told to stop; no trainer is left behind in any of these.
     """
-    interrupts = Interrupts()
+    options, reporter, interrupts = options or Options(), reporter or Reporter(), Interrupts()
     with interrupts.raised(), ExitStack() as stack:
         latest = _open_latest(recipe, options, clock, stack)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
@@ -98,11 +99,20 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
     if not folders:
         return None
     folder = folders[-1]
-    journal = Journal(folder / "journal.jsonl", clock)
-    stack.callback(journal.close)
-    _check_trainer_left(journal, options)
+    try:
+        journal = Journal(folder / "journal.jsonl", clock)
+        stack.callback(journal.close)
+        launch = journal.state().launch
+    except JournalError:
+        if options.new:
+            return None
+        raise
     if options.new:
+        _check_nothing_trains(folder)
         return None
+    if launch and launch.host != socket.gethostname():
+        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
+        raise InputError(folder, what, f"go on with it on {launch.host}, or start another run with --new")
     changes = changes_since(folder, recipe)
     if changes:
         what = f"the recipe has changed since: {'; '.join(changes[:5])}{'; ...' if len(changes) > 5 else ''}"
@@ -110,18 +120,13 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
     return journal
 
 
-def _check_trainer_left(journal: Journal, options: Options) -> None:
+def _check_nothing_trains(folder: Path) -> None:
     """Make sure that no second training starts beside one that a killed run has left behind."""
-    launch = journal.state().launch
-    if launch is None:
-        return
-    if launch.host != socket.gethostname():
-        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
-        raise InputError(journal.path.parent, what, f"go on with it on {launch.host}")
-    pid = Trainer(options.root / launch.log).pid()
-    if pid is not None and options.new:
-        what = f"phase {launch.phase} is still training (process {pid})"
-        raise InputError(journal.path.parent, what, "go on with it without --new, or stop that process first")
+    for log in (folder / "logs").glob("*.log"):
+        pid = Trainer(log).pid()
+        if pid is not None:
+            what = f"process {pid} of a killed run still trains"
+            raise InputError(log, what, "go on with that run without --new, or stop the process first")
 
 
 def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> None:

@@ -57,6 +57,11 @@ class Setting:
         folder = (self.root / self.recipe.data.test.lmdb).parent
         return (folder / "digits_train_lmdb", folder / "digits_val_lmdb")
 
+    def show(self, path: str | Path) -> str:
+        """Return a path as people read it: from the Caffe root if it lies there."""
+        path = self.root / path
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
     def path(self, path: str | Path) -> str:
         """Return a path from the Caffe root as an absolute one, as other hosts need it."""
         return str(self.root / path)

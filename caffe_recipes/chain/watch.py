@@ -40,22 +40,20 @@ class LogTail:
         self.last_line = ""
         self._offset = 0
 
-    def read(self, *, to_end: bool = False) -> bool:
-        """Take the whole lines that have come, and with `to_end` a last one cut short; tell if any came."""
+    def read(self, *, to_end: bool = False) -> None:
+        """Take the whole lines that have come, and with `to_end` a last one cut short."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:
-            return False
+            return
         if not to_end:
             new = new[: new.rfind(b"\n") + 1]
         self._offset += len(new)
-        lines = new.decode(errors="replace").splitlines()
-        for line in lines:
+        for line in new.decode(errors="replace").splitlines():
             self.summary.feed(line)
             self.last_line = line.strip() or self.last_line
-        return bool(lines)
 
 
 def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None = None) -> float | None:

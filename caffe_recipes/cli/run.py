@@ -59,9 +59,9 @@ def run(
     if caffe is not None:
         loaded = loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
     source = lmdb_source.absolute() if lmdb_source else None
-    options = Options(caffe_root.absolute(), hostfile, source, new, overwrite)
+    options = Options(caffe_root, hostfile, source, new, overwrite)
     try:
         run_chain(loaded, options, Reporter())
     except Interrupted as stop:
-        click.echo(f"interrupted by {stop}; the same command goes on with this run", err=True)
+        click.echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
         sys.exit(128 + stop.number)

@@ -1,0 +1,174 @@
+"""A Caffe root with a small recipe, tiny LMDBs, a stand-in for caffe, and the real mpiexec.hydra."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.chain.journal import RunState, load_journal
+from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.runner import run_chain
+from caffe_recipes.chain.setting import Options
+from caffe_recipes.recipe.source import load_recipe
+
+RECIPE = """\
+name: small
+title: Three short phases
+trainer: ./caffe
+prototxt_dir: prototxt/small
+net: {name: Small, builder: resnet_small, classes: 10}
+nets: {train_val: {}, train_val_noaug: {test: false}}
+data:
+  train: {lmdb: tmp/train_lmdb, source: data/train_lmdb, images: 128}
+  test: {lmdb: data/test_lmdb, images: 16, batch_size: 16}
+  crop_size: 28
+  mean_value: [104, 117, 123]
+cluster: {nodes: 1, ranks_per_node: 2, batch_per_rank: 32, omp_num_threads: 1}
+solver: {lr_policy: fixed, display: 2, solver_mode: CPU}
+phases:
+  - {name: init, net: train_val, base_lr: 0.1, max_iter: 8, snapshot_prefix: tmp/small_init}
+  - {name: cyc1, net: train_val, base_lr: 0.05, max_iter: 6, snapshot_prefix: tmp/small_cyc1}
+  - {name: last, net: train_val_noaug, base_lr: 0.01, max_iter: 4, snapshot_prefix: tmp/small_last}
+evaluation: {net: train_val, iterations: 1}
+reported: {top1_percent: 76.3}
+"""
+
+
+WriteLmdb = Callable[[Path, int, Callable[[int], int]], None]
+
+
+def _write_lmdb(path: Path, count: int, label: Callable[[int], int] = lambda index: index % 10) -> None:
+    pixels = bytes(3 * 28 * 28)
+    datums = (
+        pb.Datum(channels=3, height=28, width=28, data=pixels, label=label(index)) for index in range(count)
+    )
+    write_datums(path, ((f"{index}", datum) for index, datum in enumerate(datums)))
+
+
+def _listen_to_signals() -> None:
+    """Undo what nohup, or a shell's `&`, has the tests ignore, and a run would too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@dataclass
+class Place:
+    """A Caffe root, and what runs in it have said."""
+
+    root: Path
+    output: io.StringIO = field(default_factory=io.StringIO)
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "small.yaml"
+
+    def edit(self, before: str, after: str) -> None:
+        text = self.recipe.read_text()
+        assert before in text
+        self.recipe.write_text(text.replace(before, after))
+
+    def behave(self, **phases: str) -> None:
+        (self.root / "behaviour.json").write_text(json.dumps(phases))
+
+    def run(self, **options: object) -> RunState:
+        console = Console(file=self.output, soft_wrap=True, highlight=False)
+        given = Options(root=self.root, **options)  # type: ignore[arg-type]
+        return run_chain(load_recipe(self.recipe), given, Reporter(console))
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        argv = [
+            sys.executable,
+            "-c",
+            "from caffe_recipes.cli.main import main; main()",
+            "run",
+            str(self.recipe),
+            *words,
+        ]
+        return subprocess.Popen(
+            argv,
+            preexec_fn=_listen_to_signals,
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        said, complained = process.communicate(timeout=120)
+        return process.returncode, said, complained
+
+    def trained(self) -> list[str]:
+        path = self.root / "trained.txt"
+        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self, number: int = 1) -> list[dict[str, object]]:
+        path = self.root / "runs" / f"small-{number}" / "journal.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def state(self, number: int = 1) -> RunState:
+        return load_journal(self.root / "runs" / f"small-{number}" / "journal.jsonl")
+
+    def tree(self) -> dict[str, tuple[int, bytes]]:
+        """Everything on disk: mode and content by path."""
+        return {
+            str(path.relative_to(self.root)): (
+                path.stat().st_mode,
+                path.read_bytes() if path.is_file() else b"",
+            )
+            for path in sorted(self.root.rglob("*"))
+        }
+
+    def processes(self) -> list[int]:
+        """Whatever still runs in this root."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cwd").readlink() == self.root:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def wait_for_no_process(self) -> None:
+        """Give hydra's proxies the moment that they need to end after mpiexec."""
+        deadline = time.monotonic() + 5
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert self.processes() == []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Make a root where the small recipe runs; nothing may be running in it afterwards."""
+    root = tmp_path / "caffe root"
+    root.mkdir()
+    made = Place(root)
+    made.recipe.write_text(RECIPE)
+    _write_lmdb(root / "data" / "train_lmdb", 128)
+    _write_lmdb(root / "data" / "test_lmdb", 16)
+    caffe = root / "caffe"
+    fake = Path(__file__).with_name("fake_caffe.py")
+    caffe.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" "$@"\n')
+    caffe.chmod(0o755)
+    yield made
+    made.wait_for_no_process()
+
+
+@pytest.fixture
+def write_lmdb() -> WriteLmdb:
+    """Give what writes an LMDB of so many images with given labels."""
+    return _write_lmdb

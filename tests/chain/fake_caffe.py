@@ -1,0 +1,101 @@
+"""A stand-in for the `caffe` program that trains nothing, for what no real one can be made to do when asked.
+
+`behaviour.json` in the working directory says how each phase goes, by the solver's name; without a word a
+phase goes well. Its log, its files and its silence are the real one's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.shapes import infer_shapes
+
+
+def say(source: str, text: str, severity: str = "I") -> None:
+    stamp = f"{severity}{time.strftime('%m%d %H:%M:%S')}.{time.time_ns() // 1000 % 10**6:06}"
+    os.write(
+        2, f"{stamp} {os.getpid():5} {source}] {text}\n".encode()
+    )  # as glog does: hydra labels each write
+
+
+def snapshot_of(net: pb.NetParameter) -> bytes:
+    weights = pb.NetParameter(name=net.name)
+    for layer in infer_shapes(net, pb.TRAIN).layers:
+        if layer.learned:
+            made = weights.layer.add(name=layer.layer.name, type=layer.layer.type)
+            for shape in layer.learned:
+                blob = made.blobs.add()
+                blob.shape.dim.extend(shape or ())
+                blob.data.extend([0.5] * math.prod(size or 0 for size in shape or ()))
+    return weights.SerializeToString()
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
+
+
+def train(flags: dict[str, str]) -> int:
+    solver = load_prototxt(flags["solver"], pb.SolverParameter)
+    name = Path(flags["solver"]).stem.removeprefix("solver_")
+    behaviours = json.loads(Path("behaviour.json").read_text()) if Path("behaviour.json").exists() else {}
+    behaviour = behaviours.get(name, "well")
+    leads = os.environ.get("PMI_RANK", "0") == "0"
+    if behaviour == "ignores-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not leads:
+        if behaviour == "dies":
+            say("data_reader.cpp:99", "Check failed: status == 0 (2 vs. 0) No such file", "F")
+            return 134
+        return 0
+    with Path("trained.txt").open("a") as trained:
+        trained.write(f"{name} {flags.get('weights', '-')}\n")
+    say("solver.cpp:397", f"Solving {name}")
+    for iteration in range(0, solver.max_iter, solver.display):
+        lost = {"nan": "nan", "stuck": "87.3365"}.get(behaviour) if iteration else None
+        say("solver.cpp:312", f"Iteration {iteration}, loss = {lost or 2.5 / (1 + iteration)}")
+        say("sgd_solver.cpp:219", f"Iteration {iteration}, lr = {solver.base_lr:.6g}")
+        if behaviour in ("waits", "ignores-term", "nan", "stuck") and iteration == 4:
+            wait_for(Path("release"))
+        time.sleep(0.01)
+    if behaviour == "dies":
+        time.sleep(60)
+    if behaviour == "ends-early":
+        return 0
+    if behaviour == "stopped":
+        say("solver.cpp:440", "Optimization stopped early.")
+        return 0
+    path = Path(f"{solver.snapshot_prefix}_iter_{solver.max_iter}.caffemodel")
+    whole = snapshot_of(load_prototxt(solver.net, pb.NetParameter))
+    other = pb.NetParameter(name="other")
+    other.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
+    content = {"empty": b"", "truncated": whole[: len(whole) // 2], "other": other.SerializeToString()}
+    if behaviour != "writes-nothing":
+        path.write_bytes(content.get(behaviour, whole))
+    say("solver.cpp:443", "Optimization Done.")
+    return 0
+
+
+def test(flags: dict[str, str]) -> int:
+    if not Path(flags["weights"]).exists():
+        return 134
+    say("caffe.cpp:517", "loss = 0.25 (* 1 = 0.25 loss)")
+    say("caffe.cpp:517", "loss3/top-1 = 0.75")
+    say("caffe.cpp:517", "loss3/top-5 = 0.9375")
+    return 0
+
+
+if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(1)
+    given = dict(word[2:].split("=", 1) for word in sys.argv[2:])
+    sys.exit({"train": train, "test": test}[sys.argv[1]](given))

@@ -1,0 +1,222 @@
+"""Bad input: one line that says where, what and what to do, exit 2, and not a byte on disk changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import CaffeRecipesError, RecipeError
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place, WriteLmdb
+
+Spoil = Callable[["Place", "WriteLmdb"], None]
+
+
+def text(path: str, content: str | bytes, mode: int = 0o644) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        target = place.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else content.encode())
+        target.chmod(mode)
+
+    return spoil
+
+
+def edit(before: str, after: str) -> Spoil:
+    return lambda place, write_lmdb: place.edit(before, after)
+
+
+def remove(path: str) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        target = place.root / path
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink()
+
+    return spoil
+
+
+def without_records(path: str) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        shutil.rmtree(place.root / path)
+        with (
+            lmdb.open(str(place.root / path), lock=False) as environment,
+            environment.begin(write=True) as begun,
+        ):
+            begun.put(b"a record", b"that goes")
+            begun.delete(b"a record")
+
+    return spoil
+
+
+def labelled(path: str, count: int, label: int) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        shutil.rmtree(place.root / path)
+        write_lmdb(place.root / path, count, lambda index: label)
+
+    return spoil
+
+
+def cut(path: str, size: int) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        target = place.root / path
+        target.write_bytes(target.read_bytes()[:size])
+
+    return spoil
+
+
+def weights(content: bytes) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        (place.root / "start.caffemodel").write_bytes(content)
+        place.edit("name: init,", "name: init, weights: start.caffemodel,")
+
+    return spoil
+
+
+def all_of(*spoils: Spoil) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        for each in spoils:
+            each(place, write_lmdb)
+
+    return spoil
+
+
+OTHER_NET = pb.NetParameter(
+    layer=[pb.LayerParameter(name="ip", blobs=[pb.BlobProto(data=[1.0], shape=pb.BlobShape(dim=[1]))])]
+).SerializeToString()
+
+CASES: dict[str, tuple[Spoil, str]] = {
+    "unknown key": (
+        edit("crop_size", "crop_sise"),
+        r"small.yaml:10: data.crop_sise: .*did you mean 'crop_size'",
+    ),
+    "negative number": (edit("max_iter: 6", "max_iter: -6"), r"small.yaml:\d+: phases\[1\].max_iter: .*-6"),
+    "missing number": (edit("base_lr: 0.05, ", ""), r"small.yaml:\d+: phases\[1\].base_lr: missing"),
+    "empty hostfile": (text("hostfile", "\n"), "hostfile: holds no host; "),
+    "host twice": (text("hostfile", "a\nlocalhost\na\n"), "hostfile:3: host a is there twice"),
+    "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
+    "no hostfile for two nodes": (
+        edit("nodes: 1,", "nodes: 2,"),
+        "hostfile: no such file; write 2 hosts there",
+    ),
+    "more ranks than hosts x ppn": (
+        all_of(text("hostfile", "localhost\n"), edit("nodes: 1,", "nodes: 2,")),
+        "hostfile: 1 host x 2 ranks = 2, the recipe needs 4; list 2 hosts",
+    ),
+    "host that does not exist": (
+        text("hostfile", "no-such-host.invalid\n"),
+        "no-such-host.invalid: cannot be reached by ssh",
+    ),
+    "missing trainer": (remove("caffe"), r"caffe: no such Caffe binary; build Caffe .* --caffe"),
+    "trainer that is no program": (text("caffe", "text", 0o644), "caffe: is no program that may be run"),
+    "trainer that is a folder": (
+        all_of(remove("caffe"), text("caffe/caffe", "x")),
+        "caffe: is no program that may be run",
+    ),
+    "trainer that is garbage": (text("caffe", b"\x7fELF\x00", 0o755), "./caffe: does not start: "),
+    "trainer that lacks a library": (
+        text("caffe", "#!/bin/sh\necho 'libmlsl.so: cannot open' >&2; exit 127\n", 0o755),
+        "./caffe: does not start: libmlsl.so: cannot open",
+    ),
+    "launcher that knows no -PSM2": (
+        edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2"),
+        "mpiexec.hydra: does not start: .*unrecognized argument PSM2",
+    ),
+    "missing training LMDB": (
+        remove("data/train_lmdb"),
+        "localhost:tmp/train_lmdb: no LMDB there, and none to stage from data/train_lmdb; .*--lmdb-source",
+    ),
+    "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
+    "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),
+    "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is cut short"),
+    "label outside the classes": (
+        labelled("data/train_lmdb", 128, 10),
+        "label 10, which is none of the 10 classes",
+    ),
+    "missing test LMDB": (remove("data/test_lmdb"), "data/test_lmdb: no such LMDB"),
+    "test label outside the classes": (labelled("data/test_lmdb", 16, -1), "data/test_lmdb: .*label -1"),
+    "prototxt that differs": (
+        text("prototxt/small/solver_init.prototxt", "base_lr: 1\n"),
+        "solver_init.prototxt: differs from what the recipe generates; .*--overwrite",
+    ),
+    "missing start weights": (
+        edit("name: init,", "name: init, weights: none.caffemodel,"),
+        "none.caffemodel: no such file",
+    ),
+    "empty start weights": (weights(b""), "start.caffemodel: is empty"),
+    "HTML as start weights": (weights(b"<html>not found</html>"), "start.caffemodel: is an HTML page"),
+    "truncated start weights": (weights(OTHER_NET[:-2]), "start.caffemodel: .*truncated"),
+    "start weights of another net": (weights(OTHER_NET), "start.caffemodel: does not fit net Small: "),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_line_and_changes_nothing(place: Place, write_lmdb: WriteLmdb, case: str) -> None:
+    spoil, said = CASES[case]
+    spoil(place, write_lmdb)
+    before = place.tree()
+    with pytest.raises(CaffeRecipesError, match=said) as caught:
+        place.run()
+    assert place.tree() == before
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint or isinstance(caught.value, RecipeError)
+
+
+def test_the_command_says_it_on_stderr_and_exits_2(place: Place) -> None:
+    (place.root / "hostfile").write_text("localhost\nlocalhost\n")
+    before = place.tree()
+    code, said, complained = place.call()
+    assert (code, said) == (2, "")
+    said_twice = "hostfile:2: host localhost is there twice (first in line 1)"
+    assert complained == f"Error: {place.root}/{said_twice}; keep one: -ppn sets the ranks of each\n"
+    assert place.tree() == before
+
+
+def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> None:
+    (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
+    (place.root / "prototxt/small").mkdir(parents=True)
+    (place.root / "prototxt/small/solver_cyc1.prototxt").write_text("")
+    with pytest.raises(CaffeRecipesError, match="solver_cyc1"):
+        place.run()
+    marks = [line.split()[0] for line in place.output.getvalue().splitlines()]
+    assert marks == ["ok", "ok", "ok", "failed", "ok", "failed", "ok", "ok"]
+
+
+def test_caffe_torch_is_no_stand_in_for_a_missing_caffe(place: Place) -> None:
+    (place.root / "caffe").unlink()
+    code, _, complained = place.call("--caffe", "caffe-torch")
+    assert code == 2
+    assert "is no Caffe; write `trainer: caffe-torch` in the recipe to use it" in complained
+
+
+def test_overwrite_replaces_prototxts_that_differ(place: Place) -> None:
+    changed = place.root / "prototxt/small/solver_init.prototxt"
+    changed.parent.mkdir(parents=True)
+    changed.write_text("base_lr: 1\n")
+    assert place.run(overwrite=True).outputs
+    assert "base_lr: 0.1\n" in changed.read_text()
+
+
+def test_a_caffe_given_on_the_command_line_takes_the_place_of_the_recipes(
+    place: Place, tmp_path: Path
+) -> None:
+    (place.root / "caffe").rename(tmp_path / "another caffe")
+    code, said, _ = place.call("--caffe", str(tmp_path / "another caffe"))
+    assert code == 0
+    assert "model: runs/small-1/snapshots/small_last_iter_4.caffemodel" in said
+
+
+def test_an_lmdb_source_given_on_the_command_line_is_staged(place: Place, tmp_path: Path) -> None:
+    (place.root / "data/train_lmdb").rename(tmp_path / "elsewhere")
+    assert place.run(lmdb_source=tmp_path / "elsewhere").outputs
+    staged = place.root / "tmp/train_lmdb/data.mdb"
+    assert staged.read_bytes() == (tmp_path / "elsewhere/data.mdb").read_bytes()

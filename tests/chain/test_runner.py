@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.errors import InputError, RunFailed
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+
+def test_each_phase_starts_from_the_verified_snapshot_of_the_one_before(place: Place) -> None:
+    state = place.run()
+    assert (place.root / "trained.txt").read_text().splitlines() == [
+        "init -",
+        "cyc1 runs/small-1/snapshots/small_init_iter_8.caffemodel",
+        "last runs/small-1/snapshots/small_cyc1_iter_6.caffemodel",
+    ]
+    assert list(state.finished) == ["init", "cyc1", "last"]
+    assert state.outputs == {"loss": 0.25, "loss3/top-1": 0.75, "loss3/top-5": 0.9375}
+    assert state.launch is None
+
+
+def test_a_run_says_what_it_does_and_ends_with_a_table(place: Place) -> None:
+    place.run()
+    said = place.output.getvalue()
+    assert "\x1b" not in said
+    assert "init: 8 iterations from the nets' fillers" in said
+    assert "staging data/train_lmdb" in said
+    table = said[said.index("phase ") :].splitlines()
+    assert table[0].split() == ["phase", "iterations", "epochs", "time", "images/s", "loss"]
+    assert table[1].split()[:3] == ["init", "8", "4.00"]
+    assert table[4].split()[:3] == ["all", "18", "9.00"]
+    assert "loss3/top-1: 75.00 % (reported: 76.3 %)" in table
+    assert table[-1] == "model: runs/small-1/snapshots/small_last_iter_4.caffemodel"
+
+
+def test_a_finished_run_repeats_nothing_and_shows_its_table_again(place: Place) -> None:
+    place.run()
+    before = place.tree()
+    place.output.truncate(0)
+    place.run()
+    assert place.tree() == before
+    assert "runs/small-1 is finished" in place.output.getvalue()
+    assert "loss3/top-1: 75.00 %" in place.output.getvalue()
+
+
+def test_new_starts_another_run_and_leaves_the_first_as_it_was(place: Place) -> None:
+    place.run()
+    before = {path: kept for path, kept in place.tree().items() if path.startswith("runs/small-1")}
+    place.run(new=True)
+    after = place.tree()
+    assert {path: kept for path, kept in after.items() if path.startswith("runs/small-1")} == before
+    assert list(place.state(2).finished) == ["init", "cyc1", "last"]
+    assert place.trained() == ["init", "cyc1", "last"] * 2
+
+
+def test_a_changed_recipe_is_refused_with_what_changed(place: Place) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    before = place.tree()
+    place.edit("base_lr: 0.05", "base_lr: 0.04")
+    with pytest.raises(
+        InputError, match=r"small-1: the recipe has changed since: phases\[1\].base_lr: 0.05 -> 0.04"
+    ):
+        place.run()
+    place.edit("base_lr: 0.04", "base_lr: 0.05")
+    assert place.tree() == before
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("nan", "the loss is nan at iteration 2"),
+        ("stuck", "the loss is stuck at 87.3365 at iteration 4"),
+        ("ends-early", "it ended after iteration 6 of 8"),
+        ("stopped", "it was stopped early by a signal"),
+        ("dies", "Check failed: status == 0 (2 vs. 0) No such file"),
+        ("writes-nothing", "the snapshot is missing"),
+        ("empty", "the snapshot is empty"),
+        ("truncated", "truncated"),
+        ("other", "the snapshot does not fit net Small: layer 'conv1' is missing"),
+    ],
+)
+def test_a_phase_that_went_wrong_fails_the_run_whatever_the_trainer_returned(
+    place: Place, behaviour: str, reason: str
+) -> None:
+    place.behave(init=behaviour)
+    with pytest.raises(RunFailed) as caught:
+        place.run()
+    assert str(caught.value).startswith("phase init: failed: ")
+    assert reason in str(caught.value)
+    assert str(caught.value).endswith("log: runs/small-1/logs/init-1.log")
+    assert not place.state().finished
+    assert list((place.root / "runs/small-1/snapshots").iterdir()) == []
+
+
+def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Place) -> None:
+    place.behave(cyc1="empty")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.behave()
+    state = place.run()
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]
+    assert state.attempts == {"init": 1, "cyc1": 2, "last": 1}
+    assert (place.root / "runs/small-1/logs/cyc1-1.log").exists()
+    assert "init: finished before" in place.output.getvalue()
+
+
+def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: Place) -> None:
+    place.run()
+    place.behave(init="writes-nothing")
+    with pytest.raises(RunFailed, match="the snapshot is an old one"):
+        place.run(new=True)
+
+
+def test_a_finished_phase_whose_snapshot_was_spoilt_since_is_not_built_upon(place: Place) -> None:
+    place.behave(last="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    (place.root / "runs/small-1/snapshots/small_cyc1_iter_6.caffemodel").write_bytes(b"")
+    before = place.tree()
+    with pytest.raises(InputError, match=r"small_cyc1_iter_6\.caffemodel: is empty"):
+        place.run()
+    assert place.tree() == before
+
+
+def test_a_journal_that_is_no_journal_is_refused_and_new_starts_beside_it(place: Place) -> None:
+    place.run()
+    journal = place.root / "runs/small-1/journal.jsonl"
+    journal.write_text("what\n")
+    with pytest.raises(InputError, match=r"journal.jsonl:1: is no line of a journal"):
+        place.run()
+    journal.unlink()
+    with pytest.raises(InputError, match=r"journal.jsonl: cannot be opened"):
+        place.run()
+    assert not journal.exists()
+    assert place.run(new=True).outputs
+
+
+def test_a_given_caffemodel_starts_the_chain(place: Place) -> None:
+    place.run()
+    (place.root / "start.caffemodel").write_bytes(
+        (place.root / "runs/small-1/snapshots/small_last_iter_4.caffemodel").read_bytes()
+    )
+    place.edit("name: init,", "name: init, weights: start.caffemodel,")
+    place.run(new=True)
+    assert (place.root / "trained.txt").read_text().splitlines()[3] == "init start.caffemodel"
