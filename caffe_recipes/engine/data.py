@@ -18,7 +18,7 @@ from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault
 from caffe_recipes.engine.records import record_order
-from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv
+from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv, size_of
 from caffe_recipes.errors import CaffeRecipesError, DataError
 
 # Decoded images up to this size are kept, so that small sets are decoded once and not every epoch.
@@ -118,7 +118,7 @@ class Reader:
                 raise self._bad(record, str(error)) from None
             labels.append(label)
             if images[-1].shape != images[0].shape:
-                what = f"is {images[-1].shape[::-1]}, the first of its batch {images[0].shape[::-1]}"
+                what = f"is {size_of(images[-1])}, and the first of its batch {size_of(images[0])}"
                 raise self._bad(record, what, "give crop_size, or build the LMDB with images of one size")
         try:
             values = self._transform.normalise(images)
@@ -153,12 +153,12 @@ class Reader:
         """Raise DataError unless the first record comes out of the transform as (channels, height, width)."""
         pixels, _ = self._image(0)
         try:
-            made = self._transform.apply(pixels, Random(0)).shape
+            made = size_of(self._transform.apply(pixels, Random(0)))
         except ValueError as error:
             raise self._bad(0, str(error)) from None
-        if (made[2], *made[:2]) != shape:
-            names = [" x ".join(map(str, of)) for of in ((made[2], *made[:2]), shape)]
-            what = f"is {names[0]} after the transform, and {names[1]} by the net"
+        wanted = " x ".join(map(str, shape))
+        if made != wanted:
+            what = f"is {made} after the transform, and {wanted} by the net"
             raise self._bad(0, what, "give crop_size")
 
 

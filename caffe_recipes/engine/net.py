@@ -120,10 +120,16 @@ class Net:
         for layer in split.layer:
             layer.phase = state.phase
         stages = list(state.stage)
-        for found in infer_shapes(
+        found = infer_shapes(
             split, state.phase, level=state.level, stages=stages, images=first_image, path=self.path
-        ).layers:
-            self._add(found.layer, known_shapes(found))
+        )
+        for shapes in found.layers:
+            try:
+                self._add(shapes.layer, known_shapes(shapes))
+            except InputError as error:
+                if error.where.startswith("layer "):
+                    raise
+                raise fault(shapes.layer, f"{error.where}: {error.what}", error.hint) from None
         self._find_outputs()
         self._link()
         self._log.info("net.cpp:491", "Network initialization done.")

@@ -70,6 +70,12 @@ def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     return image if image.ndim == 3 else image[:, :, None]
 
 
+def size_of(image: Pixels) -> str:
+    """Print an image's channels, height and width."""
+    height, width, channels = image.shape
+    return f"{channels} x {height} x {width}"
+
+
 def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, random: Random) -> Pixels:
     """Resize so that the shorter side is `shorter`; the longer is rounded down in float32, as Caffe's."""
     height, width = image.shape[:2]
@@ -156,7 +162,7 @@ class Transform:
         height, width = image.shape[:2]
         mean = self._mean_image
         if mean is not None and mean.shape != image.shape:
-            raise ValueError(f"is {image.shape[::-1]} and mean_file {mean.shape[::-1]}")
+            raise ValueError(f"is {size_of(image)}, and mean_file {size_of(mean)}")
         top, left = 0, 0
         size = self._crop
         if size:
@@ -183,7 +189,8 @@ class Transform:
                 raise ValueError(f"has {batch.shape[3]} channels and mean_value {self._mean.size} values")
             batch -= self._mean
         if self._scale != 1:
-            batch *= self._scale
+            with np.errstate(over="ignore"):  # infinity is what Caffe gets too; the loss will tell
+                batch *= self._scale
         return batch
 
 

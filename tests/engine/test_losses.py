@@ -1,0 +1,201 @@
+"""Losses and accuracy against numpy, with the clamps, ties and normalisers of Caffe."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.engine.layer import Forward, Shapes
+from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
+from caffe_recipes.errors import InputError, RunFailed
+
+LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
+LABELS = torch.tensor([0.0, 3.0, 4.0, 1.0])
+
+
+def set_up(text: str, *bottoms: Tensor, tops: int = 1, phase: int = pb.TRAIN) -> Forward:
+    layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
+    layer.phase = phase
+    layer.top.extend("ab"[:tops])
+    return LOSS_LAYERS[layer.type](layer, Shapes(tuple(tuple(b.shape) for b in bottoms), (), ()))
+
+
+def value(text: str, *bottoms: Tensor) -> float:
+    return float(set_up(text, *bottoms)(bottoms, [])[0])
+
+
+def softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(x - x.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+def each_loss() -> NDArray[np.float64]:
+    chosen = softmax(LOGITS.numpy().astype(np.float64))[range(4), LABELS.int().numpy()]
+    return np.asarray(-np.log(chosen))
+
+
+def test_softmax_loss_is_the_mean_over_the_labels() -> None:
+    assert value('type: "SoftmaxWithLoss"', LOGITS, LABELS) == pytest.approx(each_loss().mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("param", "want"),
+    [
+        ("", lambda kept: kept.sum() / 3),
+        ("normalization: VALID", lambda kept: kept.sum() / 3),
+        ("normalization: FULL", lambda kept: kept.sum() / 4),
+        ("normalization: BATCH_SIZE", lambda kept: kept.sum() / 4),
+        ("normalization: NONE", lambda kept: kept.sum()),
+        ("normalization: PRE_FIXED pre_fixed_normalizer: 10", lambda kept: kept.sum() / 10),
+        ("normalize: false", lambda kept: kept.sum() / 4),
+        ("normalize: true", lambda kept: kept.sum() / 3),
+        ("normalize: false normalization: VALID", lambda kept: kept.sum() / 3),
+    ],
+)
+def test_ignored_labels_count_only_where_the_normaliser_says(param: str, want: object) -> None:
+    assert callable(want)
+    text = f'type: "SoftmaxWithLoss" loss_param {{ ignore_label: 3 {param} }}'
+    kept = each_loss()[[0, 2, 3]]
+    assert value(text, LOGITS, LABELS) == pytest.approx(want(kept), rel=1e-6)
+
+
+def test_no_labels_at_all_make_no_loss() -> None:
+    text = 'type: "SoftmaxWithLoss" loss_param { ignore_label: 3 }'
+    assert value(text, LOGITS, torch.full((4,), 3.0)) == 0
+
+
+def test_softmax_loss_over_planes_takes_a_label_per_place() -> None:
+    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((2, 3, 2, 2)).astype(np.float32))
+    labels = torch.tensor([[[0.0, 1], [2, 0]], [[1, 1], [0, 2]]])
+    rows = logits.numpy().transpose(0, 2, 3, 1).reshape(8, 3).astype(np.float64)
+    chosen = softmax(rows)[range(8), labels.int().numpy().ravel()]
+    assert value('type: "SoftmaxWithLoss"', logits, labels) == pytest.approx(-np.log(chosen).mean(), rel=1e-6)
+
+
+def test_weights_in_a_third_bottom_weigh_the_mean() -> None:
+    weights = torch.tensor([1.0, 0.0, 2.0, 1.0])
+    want = (each_loss() * weights.numpy()).sum() / 4
+    assert value('type: "SoftmaxWithLoss"', LOGITS, LABELS, weights) == pytest.approx(want, rel=1e-6)
+
+
+def test_the_gradient_is_the_probabilities_less_one_at_the_label() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    set_up('type: "SoftmaxWithLoss"', logits, LABELS)([logits, LABELS], [])[0].backward()
+    want = softmax(LOGITS.numpy().astype(np.float64))
+    want[range(4), LABELS.int().numpy()] -= 1
+    assert logits.grad is not None
+    assert logits.grad.numpy() == pytest.approx(want / 4, abs=1e-6)
+
+
+def test_label_smoothing_is_in_the_gradient_and_not_in_the_loss() -> None:
+    text = 'type: "SoftmaxWithLoss" loss_param { label_smoothing: 0.1 }'
+    logits = LOGITS.clone().requires_grad_()
+    loss = set_up(text, logits, LABELS)([logits, LABELS], [])[0]
+    loss.backward()
+    assert loss.item() == pytest.approx(each_loss().mean(), rel=1e-6)
+    target = np.full((4, 5), 0.1 / 5)
+    target[range(4), LABELS.int().numpy()] = 0.9
+    want = softmax(LOGITS.numpy().astype(np.float64)) * (0.9 + 4 * 0.02) - target
+    assert logits.grad is not None
+    assert logits.grad.numpy() == pytest.approx(want / 4, abs=1e-6)
+
+
+def test_the_probability_is_clamped_in_the_loss_and_not_in_the_gradient() -> None:
+    logits = torch.tensor([[0.0, 200.0], [0.0, 0.0]], requires_grad=True)
+    labels = torch.tensor([0.0, 0.0])
+    loss = set_up('type: "SoftmaxWithLoss"', logits, labels)([logits, labels], [])[0]
+    loss.backward()
+    assert loss.item() == pytest.approx((-math.log(1.17549435e-38) + math.log(2)) / 2, rel=1e-6)
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[-0.5, 0.5], [-0.25, 0.25]]
+
+
+def test_a_batch_without_any_probability_fails_in_training_only() -> None:
+    logits, labels = torch.tensor([[0.0, 200.0]]), torch.tensor([0.0])
+    with pytest.raises(RunFailed, match=r"87\.3365"):
+        value('type: "SoftmaxWithLoss"', logits, labels)
+    testing = set_up('type: "SoftmaxWithLoss"', logits, labels, phase=pb.TEST)
+    assert float(testing([logits, labels], [])[0]) == pytest.approx(87.3365, abs=1e-3)
+
+
+def test_the_second_top_is_the_probabilities() -> None:
+    forward = set_up('type: "SoftmaxWithLoss"', LOGITS, LABELS, tops=2)
+    assert forward([LOGITS, LABELS], [])[1].numpy() == pytest.approx(softmax(LOGITS.numpy()), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "Accuracy", "HingeLoss", "MultinomialLogisticLoss"])
+@pytest.mark.parametrize("label", [5.0, -1.0])
+def test_a_label_that_is_no_class_is_found(kind: str, label: float) -> None:
+    labels = torch.tensor([0.0, 1.0, label, 2.0])
+    with pytest.raises(LabelError) as caught:
+        value(f'type: "{kind}"', LOGITS, labels)
+    assert (caught.value.position, caught.value.label, caught.value.classes) == (2, int(label), 5)
+
+
+def test_accuracy_counts_the_label_among_the_top_k() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.1], [0.3, 0.4, 0.3]])
+    labels = torch.tensor([1.0, 2.0, 0.0])
+    assert value('type: "Accuracy"', scores, labels) == pytest.approx(1 / 3)
+    assert value('type: "Accuracy" accuracy_param { top_k: 3 }', scores, labels) == 1
+
+
+def test_of_equal_predictions_the_later_class_comes_first() -> None:
+    scores = torch.zeros(1, 4)
+    hits = [
+        value('type: "Accuracy" accuracy_param { top_k: 2 }', scores, torch.tensor([c])) for c in range(4)
+    ]
+    assert hits == [0, 0, 1, 1]
+
+
+def test_accuracy_leaves_ignored_labels_out_and_counts_each_class() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.1], [0.3, 0.4, 0.3], [0.0, 1.0, 0.0]])
+    labels = torch.tensor([1.0, 255.0, 0.0, 1.0])
+    text = 'type: "Accuracy" accuracy_param { ignore_label: 255 }'
+    overall, classes = set_up(text, scores, labels, tops=2)([scores, labels], [])
+    assert float(overall) == pytest.approx(2 / 3)
+    assert classes.tolist() == [0, 1, 0]
+
+
+def test_top_k_beyond_the_classes_is_refused() -> None:
+    with pytest.raises(InputError, match="top_k is 6 of 5 classes"):
+        set_up('type: "Accuracy" accuracy_param { top_k: 6 }', LOGITS, LABELS)
+
+
+def test_euclidean_loss() -> None:
+    a, b = LOGITS, LOGITS.flip(0)
+    want = ((a.numpy() - b.numpy()) ** 2).sum() / 8
+    assert value('type: "EuclideanLoss"', a, b) == pytest.approx(want, rel=1e-5)
+
+
+def test_sigmoid_cross_entropy_loss() -> None:
+    target = (LOGITS.flip(0) > 0).float()
+    p = 1 / (1 + np.exp(-LOGITS.numpy().astype(np.float64)))
+    losses = -(target.numpy() * np.log(p) + (1 - target.numpy()) * np.log(1 - p))
+    assert value('type: "SigmoidCrossEntropyLoss"', LOGITS, target) == pytest.approx(
+        losses.sum() / 4, rel=1e-5
+    )
+    ignoring = 'type: "SigmoidCrossEntropyLoss" loss_param { ignore_label: 1 normalization: VALID }'
+    kept = losses[target.numpy() == 0]
+    assert value(ignoring, LOGITS, target) == pytest.approx(kept.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "power"), [("L1", 1), ("L2", 2)])
+def test_hinge_loss(norm: str, power: int) -> None:
+    signs = -np.ones((4, 5))
+    signs[range(4), LABELS.int().numpy()] = 1
+    margins = np.maximum(0, 1 - signs * LOGITS.numpy())
+    text = f'type: "HingeLoss" hinge_loss_param {{ norm: {norm} }}'
+    assert value(text, LOGITS, LABELS) == pytest.approx((margins**power).sum() / 4, rel=1e-5)
+
+
+def test_multinomial_logistic_loss_clamps_at_1e_20() -> None:
+    probabilities, labels = torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0.0, 1.0])
+    want = (-math.log(0.5) - math.log(1e-20)) / 2
+    assert value('type: "MultinomialLogisticLoss"', probabilities, labels) == pytest.approx(want, rel=1e-6)

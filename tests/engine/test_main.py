@@ -1,0 +1,284 @@
+"""The command line: flags, exit codes, and what bad input gets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.engine.flags import parse_flags
+from caffe_recipes.errors import InputError
+
+Run = Callable[..., tuple[int, str]]
+Change = Callable[..., None]
+
+
+def only_line(log: str) -> str:
+    """Give the one line that is no log; there must be exactly one, and no traceback."""
+    lines = [line for line in log.splitlines() if line.startswith("caffe-torch")]
+    assert len(lines) == 1, log[-2000:]
+    assert "Traceback" not in log
+    return lines[0]
+
+
+@pytest.mark.parametrize("words", [("-solver", "s"), ("--solver", "s"), ("-solver=s",), ("--solver=s",)])
+def test_flags_are_taken_as_gflags_takes_them(words: tuple[str, ...]) -> None:
+    command, flags = parse_flags(["train", *words, "-weights", "a,b"])
+    assert (command, flags.solver, flags.weights) == ("train", "s", "a,b")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("train", "-sovler", "x"), "unknown flag -sovler"),
+        (("train", "-solver"), "-solver has no value"),
+        (("test", "-iterations", "many"), "no whole number"),
+        ((), "no command"),
+        (("train", "now"), "2 commands"),
+    ],
+)
+def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        parse_flags(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("trian", "-solver", "solver.prototxt"), "unknown command 'trian'"),
+        (("train",), "no solver"),
+        (("train", "-solver", "none.prototxt"), "none.prototxt"),
+        (("train", "-solver", "lmdb"), "lmdb"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "0"), "-gpu"),
+        (("train", "-solver", "solver.prototxt", "-sigint_effect", "die"), "'die'"),
+        (("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"), "exclude each other"),
+        (("train", "-solver", "solver.prototxt", "-weights", "none"), "none: no such file"),
+        (("train", "-solver", "solver.prototxt", "-weights", "lmdb"), "is a folder"),
+        (("train", "-solver", "solver.prototxt", "-snapshot", "none"), "none: no such file"),
+        (("test", "-model", "net.prototxt"), "no weights"),
+        (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
+        (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
+    ],
+)
+def test_bad_words_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, ...], part: str) -> None:
+    before = sorted(case.iterdir())
+    code, log = run(*words)
+    assert code == 2
+    assert part in only_line(log)
+    assert sorted(case.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("solver_mode: CPU", "solver_mode: GPU", "write solver_mode: CPU"),
+        ("solver_mode: CPU", "", "write solver_mode: CPU"),
+        ("base_lr: 0.1", "", "base_lr is missing"),
+        ("base_lr: 0.1", "base_lr: nan", "nan"),
+        ('"fixed"', '"cosine"', "lr_policy 'cosine' is unknown"),
+        ('"fixed"', '"poly_cyc" power: 1', "needs lr_iter"),
+        ("max_iter: 6", "", "max_iter is missing"),
+        ("max_iter: 6", "max_iter: -1", "max_iter is -1"),
+        ("max_iter: 6", "max_iter: 6 iter_size: 0", "iter_size is 0"),
+        ("max_iter: 6", "max_iter: 6 average_loss: 0", "average_loss is 0"),
+        ("max_iter: 6", 'max_iter: 6 type: "Adma"', "type 'Adma' is unknown"),
+        ("max_iter: 6", 'max_iter: 6 type: "AdaGrad" momentum: 0.9', "AdaGrad takes no momentum"),
+        ("max_iter: 6", 'max_iter: 6 regularization_type: "L3"', "'L3' is unknown"),
+        ("max_iter: 6", "max_iter: 6 snapshot_format: HDF5", "HDF5 is not supported"),
+        ("max_iter: 6", "max_iter: 6 test_iter: 2", "no test_interval"),
+        ("max_iter: 6", "max_iter: 6 test_iter: 0 test_interval: 1", "test_iter is below 1"),
+        ("max_iter: 6", "max_iter: 6 lerning_rate: 1", "lerning_rate"),
+        ('net: "net.prototxt"', "", "names 0 train nets"),
+        ('net: "net.prototxt"', 'net: "none.prototxt"', "none.prototxt"),
+        ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "there is no folder no"),
+        ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
+    ],
+)
+def test_a_solver_that_would_not_train_exits_2(
+    case: Path, run: Run, change: Change, old: str, new: str, part: str
+) -> None:
+    change(case / "solver.prototxt", (old, new))
+    before = sorted(case.iterdir())
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 2
+    assert part in only_line(log)
+    assert sorted(case.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ('source: "lmdb"', 'source: "none"', "none"),
+        ('source: "lmdb"', 'source: "net.prototxt"', "net.prototxt"),
+        ("backend: LMDB", "", "LevelDB"),
+        ("batch_size: 4", "", "batch_size"),
+        ('type: "InnerProduct"', 'type: "LSTM"', "layer 'ip' (LSTM): type 'LSTM' is not supported"),
+        ("num_output: 3", "", "num_output"),
+        ('bottom: "ip"', 'bottom: "ipp"', "ipp"),
+        ('"xavier"', '"xaver"', "layer 'ip' (InnerProduct): filler 'xaver': is unknown"),
+        ("scale: 0.01", "scale: 0.01 crop_size: 9", "smaller than crop_size 9"),
+        ("scale: 0.01", "scale: 0.01 noise_param { prob: 1 }", "noise_param is not supported"),
+        ("scale: 0.01", 'scale: 0.01 mean_file: "none"', "none: cannot be read"),
+        ("scale: 0.01", "random_resize_param { min_size: 4 }", "not encoded"),
+        ("scale: 0.01", "mean_value: 1 mean_value: 2", "mean_value"),
+    ],
+)
+def test_a_net_that_cannot_run_exits_2(
+    case: Path, run: Run, change: Change, old: str, new: str, part: str
+) -> None:
+    change(case / "net.prototxt", (old, new))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 2
+    assert part in only_line(log)
+
+
+def test_a_label_outside_the_classes_names_its_record(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ("num_output: 3", "num_output: 2"))
+    with open_datums("lmdb") as datums:
+        key = datums.keys[2].decode()
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 2
+    assert f"lmdb: record '{key}' has label 2" in only_line(log)
+    assert "layer 'loss' has 2 classes" in log
+
+
+def test_an_empty_lmdb_names_its_path(case: Path, run: Run) -> None:
+    (case / "lmdb" / "data.mdb").write_bytes(b"")
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 2
+    assert only_line(log).startswith("caffe-torch: net.prototxt: lmdb")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"<html>not found</html>", b"\x00\xff" * 50, b"net: 'x'\nbase_lr: 1\n"]
+)
+@pytest.mark.parametrize("flag", ["-weights", "-snapshot"])
+def test_what_caffe_would_take_for_weights_is_refused(
+    case: Path, run: Run, content: bytes, flag: str
+) -> None:
+    (case / "w").write_bytes(content)
+    code, log = run("train", "-solver", "solver.prototxt", flag, "w")
+    assert code == 2
+    assert only_line(log).startswith("caffe-torch: w: ")
+
+
+def test_a_truncated_snapshot_is_refused(case: Path, run: Run) -> None:
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    whole = (case / "run_iter_6.caffemodel").read_bytes()
+    (case / "cut.caffemodel").write_bytes(whole[: len(whole) // 2])
+    code, log = run("train", "-solver", "solver.prototxt", "-weights", "cut.caffemodel")
+    assert code == 2
+    assert "cut.caffemodel" in only_line(log)
+
+
+def test_weights_of_another_net_are_refused(case: Path, run: Run, change: Change) -> None:
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    change(case / "net.prototxt", ('name: "ip"', 'name: "other"'))
+    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
+    assert code == 2
+    assert "holds no layer of net.prototxt" in only_line(log)
+
+
+def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: Run, change: Change) -> None:
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    change(case / "net.prototxt", ("num_output: 3", "num_output: 5"))
+    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
+    assert code == 2
+    assert "3 16 (48)" in only_line(log)
+    assert "5 16 (80)" in only_line(log)
+
+
+def test_a_renamed_layer_is_trained_anew_and_the_log_says_so(case: Path, run: Run, change: Change) -> None:
+    two = (
+        'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
+        'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
+    )
+    head = 'layer { name: "ip" type: "InnerProduct" bottom: "data"'
+    change(case / "net.prototxt", (head, two + head.replace('"data"', '"hid"')))
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    change(case / "net.prototxt", ('name: "ip"', 'name: "ip_new"'))
+    code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
+    assert code == 0
+    assert "Ignoring source layer ip\n" in log
+    assert "start from their fillers: ip_new" in log
+
+
+def test_a_loss_that_is_no_number_exits_3_at_its_iteration(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ("scale: 0.01", "scale: 1e38"))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert "iteration 0: the loss is nan" in only_line(log)
+
+
+def test_a_loss_that_saturates_exits_3(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ('weight_filler { type: "xavier" }', "bias_filler { value: 0 }"))
+    change(case / "solver.prototxt", ("base_lr: 0.1", "base_lr: 1e9"))
+    change(case / "net.prototxt", ("batch_size: 4", "batch_size: 1"))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert "the loss is 87.3365" in only_line(log)
+
+
+def test_no_iterations_write_the_fillers(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 0
+    assert "Iteration 0, loss = " in log
+    net = pb.NetParameter.FromString((case / "run_iter_0.caffemodel").read_bytes())
+    assert [len(layer.blobs) for layer in net.layer] == [0, 2, 0]
+
+
+def test_a_random_seed_makes_runs_alike(case: Path, run: Run) -> None:
+    files = []
+    for _ in range(2):
+        assert run("train", "-solver", "solver.prototxt")[0] == 0
+        files.append((case / "run_iter_6.caffemodel").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_sigint_snapshots_at_its_iteration_and_exits_0(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
+    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        code, log = run("train", "-solver", "solver.prototxt")
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert code == 0
+    assert "Optimization stopped early." in log
+    assert len(list(case.glob("run_iter_*.solverstate"))) == 1
+
+
+def test_sighup_snapshots_and_training_goes_on(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
+
+    def disturb() -> None:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not list(case.glob("run_iter_*.solverstate")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        code, _ = run("train", "-solver", "solver.prototxt")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert code == 0
+    assert len(list(case.glob("run_iter_*.solverstate"))) == 2
+
+
+def test_help_and_version_exit_0(run: Run) -> None:
+    assert run("--help")[0] == 0
+    assert run("version")[0] == 0

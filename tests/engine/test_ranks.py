@@ -1,0 +1,91 @@
+"""Several ranks under a real mpiexec.hydra."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Change = Callable[..., None]
+BIN = Path(sys.executable).parent
+
+
+def weights(path: Path) -> np.ndarray:
+    net = pb.NetParameter.FromString(path.read_bytes())
+    return np.concatenate([np.array(blob.data) for layer in net.layer for blob in layer.blobs])
+
+
+def own_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("caffe-torch")]
+
+
+def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
+    case: Path, mpiexec: Launch, change: Change
+) -> None:
+    change(case / "net.prototxt", ("batch_size: 4", "batch_size: 6"))
+    done = mpiexec(1, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr
+    alone = weights(case / "run_iter_6.caffemodel")
+    change(case / "net.prototxt", ("batch_size: 6", "batch_size: 2"))
+    done = mpiexec(3, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr
+    assert weights(case / "run_iter_6.caffemodel") == pytest.approx(alone, abs=1e-6)
+    assert done.stderr.count("Iteration 2, loss = ") == 1
+    assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
+
+
+def test_ranks_without_a_seed_start_from_the_same_weights(
+    case: Path, mpiexec: Launch, change: Change
+) -> None:
+    change(case / "solver.prototxt", ("random_seed: 1", ""), ("max_iter: 6", "max_iter: 6 iter_size: 2"))
+    done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr
+
+
+def test_bad_input_is_said_once_and_ends_all_ranks(case: Path, mpiexec: Launch, change: Change) -> None:
+    change(case / "solver.prototxt", ('"fixed"', '"cosine"'))
+    done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 2
+    assert len(own_lines(done.stderr)) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_record_of_one_rank_ends_all_and_is_named(
+    case: Path, mpiexec: Launch, change: Change, raw: Callable[..., None]
+) -> None:
+    raw(case / "odd", [0, 1, 0, 1, 0, 7])  # rank 1 reads records 1, 3, 5
+    change(case / "net.prototxt", ('source: "lmdb"', 'source: "odd"'), ("batch_size: 4", "batch_size: 1"))
+    done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 2
+    (line,) = own_lines(done.stderr)
+    assert "odd: record '00000005_r5' has label 7" in line
+
+
+def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 50"))
+    argv = [BIN / "mpiexec.hydra", "-n", "2", BIN / "caffe-torch", "train", "-solver", "solver.prototxt"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PMI")}
+    with (case / "log").open("w") as log:
+        process = subprocess.Popen(argv, env=environment, stderr=log, stdout=log, start_new_session=True)
+        try:
+            for _ in range(600):
+                if "Iteration 50, loss" in (case / "log").read_text():
+                    break
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert "Optimization stopped early." in (case / "log").read_text()
+    assert len(list(case.glob("run_iter_*.solverstate"))) == 1

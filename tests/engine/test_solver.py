@@ -1,0 +1,218 @@
+"""The training loop: what is tested, displayed, averaged and written, and when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.engine.glog import Log
+from caffe_recipes.engine.schedule import Schedule
+from caffe_recipes.engine.solver import SmoothedLoss
+
+Run = Callable[..., tuple[int, str]]
+Change = Callable[..., None]
+
+
+def train(run: Run, *words: str) -> str:
+    code, log = run("train", "-solver", "solver.prototxt", *words)
+    assert code == 0, log[-1000:]
+    return log
+
+
+def messages(log: str, pattern: str) -> list[str]:
+    return re.findall(pattern, "\n".join(line.partition("] ")[2] for line in log.splitlines()), re.M)
+
+
+def weights(path: Path) -> np.ndarray:
+    net = pb.NetParameter.FromString(path.read_bytes())
+    return np.concatenate([np.array(blob.data) for layer in net.layer for blob in layer.blobs])
+
+
+ALL = ("batch_size: 4", "batch_size: 10")  # every iteration sees the whole LMDB
+
+
+def test_display_and_snapshot_come_at_their_iterations(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 snapshot: 4"))
+    log = train(run)
+    assert messages(log, r"^Iteration (\d+), loss") == ["0", "2", "4", "6"]
+    assert messages(log, r"^Iteration (\d+), lr") == ["0", "2", "4"]
+    names = sorted(path.name for path in case.glob("run_*"))
+    assert names == [f"run_iter_{i}.{suffix}" for i in (4, 6) for suffix in ("caffemodel", "solverstate")]
+
+
+def test_snapshot_after_train_can_be_switched_off(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 snapshot_after_train: false"))
+    train(run)
+    assert not list(case.glob("run_*"))
+
+
+def test_the_last_loss_is_shown_only_where_display_divides_max_iter(
+    case: Path, run: Run, change: Change
+) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 5"))
+    assert messages(train(run), r"^Iteration (\d+), loss") == ["0", "2", "4"]
+
+
+def test_training_resumes_as_if_it_had_not_stopped(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ALL)
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 snapshot: 3 momentum: 0.9"))
+    train(run)
+    through = weights(case / "run_iter_6.caffemodel")
+    (case / "run_iter_6.caffemodel").unlink()
+    log = train(run, "-snapshot", "run_iter_3.solverstate")
+    assert "SGDSolver: restoring history" in log
+    assert messages(log, r"^Iteration (\d+), loss") == ["4", "6"]
+    assert weights(case / "run_iter_6.caffemodel") == pytest.approx(through, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdaDelta", "RMSProp"])
+def test_rules_with_two_histories_resume_too(case: Path, run: Run, change: Change, kind: str) -> None:
+    change(case / "net.prototxt", ALL)
+    settings = f'max_iter: 6 snapshot: 3 momentum: 0.9 delta: 0.001 base_lr: 0.01 type: "{kind}"'
+    change(case / "solver.prototxt", ("max_iter: 6", settings), ("base_lr: 0.1\n", ""))
+    train(run)
+    state = pb.SolverState.FromString((case / "run_iter_3.solverstate").read_bytes())
+    assert len(state.history) == 4
+    through = weights(case / "run_iter_6.caffemodel")
+    train(run, "-snapshot", "run_iter_3.solverstate")
+    assert weights(case / "run_iter_6.caffemodel") == pytest.approx(through, abs=1e-6)
+
+
+def test_a_solverstate_of_another_type_is_refused(case: Path, run: Run, change: Change) -> None:
+    train(run)
+    change(case / "solver.prototxt", ("max_iter: 6", 'max_iter: 9 type: "Adam" momentum: 0.9'))
+    code, log = run("train", "-solver", "solver.prototxt", "-snapshot", "run_iter_6.solverstate")
+    assert code == 2
+    assert "holds 2 blobs of history, and this net and solver have 4" in log
+
+
+def test_iter_size_makes_of_small_batches_a_large_one(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ALL)
+    train(run)
+    whole = weights(case / "run_iter_6.caffemodel")
+    change(case / "net.prototxt", ("batch_size: 10", "batch_size: 5"))
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 iter_size: 2"))
+    train(run)
+    assert weights(case / "run_iter_6.caffemodel") == pytest.approx(whole, abs=1e-6)
+
+
+def test_the_displayed_loss_is_the_mean_of_the_last_iterations(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("display: 2", "display: 1"))
+    plain = [float(x) for x in messages(train(run), r"^Iteration \d+, loss = (\S+)")]
+    change(case / "solver.prototxt", ("display: 1", "display: 1 average_loss: 3"))
+    smooth = [float(x) for x in messages(train(run), r"^Iteration \d+, loss = (\S+)")]
+    means = [np.mean(plain[max(0, i - 2) : i + 1]) for i in range(7)]
+    assert smooth == pytest.approx(means, rel=1e-4)
+
+
+def test_the_mean_is_kept_in_float32_steps() -> None:
+    smoothed = SmoothedLoss(1)
+    assert smoothed.add(0.275269, 0) != 0.275269
+    assert smoothed.add(1e8, 1) == 1e8
+
+
+TESTED = "test_iter: 3 test_interval: 2 max_iter: 6"
+
+
+def test_the_test_net_goes_on_where_the_last_test_ended(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", TESTED), ("base_lr: 0.1", "base_lr: 0"))
+    log = train(run)
+    losses = messages(log, r"Test net output #0: loss = (\S+)")
+    assert messages(log, r"^Iteration (\d+), Testing net") == ["0", "2", "4", "6"]
+    assert len(set(losses)) > 1  # 12 of 10 records each time, so every test starts two further on
+    assert losses[0] != losses[1]
+
+
+def test_the_first_test_can_be_left_out(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", TESTED + " test_initialization: false"))
+    assert messages(train(run), r"^Iteration (\d+), Testing net") == ["2", "4", "6"]
+
+
+def test_test_compute_loss_prints_the_loss_of_the_whole_net(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", TESTED + " test_compute_loss: true"))
+    log = train(run)
+    assert messages(log, r"^Test loss: (\S+)") == messages(log, r"Test net output #0: loss = (\S+)")
+
+
+def test_several_test_nets_have_their_own_files_states_and_iterations(
+    case: Path, run: Run, change: Change
+) -> None:
+    text = (case / "net.prototxt").read_text()
+    staged = 'layer { name: "top" type: "Accuracy" bottom: "ip" bottom: "label" top: "top" include { stage: "a" } }'
+    (case / "net.prototxt").write_text(text + staged)
+    (case / "other.prototxt").write_text(text)
+    settings = (
+        'max_iter: 6 test_net: "other.prototxt" test_iter: 1 test_iter: 2 test_interval: 6 '
+        'test_state { stage: "b" } test_state { stage: "a" }'
+    )
+    change(case / "solver.prototxt", ("max_iter: 6", settings))
+    log = train(run)
+    assert messages(log, r"^Iteration (\d+), Testing net \(#(\d)\)") == [
+        ("0", "0"), ("0", "1"), ("6", "0"), ("6", "1"),
+    ]  # fmt: skip
+    assert len(messages(log, r"Test net output #1: (top) =")) == 2
+
+
+def test_train_net_and_inline_nets_are_taken(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ('net: "net.prototxt"', 'train_net: "net.prototxt"'))
+    by_file = messages(train(run), r"^Iteration \d+, loss = (\S+)")
+    inline = (case / "net.prototxt").read_text()
+    change(case / "solver.prototxt", ('train_net: "net.prototxt"', f"net_param {{ {inline} }}"))
+    assert messages(train(run), r"^Iteration \d+, loss = (\S+)") == by_file
+
+
+def test_flags_choose_level_and_stages_of_the_train_net(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ('name: "loss"', 'name: "loss" include { stage: "deep" min_level: 2 }'))
+    log = train(run, "-stage", "wide,deep", "-level", "2")
+    assert messages(log, r"Train net output #0: (loss) =")
+    log = train(run)
+    assert not messages(log, r"Train net output #0: (loss) =")
+
+
+def test_old_solver_types_are_numbers(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 solver_type: ADAM momentum: 0.9"))
+    train(run)
+    assert len(pb.SolverState.FromString((case / "run_iter_6.solverstate").read_bytes()).history) == 4
+
+
+def test_disabled_update_trains_nothing(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 snapshot: 3 disabled_update: true"))
+    train(run)
+    assert (weights(case / "run_iter_3.caffemodel") == weights(case / "run_iter_6.caffemodel")).all()
+
+
+def test_weights_can_come_from_several_files(case: Path, run: Run, change: Change) -> None:
+    train(run)
+    model = pb.NetParameter.FromString((case / "run_iter_6.caffemodel").read_bytes())
+    (case / "same.caffemodel").write_bytes(model.SerializeToString())
+    log = train(run, "-weights", "run_iter_6.caffemodel,same.caffemodel")
+    assert messages(log, r"^Finetuning from (.*)") == ["run_iter_6.caffemodel", "same.caffemodel"]
+
+
+def test_the_clipped_norm_is_logged(case: Path, run: Run, change: Change) -> None:
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 6 clip_gradients: 0.001"))
+    assert len(messages(train(run), r"^Gradient clipping")) == 6
+
+
+def test_plateau_steps_when_the_loss_has_not_fallen_for_its_window() -> None:
+    solver = pb.SolverParameter(lr_policy="plateau", base_lr=1, gamma=0.5, plateau_winsize=[3, 2])
+    schedule = Schedule(solver, Log(enabled=False))
+    losses = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0]
+    rates = [schedule.rate(iteration, loss) for iteration, loss in enumerate(losses)]
+    assert rates == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
+    assert schedule.state(11).current_step == 2
+
+
+def test_multistep_says_when_it_steps() -> None:
+    import io
+
+    stream = io.StringIO()
+    solver = pb.SolverParameter(lr_policy="multistep", base_lr=1, gamma=0.1, stepvalue=[2, 4])
+    schedule = Schedule(solver, Log(stream=stream))
+    assert [schedule.rate(i, 0) for i in range(5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert re.findall(r"Iteration (\d), step = (\d)", stream.getvalue()) == [("2", "1"), ("4", "2")]
