@@ -53,8 +53,11 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     temporary: dict[str, Path] = {}
     try:
         for path in changed:
-            folders += _make_folders((out / path).parent)
-            temporary[path] = _write_beside(out / path, files[path])
+            file = out / path
+            folders += [folder for folder in reversed(file.parents) if not folder.exists()]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path] = file.with_name(f".{file.name}.{os.getpid()}")
+            _write(temporary[path], files[path], executable=_is_script(path))
         for path in changed:
             temporary[path].replace(out / path)
             del temporary[path]
@@ -62,7 +65,8 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
         raise _unusable(error, "written", out) from error
     finally:
         for file in temporary.values():
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
         for folder in reversed(folders):
             with suppress(OSError):  # what was written into stays
                 folder.rmdir()
@@ -111,21 +115,10 @@ def _head(path: Path) -> str:
         return ""
 
 
-def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it; return the new ones, outermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing[::-1]
-
-
-def _write_beside(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    mode = 0o777 if _is_script(path.name) else 0o666
-    with open(
-        temporary, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, mode)
-    ) as file:
-        file.write(text)
-    return temporary
+def _write(path: Path, text: str, *, executable: bool) -> None:
+    mode = 0o777 if executable else 0o666
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(text.encode())
 
 
 def _unusable(error: OSError, verb: str, path: Path) -> InputError:

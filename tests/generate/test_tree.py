@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,13 +122,28 @@ def test_a_folder_where_a_file_should_be_changes_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "prototxt").exists()
 
 
-def test_a_write_that_fails_midway_leaves_no_file_and_no_folder(tmp_path: Path) -> None:
-    too_long = f"jobs/r/{'x' * 300}.sh"
+@pytest.mark.parametrize("length", [250, 300])
+def test_a_name_too_long_for_the_disk_changes_nothing(tmp_path: Path, length: int) -> None:
+    # With 250 only the temporary name is too long, and the other files have theirs by then.
     with pytest.raises(InputError, match=r"cannot be .*: File name too long"):
-        write_files({**FILES, too_long: "x"}, tmp_path)
-    # Its temporary name is too long, though the name itself is not: the other files are written by then.
-    with pytest.raises(InputError, match="cannot be written: File name too long"):
-        write_files({**FILES, f"jobs/r/{'x' * 250}.sh": "x"}, tmp_path)
+        write_files({**FILES, f"jobs/r/{'x' * length}": "x"}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_cut_short_by_the_disk_leaves_no_file_and_no_folder(tmp_path: Path) -> None:
+    code = f"""
+import resource
+from pathlib import Path
+from caffe_recipes.errors import InputError
+from caffe_recipes.generate.tree import write_files
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    write_files({{**{FILES!r}, "jobs/r/long": "x" * 9000}}, Path({str(tmp_path)!r}))
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path}: cannot be written: File too large")
     assert not list(tmp_path.iterdir())
 
 
