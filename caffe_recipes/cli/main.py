@@ -58,8 +58,9 @@ def commands() -> None:
 def main() -> None:
     """Run the command line; exit 2 for bad input, 1 for a check that fails, 3 for a run that failed."""
     try:
-        commands.main(prog_name="caffe-recipes", standalone_mode=False)
+        exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
         sys.stdout.flush()
+        sys.exit(exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from caffe_recipes.cli.main import COMMANDS
 from caffe_recipes.recipe.source import shipped_recipes
@@ -86,6 +87,17 @@ def test_a_reader_that_has_gone_is_no_error_to_speak_of() -> None:
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
+    recipe = yaml.safe_load(shipped_recipes()["digits-local"].read_text("utf-8"))
+    recipe["net"] = {"name": "mine", "classes": 10, "function": "pressed:ctrl_c"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "pressed.py").write_text("def ctrl_c(net):\n    raise KeyboardInterrupt\n")
+    done = call("generate", "mine.yaml", cwd=tmp_path)
+    assert done.returncode == 130
+    assert done.stderr.strip() == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", "pressed.py"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
