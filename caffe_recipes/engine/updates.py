@@ -46,7 +46,7 @@ def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
             places.append((index, size, size + count))
             size += -(-count // _ALIGNED) * _ALIGNED
         weights, grads = torch.zeros(size), torch.zeros(size)
-        history = [torch.zeros(size) for _ in range(HISTORIES[solver.type])]
+        history = [torch.zeros(size) for _ in range(histories(solver))]
         for index, start, stop in places:
             param = net.params[index]
             view = shaped(weights[start:stop], param.tensor.shape)
@@ -124,10 +124,14 @@ def _adagrad(group: Group, rate: float, solver: pb.SolverParameter, iteration: i
 
 def _rmsprop(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """H = d H + (1 - d) g^2; V = momentum V + rate g / sqrt(H + delta); W -= V."""
-    squares, velocity = group.history
+    squares = group.history[0]
     squares.mul_(solver.rms_decay).addcmul_(group.grads, group.grads, value=1 - solver.rms_decay)
-    velocity.mul_(solver.momentum).addcdiv_(group.grads, squares.add(solver.delta).sqrt_(), value=rate)
-    group.weights.sub_(velocity)
+    roots = squares.add(solver.delta).sqrt_()
+    if len(group.history) == 1:
+        group.weights.addcdiv_(group.grads, roots, value=-rate)
+    else:
+        group.history[1].mul_(solver.momentum).addcdiv_(group.grads, roots, value=rate)
+        group.weights.sub_(group.history[1])
 
 
 def _adadelta(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
@@ -159,6 +163,12 @@ RULES: dict[str, Rule] = {
     "Adam": _adam,
 }
 
-# How many blobs of history each rule keeps for a parameter; a solverstate holds all first ones, then all
-# second ones.
-HISTORIES = {"SGD": 1, "Nesterov": 1, "AdaGrad": 1, "RMSProp": 2, "AdaDelta": 2, "Adam": 2}
+
+def histories(solver: pb.SolverParameter) -> int:
+    """Count the blobs of history for each parameter; a solverstate holds all first ones, then all second.
+
+    RMSProp keeps a velocity only where there is momentum.
+    """
+    if solver.type == "RMSProp":
+        return 1 + (solver.momentum != 0)
+    return 2 if solver.type in ("AdaDelta", "Adam") else 1

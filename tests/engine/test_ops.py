@@ -102,11 +102,13 @@ def test_each_bottom_of_a_convolution_has_a_top() -> None:
 def test_deconvolution_is_the_transpose_of_convolution() -> None:
     w = noise(4, 3, 3, 3)  # of a convolution from 3 to 4 channels
     down, _ = set_up(
-        'type: "Convolution" convolution_param { num_output: 4 kernel_size: 3 stride: 2 pad: 1 bias_term: false }',
+        'type: "Convolution" convolution_param '
+        "{ num_output: 4 kernel_size: 3 stride: 2 pad: 1 bias_term: false }",
         (1, 3, 7, 7),
     )
     up, (weights,) = set_up(
-        'type: "Deconvolution" convolution_param { num_output: 3 kernel_size: 3 stride: 2 pad: 1 bias_term: false }',
+        'type: "Deconvolution" convolution_param '
+        "{ num_output: 3 kernel_size: 3 stride: 2 pad: 1 bias_term: false }",
         (1, 4, 4, 4),
     )
     assert weights == (4, 3, 3, 3)

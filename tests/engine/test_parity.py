@@ -75,7 +75,7 @@ def compare_log(log: str, reference: Path, name: str) -> None:
 
 
 def compare_weights(mine: Path, real: Path) -> None:
-    """Hold learned weights to 2e-4, batch-norm statistics to 1e-3 of each blob's largest, the rest to the bit."""
+    """Hold weights to 2e-4, batch-norm statistics to 1e-3 of each blob's largest, all else to the bit."""
     own, caffe = (pb.NetParameter.FromString(path.read_bytes()) for path in (mine, real))
     for a, b in zip(own.layer, caffe.layer, strict=True):
         for x, y in zip(a.blobs, b.blobs, strict=True):

@@ -143,7 +143,8 @@ def test_several_test_nets_have_their_own_files_states_and_iterations(
     case: Path, run: Run, change: Change
 ) -> None:
     text = (case / "net.prototxt").read_text()
-    staged = 'layer { name: "top" type: "Accuracy" bottom: "ip" bottom: "label" top: "top" include { stage: "a" } }'
+    rule = 'include { stage: "a" }'
+    staged = f'layer {{ name: "top" type: "Accuracy" bottom: "ip" bottom: "label" top: "top" {rule} }}'
     (case / "net.prototxt").write_text(text + staged)
     (case / "other.prototxt").write_text(text)
     settings = (

@@ -75,6 +75,19 @@ def adam(w: Array, g: Array, h: list[Array], rate: float, s: pb.SolverParameter,
     return w - rate * correction * h[0] / (np.sqrt(h[1]) + s.delta)
 
 
+@pytest.mark.parametrize(("momentum", "count"), [(0, 1), (0.9, 2)])
+def test_rmsprop_keeps_a_velocity_only_with_momentum(momentum: float, count: int) -> None:
+    solver = pb.SolverParameter(type="RMSProp", momentum=momentum, rms_decay=0.8, delta=1e-4)
+    net = make((1, 1))
+    start = net.params[0].tensor.numpy().astype(np.float64)
+    (group,) = flatten(net, solver)
+    group.grads.fill_(0.5)
+    update([group], solver, 0.1, 0, QUIET)
+    want = rmsprop(start, np.full_like(start, 0.5), [np.zeros_like(start)] * 2, 0.1, solver, 0)
+    assert net.params[0].tensor.detach().numpy() == pytest.approx(want, abs=1e-6)
+    assert len(group.history) == count
+
+
 MODELS: dict[str, Model] = {
     "SGD": sgd,
     "Nesterov": nesterov,
