@@ -26,6 +26,8 @@ from caffe_recipes.generate.tree import find_differences
 # Of a huge LMDB so many records are looked at, evenly spread.
 _SAMPLE = 2000
 _START_S = 120.0
+# Hydra dies of SIGPIPE if its ranks end before it has told them that there is no standard input.
+_RANK = ("sleep", "0.3")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
         hostfile.writelines(f"{host.name}\n" for host in setting.hosts)
         hostfile.flush()
         number = hostfile.fileno()
-        _start(launch_argv(setting.recipe, ("true",), f"/dev/fd/{number}"), setting, keep=(number,))
+        _start(launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}"), setting, keep=(number,))
     return f"{launcher} starts a process for each rank"
 
 
