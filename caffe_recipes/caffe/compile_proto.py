@@ -1,4 +1,4 @@
-"""Compile `caffe.proto` into `pb.binpb` (descriptor set) and `pb.pyi` (types). Development only: `make proto`."""
+"""Compile `caffe.proto` into `pb.binpb` (descriptor set) and `pb.pyi` (types), for `make proto`."""
 
 import shutil
 import subprocess

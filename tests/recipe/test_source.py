@@ -186,7 +186,9 @@ def test_the_recipe_remembers_the_folder_it_was_read_from(tmp_path: Path) -> Non
 
 
 def test_two_last_snapshots_of_one_name_are_refused_though_their_folders_differ() -> None:
-    same = DIGITS.replace("max_iter: 270", "max_iter: 560").replace("tmp/digits_cyc1", "elsewhere/digits_init")
+    same = DIGITS.replace("max_iter: 270", "max_iter: 560").replace(
+        "tmp/digits_cyc1", "elsewhere/digits_init"
+    )
     assert "digits_init_iter_560.caffemodel too" in str(refuse(same))
 
 
