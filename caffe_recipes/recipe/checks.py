@@ -32,9 +32,19 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
             "one value, or one for each of blue, green and red",
             "write three numbers",
         )
+    yield from _wrong_digits(recipe)
     if recipe.cluster.global_batch > recipe.data.train.images:
         what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+
+
+def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """`prepare: digits` builds two LMDBs of fixed names in one folder; the training one is staged from there."""
+    source, test = recipe.data.train.source, recipe.data.test.lmdb
+    folder, _, name = (source or "").rpartition("/")
+    if recipe.data.prepare and (name != "digits_train_lmdb" or test != f"{folder}/digits_val_lmdb"):
+        what = "digits are built as FOLDER/digits_train_lmdb and FOLDER/digits_val_lmdb"
+        yield ("data", "prepare"), what, "name them as `train.source` and `test.lmdb`, with one FOLDER"
 
 
 def _wrong_net(

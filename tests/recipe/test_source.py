@@ -192,5 +192,17 @@ def test_two_last_snapshots_of_one_name_are_refused_though_their_folders_differ(
     assert "digits_init_iter_560.caffemodel too" in str(refuse(same))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    source: examples/digits/digits_train_lmdb\n", ""),
+        ("source: examples/digits/digits_train_lmdb", "source: elsewhere/digits_train_lmdb"),
+        ("lmdb: examples/digits/digits_val_lmdb", "lmdb: examples/digits/val"),
+    ],
+)
+def test_prepared_digits_lie_where_they_are_built(old: str, new: str) -> None:
+    assert "data.prepare" in str(refuse(DIGITS.replace(old, new)))
+
+
 def test_a_line_break_in_a_path_is_refused() -> None:
     assert "line break" in str(refuse(DIGITS.replace("lmdb: tmp/digits_train_lmdb", 'lmdb: "tmp/a\\nb"')))
