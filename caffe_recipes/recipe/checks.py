@@ -39,7 +39,7 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
 
 
 def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """`prepare: digits` builds two LMDBs of fixed names in one folder; the training one is staged from there."""
+    """`prepare: digits` builds two LMDBs of fixed names in one folder; training data is staged from there."""
     source, test = recipe.data.train.source, recipe.data.test.lmdb
     folder, _, name = (source or "").rpartition("/")
     if recipe.data.prepare and (name != "digits_train_lmdb" or test != f"{folder}/digits_val_lmdb"):
