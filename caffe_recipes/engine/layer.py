@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shapes import LayerShapes
+from caffe_recipes.caffe.shapes import LayerShapes, show_shape
 from caffe_recipes.errors import InputError
 
 Shape = tuple[int, ...]
@@ -37,19 +37,16 @@ def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> InputError:
 
 
 def known_shapes(shapes: LayerShapes) -> Shapes:
-    """Take over inferred shapes, all of whose dimensions must be known; raises InputError."""
+    """Take over inferred shapes, all of whose dimensions must be known and above 0; raises InputError."""
 
     def known(shape: Sequence[int | None] | None) -> Shape:
-        dims = tuple(dim for dim in shape or () if dim is not None)
+        dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
         if shape is None or len(dims) != len(shape):
-            raise fault(shapes.layer, "has a blob whose shape is not known", "give the dimensions")
+            raise fault(shapes.layer, f"has a blob {show_shape(None if shape is None else tuple(shape))}")
         return dims
 
-    return Shapes(
-        tuple(map(known, shapes.bottoms)),
-        tuple(map(known, shapes.tops)),
-        tuple(map(known, shapes.learned or ())),
-    )
+    learned = shapes.learned or ()
+    return Shapes(*(tuple(map(known, of)) for of in (shapes.bottoms, shapes.tops, learned)))
 
 
 def show(shape: Sequence[int]) -> str:

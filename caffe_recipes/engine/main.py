@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -109,6 +110,7 @@ def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> N
 
 
 def _test(flags: Flags) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: end at once, and without a traceback
     log = Log()
     try:
         if not flags.model or not flags.weights:

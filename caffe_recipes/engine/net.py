@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from google.protobuf import text_format
@@ -11,12 +12,13 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.engine.data import SOURCES, Feed, Source, check_data, first_image
+from caffe_recipes.engine.data import SOURCES, Feed, check_data, first_image
 from caffe_recipes.engine.fillers import fill, starting_fillers
 from caffe_recipes.engine.glog import Log, number
 from caffe_recipes.engine.graph import filter_net, insert_splits, loss_weight
-from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault, known_shapes, show
+from caffe_recipes.engine.layer import Shape, Shapes, fault, known_shapes, show
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
+from caffe_recipes.engine.nodes import Node, Output, Param, Step
 from caffe_recipes.engine.ops_dense import DENSE
 from caffe_recipes.engine.ops_norm import NORM, scales_channels
 from caffe_recipes.engine.ops_pointwise import POINTWISE
@@ -24,50 +26,6 @@ from caffe_recipes.engine.ops_shape import SHAPE
 from caffe_recipes.errors import DataError, InputError
 
 LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
-
-
-@dataclass
-class Param:
-    """A learned blob that a layer owns; other layers may share it by its param name."""
-
-    tensor: Tensor
-    layer: str
-    lr_mult: float
-    decay_mult: float
-    has_gradient: bool
-
-
-@dataclass
-class Node:
-    """A layer of a net, with the places of its blobs among all of the net's."""
-
-    param: pb.LayerParameter
-    forward: Forward
-    bottoms: list[int]
-    tops: list[int]
-    cut: list[bool]
-    blobs: list[Tensor] = field(default_factory=list)
-    weighted: list[tuple[int, float]] = field(default_factory=list)
-    source: Source | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of a forward pass: a node, or a BatchNorm together with the Scale after it."""
-
-    node: Node
-    tops: list[int]
-    blobs: list[Tensor]
-    weighted: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Output:
-    """A blob that no layer uses: what the log reports."""
-
-    name: str
-    place: int
-    loss_weight: float
 
 
 class Net:
@@ -145,6 +103,7 @@ class Net:
                 self.outputs.append(Output(name, place, weights.get(place, 0.0)))
 
     def _add(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
+        self._check_memory(layer, shapes)
         self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
         for blob in layer.bottom:
             self._log.info("net.cpp:1498", f"{layer.name} <- {blob}")
@@ -162,6 +121,14 @@ class Net:
         node.blobs = self._learned(layer, shapes)
         self._weigh(node)
         self.nodes.append(node)
+
+    def _check_memory(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
+        """Raise InputError where a layer's blobs alone are larger than this host's memory."""
+        needed = 4 * sum(map(math.prod, (*shapes.tops, *shapes.learned)))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            what = f"needs {needed / 2**30:,.0f} GiB for its blobs, and this host has {memory / 2**30:,.0f}"
+            raise fault(layer, what, "look at its numbers")
 
     def _tops(self, layer: pb.LayerParameter, shapes: Shapes) -> list[int]:
         """Give each top a place; an in-place top gets one of its own too."""
@@ -185,7 +152,7 @@ class Net:
             if weight:
                 self._log.info("net.cpp:340", f"    with loss weight {number(weight)}")
                 node.weighted.append((place, weight))
-            self._elements += int(torch.Size(shape).numel())
+            self._elements += math.prod(shape)
         self._log.info("net.cpp:345", f"Memory required for data: {self._elements * 4}")
         if node.weighted:
             node.param.loss_weight[:] = weights

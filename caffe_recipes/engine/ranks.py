@@ -26,8 +26,8 @@ _TIMEOUT = timedelta(minutes=30)
 _SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
 
 
-class AgreedFailure(Exception):  # noqa: N818 - every rank raises it, and only rank 0 says why
-    """A failure of one rank that all ranks know of, so that all end."""
+class AgreedFailure(Exception):
+    """A failure of one rank that all ranks raise, so that all end; rank 0 says why."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)

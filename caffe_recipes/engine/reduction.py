@@ -46,7 +46,7 @@ class Reduction:
                 bucket = _Bucket(group.grads[begin:stop], len(members), len(members))
                 self._buckets.append(bucket)
                 for tensor in members:
-                    tensor.register_post_accumulate_grad_hook(self._arrival(bucket))  # type: ignore[no-untyped-call]
+                    tensor.register_post_accumulate_grad_hook(self._arrival(bucket))
                 begin, members = stop, []
 
     def _arrival(self, bucket: _Bucket) -> Callable[[Tensor], None]:

@@ -11,14 +11,15 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.engine.glog import Log, number
-from caffe_recipes.engine.net import Net, Output
+from caffe_recipes.engine.net import Net
+from caffe_recipes.engine.nodes import Output
 from caffe_recipes.engine.ranks import Ranks
 from caffe_recipes.engine.reduction import Reduction
 from caffe_recipes.engine.requests import Requests
 from caffe_recipes.engine.schedule import Schedule
 from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import Group, update
-from caffe_recipes.errors import CaffeRecipesError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError
 
 
 def describe(output: Output, value: float) -> str:
@@ -147,7 +148,7 @@ class Solver:
             votes |= self._vote(failure)
             self._reduction.begin(last)
             if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         self._reduction.finish()
         return float32(total / self.param.iter_size), votes
 
@@ -221,7 +222,10 @@ class Solver:
         with self._ranks.together():
             if self._ranks.rank == 0:
                 state = self.schedule.state(self.iteration)
-                save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
+                try:
+                    save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
+                except WeightsError as error:  # the input was good: it is the run that failed
+                    raise RunFailed(error.where, error.what, error.hint) from None
 
     def close(self) -> None:
         """Stop reading ahead."""

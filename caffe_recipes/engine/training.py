@@ -36,9 +36,9 @@ def prepare(
     if param.snapshot or param.snapshot_after_train:
         check_folder(param.snapshot_prefix)
     seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
-    torch.manual_seed(seed + ranks.rank)
     generator = torch.Generator().manual_seed(seed)
-    own = seed * ranks.ranks + ranks.rank
+    own = (seed * ranks.ranks + ranks.rank) % 2**62
+    torch.manual_seed(own)
     message, source = train_net(param, path)
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
     net = Net(message, source, Feed(ranks.rank, ranks.ranks, seed, own, log), generator, log)

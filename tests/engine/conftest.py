@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -42,8 +43,13 @@ random_seed: 1
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread_and_own_signals() -> Iterator[None]:
+    """Give the process back the signal handlers that a training takes."""
     torch.set_num_threads(1)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGHUP)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -119,6 +119,9 @@ def test_a_solver_that_would_not_train_exits_2(
         ('source: "lmdb"', 'source: "net.prototxt"', "net.prototxt"),
         ("backend: LMDB", "", "LevelDB"),
         ("batch_size: 4", "", "batch_size"),
+        ("batch_size: 4", "batch_size: 4000000000", "layer 'data' (Data): needs"),
+        ("num_output: 3", "num_output: 4000000000", "layer 'ip' (InnerProduct): needs"),
+        ("num_output: 3", "num_output: -3", "num_output"),
         ('type: "InnerProduct"', 'type: "LSTM"', "layer 'ip' (LSTM): type 'LSTM' is not supported"),
         ("num_output: 3", "", "num_output"),
         ('bottom: "ip"', 'bottom: "ipp"', "ipp"),
@@ -235,6 +238,32 @@ def test_no_iterations_write_the_fillers(case: Path, run: Run, change: Change) -
     assert [len(layer.blobs) for layer in net.layer] == [0, 2, 0]
 
 
+def test_a_snapshot_that_cannot_be_written_is_a_failed_run(case: Path, run: Run, change: Change) -> None:
+    (case / "gone").mkdir()
+    change(case / "solver.prototxt", ('"run"', '"gone/run"'), ("max_iter: 6", "max_iter: 1000000"))
+    change(case / "solver.prototxt", ("display: 2", "display: 0 snapshot: 1000000"))
+
+    def disturb() -> None:
+        time.sleep(2)
+        (case / "gone").rmdir()
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        code, log = run("train", "-solver", "solver.prototxt")
+    finally:
+        thread.join()
+    assert code == 3
+    assert "cannot be written" in only_line(log)
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, 0])
+def test_any_seed_will_do(case: Path, run: Run, change: Change, seed: int) -> None:
+    change(case / "solver.prototxt", ("random_seed: 1", f"random_seed: {seed}"))
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+
+
 def test_a_random_seed_makes_runs_alike(case: Path, run: Run) -> None:
     files = []
     for _ in range(2):
@@ -251,7 +280,6 @@ def test_sigint_snapshots_at_its_iteration_and_exits_0(case: Path, run: Run, cha
         code, log = run("train", "-solver", "solver.prototxt")
     finally:
         timer.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     assert code == 0
     assert "Optimization stopped early." in log
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
@@ -273,8 +301,6 @@ def test_sighup_snapshots_and_training_goes_on(case: Path, run: Run, change: Cha
         code, _ = run("train", "-solver", "solver.prototxt")
     finally:
         thread.join()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert code == 0
     assert len(list(case.glob("run_iter_*.solverstate"))) == 2
 

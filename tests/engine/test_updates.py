@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import Param
+from caffe_recipes.engine.nodes import Param
 from caffe_recipes.engine.updates import Group, flatten, update
 
 Array = NDArray[np.float64]
