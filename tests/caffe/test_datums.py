@@ -1,14 +1,16 @@
-import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.context import ForkContext, SpawnContext
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import check_datums, datum_shape, open_datums, write_datums
+from caffe_recipes.caffe.datums import Datums, check_datums, datum_shape, open_datums, write_datums
 from caffe_recipes.errors import DataError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -72,7 +74,7 @@ def test_opening_and_reading_write_nothing_beside_the_data(tmp_path: Path) -> No
     ("name", "count", "is_encoded", "shape"),
     [("p1_lenet/train", 512, 0, (1, 28, 28)), ("p2_miniresnet/train", 256, 256, (3, 32, 32))],
 )
-def test_caffes_own_lmdbs_are_read(name: str, count: int, is_encoded: int, shape: tuple) -> None:
+def test_caffes_own_lmdbs_are_read(name: str, count: int, is_encoded: int, shape: tuple[int, ...]) -> None:
     summary = check_datums(REFERENCE / "parity" / f"{name}_lmdb", classes=10)
     assert (summary.count, summary.checked, summary.encoded) == (count, count, is_encoded)
     assert summary.shapes == {shape: count}
@@ -96,15 +98,14 @@ def test_an_open_lmdb_can_be_pickled(tmp_path: Path) -> None:
         assert copy[1].label == 7
 
 
-def labels_in_child(datums, queue) -> None:  # noqa: ANN001
+def labels_in_child(datums: Datums, queue: SimpleQueue[list[int]]) -> None:
     queue.put([datums[i].label for i in range(len(datums))])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("context", [get_context("fork"), get_context("spawn")], ids=["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_an_open_lmdb_crosses_to_another_process(tmp_path: Path, method: str) -> None:
-    context = multiprocessing.get_context(method)
-    queue = context.SimpleQueue()
+def test_an_open_lmdb_crosses_to_another_process(tmp_path: Path, context: ForkContext | SpawnContext) -> None:
+    queue: SimpleQueue[list[int]] = context.SimpleQueue()
     with open_datums(build(tmp_path / "lmdb", [raw(3), raw(5)])) as read:
         child = context.Process(target=labels_in_child, args=(read, queue))
         child.start()
@@ -157,7 +158,7 @@ def test_what_is_no_lmdb_is_named_for_what_it_is_and_left_alone(tmp_path: Path) 
             assert names(path) == before
 
 
-def why_it_cannot_open(path, queue) -> None:  # noqa: ANN001
+def why_it_cannot_open(path: Path, queue: SimpleQueue[str]) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     try:
@@ -170,8 +171,8 @@ def why_it_cannot_open(path, queue) -> None:  # noqa: ANN001
 def test_an_unreadable_lmdb_is_refused(tmp_path: Path) -> None:
     path = build(tmp_path / "lmdb", [raw(0)])
     (path / "data.mdb").chmod(0)
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
+    context = get_context("fork")
+    queue: SimpleQueue[str] = context.SimpleQueue()
     child = context.Process(target=why_it_cannot_open, args=(path, queue))
     child.start()
     child.join()

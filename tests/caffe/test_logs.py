@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from caffe_recipes.caffe import log_events as ev
 from caffe_recipes.caffe.logs import Entry, LogSummary, parse_line, read_log
 
+Row = tuple[str, str, str, float | None, float | None, dict[str, float]]
+
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason="../shared/reference is not here")
 
@@ -134,9 +136,9 @@ def test_an_impossible_time_is_unknown() -> None:
     )
 
 
-def rows_of(name: str, summary: LogSummary) -> list[tuple[str, str, str, float | None, float | None, dict]]:
+def rows_of(name: str, summary: LogSummary) -> list[Row]:
     """Write a summary as the rows of expected.csv: log, phase, iteration, lr, loss, outputs."""
-    rows = [
+    rows: list[Row] = [
         (name, "TRAIN", str(i), summary.rates.get(i), loss, summary.outputs[i])
         for i, loss in summary.losses.items()
     ]
@@ -147,7 +149,7 @@ def rows_of(name: str, summary: LogSummary) -> list[tuple[str, str, str, float |
     return sorted(rows, key=lambda row: row[:3])
 
 
-def expected_rows(case: Path, log: str) -> list[tuple[str, str, str, float | None, float | None, dict]]:
+def expected_rows(case: Path, log: str) -> list[Row]:
     rows = []
     with (case / "expected.csv").open() as file:
         for row in csv.DictReader(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -60,8 +61,10 @@ def test_each_stage_halves_the_image_and_the_last_pooling_takes_all_of_it() -> N
 @pytest.mark.parametrize(
     ("build", "px"), [(resnet50, 192), (resnet50, 288), (resnet_small, 28), (resnet_small, 33)]
 )
-def test_another_image_size_is_pooled_to_one_value_too(build: object, px: int) -> None:
-    net = build("n", images(px), replace(OPTIONS, input_px=px))  # type: ignore[operator]
+def test_another_image_size_is_pooled_to_one_value_too(
+    build: Callable[..., pb.NetParameter], px: int
+) -> None:
+    net = build("n", images(px), replace(OPTIONS, input_px=px))
     assert infer_shapes(net, pb.TRAIN).blobs["pool5"] in [(1, 2048, 1, 1), (1, 64, 1, 1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from caffe_recipes.caffe.rates import check_rates, float32, lr_at, steps_at
 
 
 def solver(**fields: object) -> pb.SolverParameter:
-    return pb.SolverParameter(**{"base_lr": 0.1, "max_iter": 100, **fields})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"base_lr": 0.1, "max_iter": 100, **fields}
+    return pb.SolverParameter(**given)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Comments stay with what they stand by."""
 
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,6 @@ def test_a_comment_that_stands_by_nothing_is_refused(path: str, comment: Comment
 
 
 @pytest.mark.parametrize("comment", [{"above": ("a\nb",)}, {"beside": "a\n"}, {"below": ("\n",)}])
-def test_a_comment_of_several_lines_is_refused(comment: dict[str, str]) -> None:
+def test_a_comment_of_several_lines_is_refused(comment: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a comment is one line"):
-        Comment(**comment)  # type: ignore[arg-type]
+        Comment(**comment)

@@ -43,6 +43,7 @@ def messages(draw: st.DrawFn, depth: int = 3) -> Message:
 
 
 def fill(draw: st.DrawFn, message: Message, depth: int) -> None:
+    # For the stub, upb's descriptors are of another class; at run time they are instances of this one.
     schema: Descriptor = message.DESCRIPTOR  # type: ignore[assignment]
     open_fields = [field for field in schema.fields if depth or field.message_type is None]
     chosen = draw(st.lists(st.sampled_from(open_fields), max_size=4, unique=True)) if open_fields else []

@@ -8,9 +8,20 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import paramiko
 import pytest
+from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+
+
+class _File(paramiko.SFTPHandle):
+    def __init__(self, flags: int, file: IO[bytes]) -> None:
+        super().__init__(flags)
+        self.readfile = self.writefile = file
+
+    def stat(self) -> paramiko.SFTPAttributes:
+        return paramiko.SFTPAttributes.from_stat(os.fstat(self.readfile.fileno()))
 
 
 class _Files(paramiko.SFTPServerInterface):
@@ -27,10 +38,7 @@ class _Files(paramiko.SFTPServerInterface):
             file = os.fdopen(os.open(path, flags, 0o600), "wb" if flags & os.O_WRONLY else "rb")
         except OSError as error:
             return paramiko.SFTPServer.convert_errno(error.errno or 0)
-        handle = paramiko.SFTPHandle(flags)
-        handle.readfile = handle.writefile = file  # type: ignore[attr-defined]
-        handle.stat = lambda: paramiko.SFTPAttributes.from_stat(os.fstat(file.fileno()))  # type: ignore[method-assign]
-        return handle
+        return _File(flags, file)
 
 
 class _Session(paramiko.ServerInterface):
@@ -41,10 +49,10 @@ class _Session(paramiko.ServerInterface):
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL if key == self.allowed else paramiko.AUTH_FAILED
+        return AUTH_SUCCESSFUL if key == self.allowed else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         threading.Thread(target=self._run, args=(channel, command), daemon=True).start()

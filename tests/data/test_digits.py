@@ -1,8 +1,11 @@
+from __future__ import annotations
+
 import hashlib
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +13,10 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import check_datums, open_datums, write_datums
 from caffe_recipes.data.digits import DigitsLmdbs, build_digits, enlarge, split_stratified
 from caffe_recipes.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy import uint8
+    from numpy.typing import NDArray
 
 cv2 = pytest.importorskip("cv2", reason="the extra 'local' is not installed")
 np = pytest.importorskip("numpy", reason="the extra 'local' is not installed")
@@ -21,8 +28,9 @@ def lmdbs(tmp_path_factory: pytest.TempPathFactory) -> DigitsLmdbs:
     return build_digits(tmp_path_factory.mktemp("digits") / "examples")
 
 
-def pixels(datum: pb.Datum) -> np.ndarray:
-    return cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_UNCHANGED)
+def pixels(datum: pb.Datum) -> NDArray[uint8]:
+    image: NDArray[uint8] = cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_UNCHANGED)
+    return image
 
 
 def shape_of(data: bytes) -> tuple[int, int, int]:

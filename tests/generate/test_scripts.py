@@ -4,19 +4,23 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.values import Value
+
+Part = TypeVar("Part", bound=Value)
 
 SHIPPED = ("stampede2-64n-72ep", "digits-local")
 HOSTILE = "a b'c\"$(touch hacked)`touch hacked`\\ é* ~ {x,y} #"
 
 
-def changed(recipe: Recipe, **parts: object) -> Recipe:
-    return recipe.model_copy(update=parts)
+def changed(part: Part, **values: object) -> Part:
+    return part.model_copy(update=values)
 
 
 def hostile_recipe() -> Recipe:
