@@ -75,6 +75,11 @@ def _ended(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     return replace(state, launch=None)
 
 
+def _failed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    """Know a trainer's end only from its phase's failure: one that a killed run left may live on."""
+    return replace(state, launch=None) if "phase" in said else state
+
+
 def _finished(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     finish = Finish(**said)
     return replace(state, launch=None, finished={**state.finished, finish.phase: finish})
@@ -88,7 +93,7 @@ def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunSt
 _FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = {
     "started": _started,
     "launched": _launched,
-    "failed": _ended,
+    "failed": _failed,
     "interrupted": _ended,
     "finished": _finished,
     "evaluated": _evaluated,

@@ -81,6 +81,7 @@ def evaluate(run: Run, testing: Testing) -> None:
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:
         reason = tail.summary.fatal or f"no outputs; it said: {tail.last_line[:300]}"
+        run.journal.append("failed", reason=reason, log=log)
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.journal.append("evaluated", outputs=outputs, log=log)
 

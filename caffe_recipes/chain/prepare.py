@@ -7,20 +7,16 @@ import posixpath
 from caffe_recipes.chain.phase import Run
 from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.staging import find_unstaged, on_all, stage_lmdb
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import ClusterError
 from caffe_recipes.generate.tree import write_files
 
 
 def prepare(run: Run) -> None:
-    """Place, build and stage; raises RunFailed if a disk or a host does not let us."""
-    try:
-        _place(run)
-        _build(run)
-        _make_folders(run)
-        _stage(run)
-    except InputError as error:
-        run.journal.append("failed", reason=str(error))
-        raise RunFailed(error.where, error.what, error.hint) from None
+    """Place, build and stage; raises InputError if a disk or a host does not let us."""
+    _place(run)
+    _build(run)
+    _make_folders(run)
+    _stage(run)
 
 
 def _place(run: Run) -> None:
@@ -46,7 +42,7 @@ def _make_folders(run: Run) -> None:
     first = run.setting.hosts[0]
     done = first.run(["mkdir", "-p", "--", *sorted(folders)])
     if done.returncode != 0:
-        raise RunFailed(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
+        raise ClusterError(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
 
 
 def _stage(run: Run) -> None:

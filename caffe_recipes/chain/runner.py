@@ -29,7 +29,7 @@ from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
 
 
@@ -66,8 +66,14 @@ def run_chain(
         try:
             return _carry_on(run)
         except Interrupted as stop:
+            launch = journal.state().launch
+            if launch:
+                Trainer(run.path(launch.log)).stop()
             journal.append("interrupted", signal=str(stop))
             raise
+        except InputError as error:  # what the preflight found well is so no more
+            journal.append("failed", reason=str(error))
+            raise RunFailed(error.where, error.what, error.hint) from None
 
 
 def _carry_on(run: Run) -> RunState:

@@ -120,6 +120,22 @@ def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
 
+def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(place: Place) -> None:
+    place.behave(init="waits")
+    first = place.start()
+    wait_until_trained(place, "init")
+    kill(first)
+    second = place.start()
+    assert second.stdout
+    for line in second.stdout:
+        if "the trainer of a killed run is still training" in line:
+            break
+    second.terminate()
+    second.communicate(timeout=60)
+    assert second.returncode == 143
+    place.wait_for_no_process()
+
+
 def test_a_line_that_a_crash_cut_short_is_not_believed(place: Place) -> None:
     place.behave(last="ends-early")
     place.call()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.journal import Journal, JournalError, fold_journal, load_journal
+from caffe_recipes.errors import InputError
+
+LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
+FINISH = {
+    "phase": "init",
+    "snapshot": "init.caffemodel",
+    "sha256": "0" * 64,
+    "seconds": 2.5,
+    "images_per_s": None,
+    "loss": 0.5,
+}
+
+
+def open_journal(folder: Path) -> Journal:
+    return Journal(folder / "journal.jsonl", lambda: 1_000_000_000.25, create=True)
+
+
+def test_each_event_is_a_line_of_json_with_the_time_in_utc(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append("staged", lmdb="/tmp/größe", hosts=["a"])
+    journal.close()
+    line = json.loads((tmp_path / "journal.jsonl").read_text())
+    assert line == {
+        "time": "2001-09-09T01:46:40.250+00:00",
+        "event": "staged",
+        "lmdb": "/tmp/größe",
+        "hosts": ["a"],
+    }
+
+
+def test_the_state_is_a_fold_over_the_events(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append("started", pid=7, host="login1")
+    journal.append("launched", **LAUNCH)
+    running = journal.state()
+    assert running.launch is not None
+    assert (running.pid, running.launch.time_s, running.attempts) == (7, 1_000_000_000.25, {"init": 1})
+    journal.append("failed", reason="hosts: one is down")
+    assert journal.state().launch is not None
+    journal.append("interrupted", signal="SIGINT")
+    assert journal.state().launch is None
+    journal.append("launched", **{**LAUNCH, "attempt": 2})
+    journal.append("finished", **FINISH)
+    journal.append("evaluated", outputs={"top-1": 0.5}, log="evaluation-1.log")
+    state = journal.state()
+    journal.close()
+    assert (state.launch, state.attempts, state.outputs) == (None, {"init": 2}, {"top-1": 0.5})
+    assert state.finished["init"].loss == 0.5
+
+
+def test_events_that_only_people_read_do_not_change_the_state(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    before = journal.state()
+    journal.append("built", lmdbs=["x"])
+    assert journal.state() == before
+    journal.close()
+
+
+@pytest.mark.parametrize("torn", ['{"time": "2026', "\x00\x00\x00", '{"time": "2026-11-20T12:00:00+00:00"}'])
+def test_a_torn_line_is_not_read_and_gives_way_to_the_next(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = open_journal(tmp_path)
+    journal.append("started", pid=7, host="login1")
+    journal.close()
+    with path.open("a") as file:
+        file.write(torn)
+    assert load_journal(path).pid == 7
+    again = open_journal(tmp_path)
+    again.append("started", pid=8, host="login1")
+    again.close()
+    assert load_journal(path).pid == 8
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "what",
+        "[]",
+        "null",
+        '{"event": "started"}',
+        '{"time": 5, "event": "started"}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "launched", "phase": "init"}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "evaluated", "outputs": 3}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "evaluated", "outputs": {"a": null}}',
+        '{"time": "2026-11-20T12:00:00+00:00", "event": ["started"]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
+    good = '{"time": "2026-11-20T12:00:00+00:00", "event": "created"}\n'
+    with pytest.raises(JournalError, match=r"^journal.jsonl:2: is no line of a journal; .*--new"):
+        fold_journal(f"{good}{line}\n", "journal.jsonl")
+
+
+def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    first = open_journal(tmp_path)
+    first.start()
+    with pytest.raises(InputError, match=r"process \d+ on .* carries on this run; wait for it, or stop it"):
+        open_journal(tmp_path)
+    first.close()
+    open_journal(tmp_path).close()
+
+
+def test_a_journal_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot be opened"):
+        Journal(tmp_path / "journal.jsonl")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.chain.plan import launch_argv, plan_chain, trainer_environment
+from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+
+PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
+
+
+def test_the_published_chain_is_planned_as_published() -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    plan = plan_chain(recipe, "runs/x")
+    assert [step.arguments for step in plan.trainings] == [
+        ("train", f"--solver={PREFIX}/solver_init.prototxt"),
+        *(
+            ("train", f"--solver={PREFIX}/solver_{phase}.prototxt", f"--weights=runs/x/snapshots/{weights}")
+            for phase, weights in [
+                ("cyc1", "resnet_50_64nodes_init_iter_7800.caffemodel"),
+                ("cyc2", "resnet_50_64nodes_cyc1_iter_3750.caffemodel"),
+                ("cyc3", "resnet_50_64nodes_cyc2_iter_4750.caffemodel"),
+                ("collapse", "resnet_50_64nodes_cyc3_iter_4750.caffemodel"),
+            ]
+        ),
+    ]
+    assert plan.trainings[-1].snapshot == "/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
+    assert plan.testing is not None
+    assert plan.testing.arguments[0] == "test"
+    assert "--iterations=1000" in plan.testing.arguments
+
+
+def test_the_published_launch_and_environment_are_kept() -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    argv = launch_argv(recipe, ("./build/tools/caffe",), "hostfile")
+    published = (
+        "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 "
+        "-genv KMP_AFFINITY granularity=fine,compact,1,0 ./build/tools/caffe"
+    )
+    assert " ".join(argv) == published
+    assert trainer_environment(recipe) == {
+        "MLSL_NUM_SERVERS": "2",
+        "MLSL_SERVER_AFFINITY": "39,38,43,42",
+        "OMP_NUM_THREADS": "22",
+        "KMP_AFFINITY": "granularity=fine,compact,1,0",
+    }
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> None:
+    plan = plan_chain(load_recipe(name), "runs/x")
+    arguments = [word for step in plan.trainings for word in step.arguments]
+    arguments += plan.testing.arguments if plan.testing else ()
+    named = {word.partition("=")[2] for word in arguments if word.startswith(("--solver=", "--model="))}
+    assert named <= set(plan.prototxts)
+    assert all(path.endswith(".prototxt") for path in plan.prototxts)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_snapshots_of_a_plan_have_names_of_their_own(name: str) -> None:
+    plan = plan_chain(load_recipe(name), "runs/x")
+    assert len({step.fetched for step in plan.trainings}) == len(plan.trainings)

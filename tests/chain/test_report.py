@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import doctest
+import io
+
+from rich.console import Console
+
+from caffe_recipes.chain import units
+from caffe_recipes.chain.report import EVERY_S, Reporter, describe_accuracy
+from caffe_recipes.chain.watch import Progress
+from caffe_recipes.recipe.source import load_recipe
+
+PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain_reporter(clock: Clock) -> tuple[Reporter, io.StringIO]:
+    output = io.StringIO()
+    return Reporter(Console(file=output, soft_wrap=True, highlight=False), clock), output
+
+
+def test_a_line_of_progress_says_rate_loss_speed_and_what_is_left() -> None:
+    reporter, output = plain_reporter(Clock())
+    reporter.show_progress(PROGRESS)
+    assert output.getvalue() == (
+        "  cyc1  1240/3750  lr 0.45679  loss 2.346  6,301 images/s  27 min 11 s left, 2 h 47 min in all\n"
+    )
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    reporter, output = plain_reporter(Clock())
+    reporter.show_progress(Progress("init", 0, 100, None, 2.5, None, None, None))
+    assert output.getvalue() == "  init  0/100  loss 2.5\n"
+
+
+def test_a_log_without_a_terminal_is_not_flooded() -> None:
+    clock = Clock()
+    reporter, output = plain_reporter(clock)
+    for step in range(1000):
+        clock.now = step * EVERY_S / 100
+        reporter.show_progress(PROGRESS)
+    assert output.getvalue().count("\n") == 10
+    assert "\x1b" not in output.getvalue()
+
+
+def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120, color_system=None)
+    reporter = Reporter(console, Clock())
+    reporter.show_progress(PROGRESS)
+    reporter.end_progress()
+    assert "1240/3750  lr 0.45679" in output.getvalue()
+    assert output.getvalue().endswith("\x1b[2K")
+
+
+def test_texts_with_brackets_are_printed_as_they_are() -> None:
+    reporter, output = plain_reporter(Clock())
+    reporter.say("[0] Check failed: [/red] 'a'")
+    assert output.getvalue() == "[0] Check failed: [/red] 'a'\n"
+
+
+def test_accuracy_stands_beside_what_the_source_reports() -> None:
+    outputs = {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
+    assert describe_accuracy(load_recipe("stampede2-64n-72ep"), outputs) == [
+        "loss: 0.9423",
+        "loss3/top-1: 76.28 % (reported: 76.3 %)",
+        "loss3/top-5: 93.19 % (reported: 93.2 %)",
+    ]
+
+
+def test_units_are_as_their_examples_say() -> None:
+    assert doctest.testmod(units) == doctest.TestResults(0, 3)
