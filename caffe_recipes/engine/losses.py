@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
 SATURATED = 87.3365  # where the loss ends, for that reason
+PATIENCE = 10  # passes: a small batch may be all wrong once
 
 # Layers whose first top counts as a loss, with weight 1, where no loss_weight is given.
 LOSSES = frozenset(
@@ -82,23 +84,34 @@ def _rows(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
 
 
+@dataclass
+class _Saturation:
+    """Counts the passes in a row in which no label had any probability: a net that has diverged for good."""
+
+    name: str
+    passes: int = 0
+
+    def watch(self, losses: Tensor) -> None:
+        self.passes = self.passes + 1 if bool((losses >= SATURATED).all()) else 0
+        if self.passes == PATIENCE:
+            what = f"the loss has been {SATURATED:.6g}, its limit, for {PATIENCE} iterations"
+            raise RunFailed(f"layer '{self.name}'", what, "lower the rate; Caffe would train on and return 0")
+
+
 def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """-sum(log p[label]) / normaliser; tops: the loss, and the probabilities."""
     shape, param = shapes.bottoms[0], layer.loss_param
     axis = layer.softmax_param.axis % len(shape)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    smoothing = param.label_smoothing
+    smoothing, stuck = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     normalise = _normaliser(layer, outer, inner, param.VALID)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
-        if layer.phase == pb.TRAIN and bool((losses.detach() >= SATURATED).all()):
-            what = f"the loss is {SATURATED:.6g}: every label's probability is 0"
-            raise RunFailed(
-                f"layer '{layer.name}'", what, "lower the rate; Caffe would train on and return 0"
-            )
+        if layer.phase == pb.TRAIN:
+            stuck.watch(losses.detach())
         weights = xs[2].reshape(-1) if len(xs) == 3 else None
         kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
         if kept is not None:

@@ -31,10 +31,9 @@ def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParame
 
 def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
     """Say what is wrong: (what, what to do)."""
-    momentum_free = solver.type == "AdaGrad" and solver.momentum != 0
-    tests = len(solver.test_net) + len(solver.test_net_param)
     generic = solver.HasField("net") + solver.HasField("net_param")
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
+    regularization = solver.regularization_type
     cases = [
         (solver.solver_mode != solver.CPU, "solver_mode is GPU, or absent", "write solver_mode: CPU"),
         (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"known are {', '.join(TYPES)}"),
@@ -46,34 +45,47 @@ def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
         (solver.display < 0, f"display is {solver.display}", "give 0 or more"),
         (solver.snapshot < 0, f"snapshot is {solver.snapshot}", "give 0 or more"),
         (not solver.snapshot_prefix and _snapshots(solver), "snapshot_prefix is missing", "give it"),
-        (momentum_free, "AdaGrad takes no momentum", "remove momentum"),
         (
-            solver.regularization_type not in ("L1", "L2"),
-            f"regularization_type '{solver.regularization_type}' is unknown",
+            solver.type == "AdaGrad" and solver.momentum != 0,
+            "AdaGrad takes no momentum",
+            "remove momentum",
+        ),
+        (
+            regularization not in ("L1", "L2"),
+            f"regularization_type '{regularization}' is unknown",
             "give L1 or L2",
         ),
         (solver.snapshot_format == solver.HDF5, "snapshot_format HDF5 is not supported", "use BINARYPROTO"),
         (solver.snapshot_diff, "snapshot_diff is not supported", "remove it"),
         (solver.local_lr_auto, "local_lr_auto is not supported", "remove it"),
         (solver.eval_type != "classification", f"eval_type {solver.eval_type} is not supported", "remove it"),
+        *_test_faults(solver, bool(generic)),
+    ]
+    return [(what, hint) for wrong, what, hint in cases if wrong]
+
+
+def _test_faults(solver: pb.SolverParameter, generic: bool) -> list[tuple[bool, str, str]]:
+    """Say what may be wrong with the test nets: (whether it is, what, what to do)."""
+    named, tests = len(solver.test_net) + len(solver.test_net_param), len(solver.test_iter)
+    states = len(solver.test_state)
+    return [
         (
-            len(solver.test_iter) != tests if not generic else len(solver.test_iter) < tests,
-            f"gives test_iter {len(solver.test_iter)} times for {tests} test nets",
+            tests < named if generic else tests != named,
+            f"gives test_iter {tests} times for {named} test nets",
             "give it once for each",
         ),
         (
-            bool(solver.test_iter) and solver.test_interval < 1,
+            tests > 0 and solver.test_interval < 1,
             "gives test_iter and no test_interval",
             "give test_interval",
         ),
         (any(count < 1 for count in solver.test_iter), "test_iter is below 1", "give 1 or more"),
         (
-            len(solver.test_state) not in (0, len(solver.test_iter)),
-            f"gives test_state {len(solver.test_state)} times for {len(solver.test_iter)} test nets",
+            states not in (0, tests),
+            f"gives test_state {states} times for {tests} test nets",
             "give it once for each, or not at all",
         ),
     ]
-    return [(what, hint) for wrong, what, hint in cases if wrong]
 
 
 def _snapshots(solver: pb.SolverParameter) -> bool:

@@ -58,8 +58,26 @@ def _histories(net: Net, groups: Sequence[Group]) -> list[Tensor]:
 
 
 def _put(blob: pb.BlobProto, tensor: Tensor) -> None:
+    """Fill a blob; its values go in as the bytes of the wire, for one by one ResNet-50's take ten seconds."""
     blob.shape.dim.extend(tensor.shape)
-    blob.data.extend(tensor.detach().numpy().ravel())
+    values = tensor.detach().numpy().astype("<f4").tobytes()
+    blob.MergeFromString(_DATA_TAG + _varint(len(values)) + values)
+
+
+_DATA_TAG = bytes([pb.BlobProto.DATA_FIELD_NUMBER << 3 | 2])  # a packed field: its length, then its values
+
+
+def _varint(number: int) -> bytes:
+    """Write a number as protobuf does: seven bits a byte, the lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    low = []
+    while number > 0x7F:
+        low.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*low, number])
 
 
 def save_snapshot(net: Net, groups: Sequence[Group], prefix: str, state: pb.SolverState, log: Log) -> None:
@@ -119,7 +137,11 @@ def _some(names: object) -> str:
 
 
 def _values(blob: pb.BlobProto) -> Tensor:
-    return torch.tensor(blob_values(blob), dtype=torch.float32)
+    """Give a blob's values; those in single precision as the bytes of the wire (see _put)."""
+    if blob.double_data:
+        return torch.tensor(blob_values(blob), dtype=torch.float32)
+    wire = bytearray(pb.BlobProto(data=blob.data).SerializeToString())
+    return torch.frombuffer(wire, dtype=torch.float32, offset=len(wire) - 4 * len(blob.data))
 
 
 def _check_shape(path: str, net: str, where: str, tensor: Tensor, blob: pb.BlobProto) -> None:

@@ -61,7 +61,8 @@ class SmoothedLoss:
 class Solver:
     """Trains `net` as `param` says, and tests `test_nets`. Only rank 0 displays and snapshots.
 
-    The losses displayed are rank 0's own; those of tests are means over all ranks.
+    The losses displayed are rank 0's own; those of tests are means over all ranks, each of which tests its
+    own records. BatchNorm's statistics are each rank's own too, and rank 0's are snapshotted.
     """
 
     def __init__(

@@ -117,12 +117,16 @@ def test_the_probability_is_clamped_in_the_loss_and_not_in_the_gradient() -> Non
     assert logits.grad.tolist() == [[-0.5, 0.5], [-0.25, 0.25]]
 
 
-def test_a_batch_without_any_probability_fails_in_training_only() -> None:
-    logits, labels = torch.tensor([[0.0, 200.0]]), torch.tensor([0.0])
-    with pytest.raises(RunFailed, match=r"87\.3365"):
-        value('type: "SoftmaxWithLoss"', logits, labels)
-    testing = set_up('type: "SoftmaxWithLoss"', logits, labels, phase=pb.TEST)
-    assert float(testing([logits, labels], [])[0]) == pytest.approx(87.3365, abs=1e-3)
+def test_a_loss_at_its_limit_ten_times_in_a_row_fails_in_training() -> None:
+    wrong, right, labels = torch.tensor([[0.0, 200.0]]), torch.tensor([[200.0, 0.0]]), torch.tensor([0.0])
+    forward = set_up('type: "SoftmaxWithLoss"', wrong, labels)
+    for logits in [wrong] * 9 + [right] + [wrong] * 9:
+        forward([logits, labels], [])
+    with pytest.raises(RunFailed, match=r"87\.3365, its limit, for 10 iterations"):
+        forward([wrong, labels], [])
+    testing = set_up('type: "SoftmaxWithLoss"', wrong, labels, phase=pb.TEST)
+    values = [float(testing([wrong, labels], [])[0]) for _ in range(12)]
+    assert values == pytest.approx([87.3365] * 12, abs=1e-3)
 
 
 def test_the_second_top_is_the_probabilities() -> None:

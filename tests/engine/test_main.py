@@ -221,12 +221,25 @@ def test_a_loss_that_is_no_number_exits_3_at_its_iteration(case: Path, run: Run,
 
 
 def test_a_loss_that_saturates_exits_3(case: Path, run: Run, change: Change) -> None:
-    change(case / "net.prototxt", ('weight_filler { type: "xavier" }', "bias_filler { value: 0 }"))
-    change(case / "solver.prototxt", ("base_lr: 0.1", "base_lr: 1e9"))
-    change(case / "net.prototxt", ("batch_size: 4", "batch_size: 1"))
+    """The last of four classes gets all the probability, and no label is the last."""
+    fixed = "param { lr_mult: 0 } param { lr_mult: 0 }"
+    change(case / "net.prototxt", ('type: "InnerProduct"', f'type: "InnerProduct" {fixed}'))
+    change(case / "net.prototxt", ('"xavier"', '"constant" value: 1e9'), ("num_output: 3", "num_output: 4"))
+    last = (
+        'layer { name: "cut" type: "Slice" bottom: "ip" top: "a" top: "b" slice_param { slice_point: 3 } }'
+        'layer { name: "low" type: "Power" bottom: "a" top: "low" power_param { scale: -1 } }'
+        'layer { name: "join" type: "Concat" bottom: "low" bottom: "b" top: "all" }'
+    )
+    change(
+        case / "net.prototxt",
+        ('layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip"',
+         last + 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "all"'),
+    )  # fmt: skip
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 100"))
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 3
-    assert "the loss is 87.3365" in only_line(log)
+    assert "layer 'loss': the loss has been 87.3365" in only_line(log)
+    assert "Iteration 8, loss = 87.3365" in log
 
 
 def test_no_iterations_write_the_fillers(case: Path, run: Run, change: Change) -> None:
