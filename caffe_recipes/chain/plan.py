@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
-from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
@@ -47,17 +46,8 @@ class Plan:
 
 
 def plan_chain(recipe: Recipe, folder: str) -> Plan:
-    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before.
-
-    Raises RecipeError if two snapshots would be fetched to one name.
-    """
+    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before."""
     trainings = tuple(_plan_phase(recipe, phase, folder) for phase in recipe.phases)
-    by_name = {training.fetched: training.phase for training in trainings}
-    for training in trainings:
-        if by_name[training.fetched] != training.phase:
-            both = f"phases '{training.phase}' and '{by_name[training.fetched]}'"
-            what = f"{both} write snapshots of one name, {posixpath.basename(training.fetched)}"
-            raise RecipeError(recipe.name, what, "end each snapshot_prefix differently")
     return Plan(plan_prototxts(recipe), trainings, _plan_test(recipe, trainings[-1].fetched))
 
 

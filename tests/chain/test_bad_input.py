@@ -100,10 +100,6 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "negative number": (edit("max_iter: 6", "max_iter: -6"), r"small.yaml:\d+: phases\[1\].max_iter: .*-6"),
     "missing number": (edit("base_lr: 0.05, ", ""), r"small.yaml:\d+: phases\[1\].base_lr: missing"),
-    "two snapshots of one name": (
-        all_of(edit("tmp/small_cyc1", "other/small_init"), edit("max_iter: 6", "max_iter: 8")),
-        "small: phases 'init' and 'cyc1' write snapshots of one name, small_init_iter_8.caffemodel",
-    ),
     "empty hostfile": (text("hostfile", "\n"), "hostfile: holds no host; "),
     "host twice": (text("hostfile", "a\nlocalhost\na\n"), "hostfile:3: host a is there twice"),
     "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
