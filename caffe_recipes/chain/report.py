@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from caffe_recipes.chain.journal import Finish
@@ -24,6 +25,8 @@ from caffe_recipes.recipe.model import Recipe
 
 # A log without a terminal gets a line of progress no more often than this.
 EVERY_S = 5.0
+# Columns of a terminal that has room for a bar.
+_WIDE = 110
 
 
 class Reporter:
@@ -54,7 +57,7 @@ class Reporter:
             self._show_live(progress)
         elif self._clock() >= self._due:
             self._due = self._clock() + EVERY_S
-            self.say(f"  {progress.phase}  {progress.iteration}/{progress.max_iter}  {_describe(progress)}")
+            self.say(f"  {_describe(progress)}")
 
     def end_progress(self) -> None:
         """Take the live line away."""
@@ -74,12 +77,14 @@ class Reporter:
 
     def _show_live(self, progress: Progress) -> None:
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[said]}"))
+            # A narrow terminal loses the end of the line, which matters least, and the bar before it.
+            line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
+            columns = (BarColumn(20), line) if self._console.width >= _WIDE else (line,)
             self._bar = Bar(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(progress.phase, total=progress.max_iter, said="")
+            self._task = self._bar.add_task("", total=progress.max_iter)
             self._bar.start()
-        said = f"{progress.iteration}/{progress.max_iter}  {_describe(progress)}"
-        self._bar.update(self._task, completed=progress.iteration, said=said)
+        said = escape(_describe(progress))
+        self._bar.update(self._task, completed=progress.iteration, description=said)
 
 
 def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]:
@@ -97,7 +102,7 @@ def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]
 
 
 def _describe(progress: Progress) -> str:
-    parts = []
+    parts = [progress.phase, f"{progress.iteration}/{progress.max_iter}"]
     if progress.rate is not None:
         parts.append(f"lr {progress.rate:.5g}")
     if progress.loss is not None:

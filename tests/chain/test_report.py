@@ -59,6 +59,16 @@ def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
     assert output.getvalue().endswith("\x1b[2K")
 
 
+def test_a_narrow_terminal_keeps_the_beginning_of_the_line() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=60, color_system=None)
+    reporter = Reporter(console, Clock())
+    reporter.show_progress(PROGRESS)
+    reporter.end_progress()
+    assert "cyc1  1240/3750  lr 0.45679  loss 2.346  6,301 images/s" in output.getvalue()
+    assert "…" not in output.getvalue()
+
+
 def test_texts_with_brackets_are_printed_as_they_are() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.say("[0] Check failed: [/red] 'a'")
