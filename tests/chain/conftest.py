@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -165,7 +166,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
     caffe.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" "$@"\n')
     caffe.chmod(0o755)
     yield made
-    made.wait_for_no_process()
+    try:
+        made.wait_for_no_process()
+    finally:
+        for process in made.processes():
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture
