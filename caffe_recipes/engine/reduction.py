@@ -33,15 +33,14 @@ class Reduction:
     def __init__(self, ranks: Ranks, net: Net, groups: Sequence[Group]) -> None:
         self._ranks, self._buckets, self._last = ranks, list[_Bucket](), False
         for group in groups if ranks.ranks > 1 else ():
-            if group.lr_mult:
+            if any(net.params[index].tensor.requires_grad for index, _, _ in group.places):
                 self._divide(net, group)
 
     def _divide(self, net: Net, group: Group) -> None:
         """Cut a group's gradients into buckets, and count the gradients that arrive in each."""
         begin, members = 0, list[Tensor]()
         for place, (index, _, stop) in enumerate(group.places):
-            if net.params[index].tensor.requires_grad:
-                members.append(net.params[index].tensor)
+            members.append(net.params[index].tensor)
             if stop - begin >= _BUCKET or place == len(group.places) - 1:
                 bucket = _Bucket(group.grads[begin:stop], len(members), len(members))
                 self._buckets.append(bucket)

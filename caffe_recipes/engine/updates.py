@@ -33,13 +33,17 @@ Rule = Callable[[Group, float, pb.SolverParameter, int], None]
 
 
 def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
-    """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them."""
-    members: dict[tuple[float, float], list[int]] = {}
+    """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them.
+
+    Statistics have buffers apart: a forward pass changes them, and autograd would take the parameters in one
+    buffer with them for changed too.
+    """
+    members: dict[tuple[float, float, bool], list[int]] = {}
     for index, param in enumerate(net.params):
-        members.setdefault((param.lr_mult, param.decay_mult), []).append(index)
+        members.setdefault((param.lr_mult, param.decay_mult, param.has_gradient), []).append(index)
     moved: dict[int, Tensor] = {}
     groups = []
-    for (lr_mult, decay_mult), indices in members.items():
+    for (lr_mult, decay_mult, has_gradient), indices in members.items():
         places, size = [], 0
         for index in indices:
             count = net.params[index].tensor.numel()
@@ -51,7 +55,7 @@ def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
             param = net.params[index]
             view = shaped(weights[start:stop], param.tensor.shape)
             view.copy_(param.tensor)
-            if lr_mult and param.has_gradient:
+            if lr_mult and has_gradient:
                 view.requires_grad_()
                 view.grad = shaped(grads[start:stop], view.shape)
             moved[id(param.tensor)] = view

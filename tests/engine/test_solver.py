@@ -217,3 +217,22 @@ def test_multistep_says_when_it_steps() -> None:
     schedule = Schedule(solver, Log(stream=stream))
     assert [schedule.rate(i, 0) for i in range(5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
     assert re.findall(r"Iteration (\d), step = (\d)", stream.getvalue()) == [("2", "1"), ("4", "2")]
+
+
+NORMALISED = (
+    'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn" }'
+    'layer { name: "ip" type: "InnerProduct" bottom: "bn"'
+)
+
+
+def test_statistics_without_params_of_their_own_decay_as_any_blob(
+    case: Path, run: Run, change: Change
+) -> None:
+    """BatchNorm's blobs have lr_mult 1 unless the net says 0: no gradient, but weight decay."""
+    change(case / "net.prototxt", ('layer { name: "ip" type: "InnerProduct" bottom: "data"', NORMALISED))
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 2 weight_decay: 0.5"), ("display: 2", ""))
+    train(run)
+    net = pb.NetParameter.FromString((case / "run_iter_2.caffemodel").read_bytes())
+    factor = next(layer for layer in net.layer if layer.name == "bn").blobs[2].data[0]
+    kept = 1 - 0.1 * 0.5  # of each iteration's update
+    assert factor == pytest.approx((kept * 0.999 + 1) * kept, rel=1e-5)
