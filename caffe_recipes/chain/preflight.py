@@ -180,12 +180,18 @@ def _check_start(setting: Setting, plan: Plan, state: RunState) -> str:
 def _check_disk(setting: Setting, plan: Plan, state: RunState) -> str:
     """Count on a caffemodel and a solverstate for each phase at the first host, and the caffemodel here."""
     unfinished = [step for step in plan.trainings if step.phase not in state.finished]
-    sizes = [weights_bytes(build_net(setting.recipe, step.net)) or 0 for step in unfinished]
+    # None where only the images tell the number of channels.
+    sizes = [weights_bytes(build_net(setting.recipe, step.net)) for step in unfinished]
     first, snapshot = setting.hosts[0], setting.path(plan.trainings[0].snapshot)
     room = free_bytes(first, snapshot)
-    needed = (3 if first.is_local else 2) * sum(sizes)
+    needed = (3 if first.is_local else 2) * sum(size or 0 for size in sizes)
     _need(first, snapshot, needed, room)
-    return f"{describe_bytes(room)} free on {first.name} for {describe_bytes(needed)} of snapshots"
+    wanted = (
+        "snapshots, whose size the images decide"
+        if None in sizes
+        else f"{describe_bytes(needed)} of snapshots"
+    )
+    return f"{describe_bytes(room)} free on {first.name} for {wanted}"
 
 
 def _need(host: Host, path: str, needed: int, room: int) -> None:
