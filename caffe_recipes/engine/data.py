@@ -19,7 +19,7 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault
 from caffe_recipes.engine.records import record_order
 from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv, size_of
-from caffe_recipes.errors import CaffeRecipesError, DataError
+from caffe_recipes.errors import DataError
 
 # Decoded images up to this size are kept, so that small sets are decoded once and not every epoch.
 _KEPT_BYTES = 256 * 2**20
@@ -70,7 +70,7 @@ class Reader:
         self._random = Random(feed.augment_seed)
         self._decoded: dict[int, tuple[Pixels, int]] = {}
         self._bytes = 0
-        self._ready: queue.Queue[Batch | CaffeRecipesError] = queue.Queue(max(1, min(param.prefetch, 4)))
+        self._ready: queue.Queue[Batch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
 
@@ -79,7 +79,7 @@ class Reader:
         if self._thread.ident is None:
             self._thread.start()
         item = self._ready.get()
-        if isinstance(item, CaffeRecipesError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -93,10 +93,10 @@ class Reader:
     def _read_ahead(self) -> None:
         match_caffe_opencv()
         while not self._stopped.is_set():
-            item: Batch | CaffeRecipesError
+            item: Batch | Exception
             try:
                 item = self._batch()
-            except CaffeRecipesError as error:
+            except Exception as error:  # whatever it is, whoever waits in next() must hear of it
                 item = error
             while not self._stopped.is_set():
                 try:
@@ -104,7 +104,7 @@ class Reader:
                     break
                 except queue.Full:
                     continue
-            if isinstance(item, CaffeRecipesError):
+            if isinstance(item, Exception):
                 return
 
     def _batch(self) -> Batch:

@@ -71,15 +71,16 @@ class Net:
                 raise fault(layer, f"type '{layer.type}' is not supported", f"supported are {known}")
             if layer.type == "Data":
                 check_data(layer)
-        infer_shapes(filtered, state.phase, path=self.path)  # for its errors, in the user's own names
+        level, stages = state.level, list(state.stage)
+        # For its errors, in the user's own names: after it every bottom has a maker.
+        infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
         split = insert_splits(filtered)
         self._log.info("net.cpp:206", "Initializing net from parameters: ")
         self._log.info("net.cpp:207", "\n" + text_format.MessageToString(split).rstrip("\n"))
         for layer in split.layer:
             layer.phase = state.phase
-        stages = list(state.stage)
         found = infer_shapes(
-            split, state.phase, level=state.level, stages=stages, images=first_image, path=self.path
+            split, state.phase, level=level, stages=stages, images=first_image, path=self.path
         )
         for shapes in found.layers:
             try:

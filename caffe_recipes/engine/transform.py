@@ -89,7 +89,10 @@ def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, ra
 def _resize(image: Pixels, height: int, width: int, param: pb.ResizeParameter, random: Random) -> Pixels:
     modes = param.interp_mode
     mode = modes[0 if len(modes) == 1 else random.randrange(len(modes))] if modes else param.LINEAR
-    resized: Pixels = cv2.resize(image, (width, height), interpolation=_INTERPOLATION[mode])
+    try:
+        resized: Pixels = cv2.resize(image, (width, height), interpolation=_INTERPOLATION[mode])
+    except cv2.error as error:
+        raise ValueError(f"cannot be resized to {height} x {width}: {error.err}") from None
     return resized if resized.ndim == 3 else resized[:, :, None]
 
 

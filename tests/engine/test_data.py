@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import Feed
+from caffe_recipes.engine.data import Feed, Reader
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import Net
 from caffe_recipes.engine.records import record_order
+from caffe_recipes.engine.transform import Transform
 from caffe_recipes.errors import InputError
 
 QUIET = Log(enabled=False)
@@ -135,8 +137,6 @@ def test_resizing_without_a_crop_is_refused_where_the_size_would_change(
 def test_a_broken_image_is_named_when_its_batch_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from caffe_recipes.caffe.datums import write_datums
-
     monkeypatch.chdir(tmp_path)
     good = pb.Datum(channels=1, height=2, width=2, data=b"1234")
     bad = pb.Datum(encoded=True, data=b"no image")
@@ -146,6 +146,20 @@ def test_a_broken_image_is_named_when_its_batch_comes(
     with pytest.raises(InputError, match="record '00000002_c' is no image"):
         net.forward()
     net.close()
+
+
+def test_whatever_goes_wrong_while_reading_ahead_reaches_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw(tmp_path / "lmdb", [0, 1, 2])
+    layer = parse_prototxt(data("batch_size: 2"), pb.NetParameter).layer[0]
+    datums = open_datums("lmdb")
+    reader = Reader(layer, datums, Transform(layer.transform_param, pb.TEST), Feed(0, 1, 0, 0, QUIET))
+    datums.close()
+    with pytest.raises(ValueError, match="was closed"):
+        reader.next()
+    reader.close()
 
 
 def test_dummy_data_is_filled_and_input_is_zero() -> None:

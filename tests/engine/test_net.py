@@ -100,6 +100,16 @@ def test_a_loss_that_is_used_too_moves_its_weight_to_its_first_copy() -> None:
     assert values["twice"][0] == pytest.approx(2 * values["loss_loss_0_split_0"][0])
 
 
+def test_layers_of_a_stage_may_feed_others() -> None:
+    staged = 'include { stage: "deep" }'
+    text = (
+        'state { stage: "deep" level: 3 } ' + dummy("x", 2)
+        + f'layer {{ name: "y" type: "TanH" bottom: "x" top: "y" {staged} }}'
+        + 'layer { name: "z" type: "TanH" bottom: "y" top: "z" include { min_level: 3 } }'
+    )  # fmt: skip
+    assert list(outputs(make(text))) == ["z"]
+
+
 def test_outputs_are_listed_by_name() -> None:
     text = dummy("z", 1) + dummy("B", 1) + dummy("a", 1)
     assert list(outputs(make(text))) == ["B", "a", "z"]

@@ -120,6 +120,11 @@ def test_the_shorter_side_is_resized_and_the_longer_rounded_down_in_float32() ->
     assert resize_to_shorter(image(7, 7, 1), 3, nearest, Random(0)).shape == (3, 3, 1)
 
 
+def test_an_image_that_cannot_be_resized_says_why() -> None:
+    with pytest.raises(ValueError, match="cannot be resized to 0 x 0"):
+        resize_to_shorter(image(9, 9), 0, pb.ResizeParameter(), Random(0))
+
+
 def test_random_resize_draws_the_shorter_side() -> None:
     resize, random = transform("random_resize_param { min_size: 8 max_size: 10 }"), Random(0)
     shapes = {resize.apply(image(6, 12), random).shape for _ in range(200)}
