@@ -69,12 +69,18 @@ def main() -> None:
     except CaffeRecipesError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # What reads our output has gone: nothing more can be said, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
     except OSError as error:
+        if not error.filename:
+            _drop_output()
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _fail(what, 3 if error.errno in _FAILED else 2)
+
+
+def _drop_output() -> None:
+    """Let what cannot be written go: Python would try again at its exit, and make the exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(text: str, exit_code: int) -> None:
