@@ -40,7 +40,8 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         if count == 1:  # torch refuses to normalise one value by itself; nothing flows back through it
             x = x.detach()
             mean.copy_(x.reshape(-1))
-        # With momentum 1 torch leaves the batch's own mean and unbiased variance there.
+        # With momentum 1 torch leaves the batch's own mean and unbiased variance there; it adds 0 times what
+        # was there before, so that must be a number.
         y = functional.batch_norm(x, mean, variance, w, b, count > 1, 1.0, eps)
         blobs[2].mul_(fraction).add_(1)
         blobs[0].mul_(fraction).add_(mean)

@@ -211,6 +211,17 @@ def test_batch_norm_normalises_by_the_batch_and_keeps_sums_of_statistics() -> No
     assert float(blobs[2]) == pytest.approx(0.9 * 2 + 1)
 
 
+def test_batch_norms_statistics_do_not_depend_on_what_memory_held() -> None:
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1)]
+        apply('type: "BatchNorm"', noise(4, 3, 5, 5), blobs=blobs)
+        assert torch.isnan(torch.empty(3)).all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.isfinite(blob).all() for blob in blobs)
+
+
 def test_batch_norm_is_tested_with_its_sums_over_their_factor() -> None:
     x = noise(2, 3, 4, 4)
     blobs = [torch.tensor([3.0, 0.0, -3.0]), torch.tensor([3.0, 6.0, 12.0]), torch.tensor([3.0])]
