@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +13,18 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.engine.glog import Log, number
-from caffe_recipes.engine.net import Net
+from caffe_recipes.engine.nodes import Param
 
 _ALIGNED = 16  # floats: each parameter starts on a cache line, as the convolutions like it
+
+
+class Learner(Protocol):
+    """What has parameters: a net."""
+
+    params: list[Param]
+
+    def rebind(self, moved: Callable[[Tensor], Tensor], /) -> None:
+        """Take another tensor for each blob."""
 
 
 @dataclass
@@ -32,7 +42,7 @@ class Group:
 Rule = Callable[[Group, float, pb.SolverParameter, int], None]
 
 
-def flatten(net: Net, solver: pb.SolverParameter) -> list[Group]:
+def flatten(net: Learner, solver: pb.SolverParameter) -> list[Group]:
     """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them.
 
     Statistics have buffers apart: a forward pass changes them, and autograd would take the parameters in one

@@ -33,8 +33,9 @@ def snapshot_of(net: pb.NetParameter) -> bytes:
             made = weights.layer.add(name=layer.layer.name, type=layer.layer.type)
             for shape in layer.learned:
                 blob = made.blobs.add()
-                blob.shape.dim.extend(shape or ())
-                blob.data.extend([0.5] * math.prod(size or 0 for size in shape or ()))
+                known = [size for size in shape if size is not None]
+                blob.shape.dim.extend(known)
+                blob.data.extend([0.5] * math.prod(known))
     return weights.SerializeToString()
 
 

@@ -68,7 +68,7 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `caffe-torch` under a real mpiexec.hydra."""
 
     def run_ranks(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [BIN / "mpiexec.hydra", "-n", str(ranks), BIN / "caffe-torch", *words]
+        argv = [str(BIN / "mpiexec.hydra"), "-n", str(ranks), str(BIN / "caffe-torch"), *words]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PMI")}
         return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 

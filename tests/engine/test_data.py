@@ -22,7 +22,7 @@ from caffe_recipes.errors import InputError
 QUIET = Log(enabled=False)
 
 
-def make_net(text: str, feed: Feed | None = None, phase: int = pb.TRAIN) -> Net:
+def make_net(text: str, feed: Feed | None = None, phase: pb.Phase = pb.TRAIN) -> Net:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
     own = feed or Feed(0, 1, 0, 0, QUIET)

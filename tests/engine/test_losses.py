@@ -20,7 +20,7 @@ LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astyp
 LABELS = torch.tensor([0.0, 3.0, 4.0, 1.0])
 
 
-def set_up(text: str, *bottoms: Tensor, tops: int = 1, phase: int = pb.TRAIN) -> Forward:
+def set_up(text: str, *bottoms: Tensor, tops: int = 1, phase: pb.Phase = pb.TRAIN) -> Forward:
     layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
     layer.phase = phase
     layer.top.extend("ab"[:tops])

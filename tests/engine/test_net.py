@@ -20,7 +20,7 @@ QUIET = Log(enabled=False)
 FEED = Feed(0, 1, 0, 0, QUIET)
 
 
-def make(text: str, phase: int = pb.TRAIN) -> Net:
+def make(text: str, phase: pb.Phase = pb.TRAIN) -> Net:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
     return Net(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
@@ -134,7 +134,7 @@ def test_parameters_of_one_name_are_one_and_gather_both_gradients() -> None:
     assert len(net.params) == 1
     assert net.params[0].lr_mult == 2
     assert net.blobs()["a"][0] is net.blobs()["b"][0]
-    net.forward().backward()  # type: ignore[no-untyped-call]
+    net.forward().backward()
     assert net.params[0].tensor.grad is not None
     assert float(net.params[0].tensor.grad.abs().sum()) > 0
 

@@ -22,7 +22,7 @@ Array = NDArray[np.float32]
 
 
 def set_up(
-    text: str, *bottoms: tuple[int, ...], tops: int = 1, phase: int = pb.TRAIN
+    text: str, *bottoms: tuple[int, ...], tops: int = 1, phase: pb.Phase = pb.TRAIN
 ) -> tuple[Forward, list[tuple[int, ...]]]:
     """Set a layer up over bottoms of these shapes; give its forward function and its blobs' shapes."""
     layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
@@ -42,7 +42,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
-def apply(text: str, *bottoms: Tensor, blobs: Sequence[Tensor] = (), phase: int = pb.TRAIN) -> Array:
+def apply(text: str, *bottoms: Tensor, blobs: Sequence[Tensor] = (), phase: pb.Phase = pb.TRAIN) -> Array:
     forward, _ = set_up(text, *(tuple(b.shape) for b in bottoms), phase=phase)
     return np.asarray(forward(list(bottoms), list(blobs))[0].detach().numpy())
 

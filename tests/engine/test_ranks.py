@@ -73,7 +73,15 @@ def test_a_bad_record_of_one_rank_ends_all_and_is_named(
 
 def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 50"))
-    argv = [BIN / "mpiexec.hydra", "-n", "2", BIN / "caffe-torch", "train", "-solver", "solver.prototxt"]
+    argv = [
+        str(BIN / "mpiexec.hydra"),
+        "-n",
+        "2",
+        str(BIN / "caffe-torch"),
+        "train",
+        "-solver",
+        "solver.prototxt",
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PMI")}
     with (case / "log").open("w") as log:
         process = subprocess.Popen(argv, env=environment, stderr=log, stdout=log, start_new_session=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def train(run: Run, *words: str) -> str:
     return log
 
 
-def messages(log: str, pattern: str) -> list[str]:
+def messages(log: str, pattern: str) -> list[Any]:
+    """Give what `re.findall` does: texts for one group of the pattern, tuples for several."""
     return re.findall(pattern, "\n".join(line.partition("] ")[2] for line in log.splitlines()), re.M)
 
 

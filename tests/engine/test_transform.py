@@ -161,7 +161,8 @@ def fixed_point_cubic(pixels: np.ndarray, size: int) -> np.ndarray:
     (rows, down), (columns, across) = kernel(pixels.shape[0]), kernel(pixels.shape[1])
     wide = (pixels.astype(np.int64)[:, columns] * across[None, :, :, None]).sum(2)
     whole = (wide[rows] * down[:, :, None, None]).sum(1)
-    return np.clip((whole + (1 << 21)) >> 22, 0, 255).astype(np.uint8)
+    resized: np.ndarray = np.clip((whole + (1 << 21)) >> 22, 0, 255).astype(np.uint8)
+    return resized
 
 
 def test_cubic_resizing_in_a_thread_is_opencvs_own_and_not_ipps() -> None:
