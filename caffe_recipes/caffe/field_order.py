@@ -41,3 +41,9 @@ def ordered_fields(message: Descriptor) -> tuple[FieldDescriptor, ...]:
     rest = [field.name for field in message.fields if field.name not in row]
     names = [*row[:star], *rest, *row[star + 1 :]]
     return tuple(message.fields_by_name[name] for name in names)
+
+
+@functools.cache
+def field_ranks(message: Descriptor) -> dict[int, int]:
+    """Return each field's place in the order of writing, by field number."""
+    return {field.number: rank for rank, field in enumerate(ordered_fields(message))}

@@ -114,12 +114,16 @@ def _scalar(field: FieldDescriptor, value: FieldValue, at: str) -> bool | int | 
     is_bool = isinstance(value, bool)
     if field.cpp_type in _INTEGERS:
         least, most = _INTEGERS[field.cpp_type]
-        if isinstance(value, SupportsIndex) and not is_bool and least <= index(value) <= most:
+        if isinstance(value, int | SupportsIndex) and not is_bool and least <= index(value) <= most:
             return index(value)
         raise _unfit(at, value, f"a whole number from {least} to {most}")
     if field.cpp_type in _FLOATS:
         largest = _FLOATS[field.cpp_type]
-        if isinstance(value, SupportsFloat) and not is_bool and abs(number := _float(value)) <= largest:
+        if (
+            isinstance(value, int | float | SupportsFloat)
+            and not is_bool
+            and abs(number := _float(value)) <= largest
+        ):
             return number
         raise _unfit(at, value, f"a number of at most {float_text(largest)}")
     python_type, wanted = _TEXTS[field.type]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.field_order import ordered_fields
+from caffe_recipes.caffe.field_order import field_ranks
 from caffe_recipes.caffe.text_comments import Comment
 from caffe_recipes.errors import PrototxtError
 
+_PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_COMMENT = Comment()
 
@@ -54,6 +56,8 @@ def string_text(value: str | bytes) -> str:
     """
     is_bytes = isinstance(value, bytes)
     chars = value.decode("latin-1") if isinstance(value, bytes) else value
+    if _PLAIN(chars):
+        return f'"{chars}"'
     return f'"{"".join(_escape(char, is_bytes) for char in chars)}"'
 
 
@@ -88,12 +92,13 @@ def _scalar_text(field: FieldDescriptor, value: object) -> str:
 
 def _values(message: Message, prefix: str) -> Iterator[tuple[FieldDescriptor, object, str]]:
     """Yield every value that is set, in the order of writing, with its path."""
-    for field in ordered_fields(message.DESCRIPTOR):
+    rank = field_ranks(message.DESCRIPTOR)
+    for field, value in sorted(message.ListFields(), key=lambda item: rank[item[0].number]):
         if field.is_repeated:
-            for index, value in enumerate(getattr(message, field.name)):
-                yield field, value, f"{prefix}{field.name}[{index}]"
-        elif message.HasField(field.name):
-            yield field, getattr(message, field.name), f"{prefix}{field.name}"
+            for index, item in enumerate(value):
+                yield field, item, f"{prefix}{field.name}[{index}]"
+        else:
+            yield field, value, f"{prefix}{field.name}"
 
 
 def _paths(message: Message, prefix: str) -> Iterator[str]:
