@@ -79,9 +79,9 @@ def check_rates(solver: pb.SolverParameter) -> list[str]:
     policy = solver.lr_policy
     if not solver.HasField("base_lr"):
         return ["base_lr is missing: the rate would be 0"]
-    if policy not in _NEEDS:
-        return [f"lr_policy '{policy}' is unknown; known are {', '.join(sorted(_NEEDS))}"]
-    missing = [_missing(solver, field) for field in _NEEDS[policy] if not _given(solver, field)]
+    if policy not in POLICY_NEEDS:
+        return [f"lr_policy '{policy}' is unknown; known are {', '.join(sorted(POLICY_NEEDS))}"]
+    missing = [_missing(solver, field) for field in POLICY_NEEDS[policy] if not _given(solver, field)]
     if missing:
         return missing
     if policy == "plateau":
@@ -150,7 +150,8 @@ POLICIES: dict[str, _Policy] = {
     "sigmoid": _sigmoid,
 }
 
-_NEEDS: dict[str, tuple[str, ...]] = {
+# Without these Caffe trains at a zero or NaN rate and exits 0; without `power` it trains at a constant one.
+POLICY_NEEDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "step": ("gamma", "stepsize"),
     "exp": ("gamma",),

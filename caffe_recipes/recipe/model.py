@@ -6,7 +6,6 @@ from its working directory (the Caffe root), unless said otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from caffe_recipes.recipe.values import (
     CountOrZero,
     FileName,
     Fraction,
+    Frozen,
     Interpolation,
     NotNegative,
     PathText,
@@ -194,7 +194,7 @@ class Recipe(Value):
     trainer: Text = Field(description="`caffe-torch`, or the path of a Caffe binary from the Caffe root")
     prototxt_dir: PathText = Field(description="folder of the solvers and nets under the Caffe root")
     net: Net
-    nets: Mapping[FileName, NetVariant]
+    nets: Frozen[FileName, NetVariant]
     data: Data
     cluster: Cluster
     solver: SolverSettings = SolverSettings()

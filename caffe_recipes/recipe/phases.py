@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from caffe_recipes.caffe.rates import POLICY_NEEDS
 from caffe_recipes.recipe.values import (
     Count,
     CountOrZero,
@@ -20,17 +20,8 @@ from caffe_recipes.recipe.values import (
 
 LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau"]
 
-# What a policy computes with: without it Caffe trains at a constant, zero or NaN rate and exits 0.
-POLICY_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "step": ("gamma", "stepsize"),
-    "exp": ("gamma",),
-    "inv": ("gamma", "power"),
-    "multistep": ("gamma", "stepvalue"),
-    "poly": ("power",),
-    "poly_cyc": ("power", "lr_iter"),
-    "sigmoid": ("gamma", "stepsize"),
-    "plateau": ("gamma", "plateau_winsize"),
-}
+# Caffe takes a missing `power` for 0, a constant rate; a recipe that means that says `fixed`.
+_POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
 
 
 class SolverSettings(Value):
@@ -82,7 +73,8 @@ class Phase(SolverSettings):
 
     @model_validator(mode="after")
     def _policy_has_what_it_needs(self) -> Phase:
-        for key in POLICY_NEEDS.get(self.lr_policy, ()):
+        power = ("power",) if self.lr_policy in _POWERS else ()
+        for key in (*POLICY_NEEDS[self.lr_policy], *power):
             if getattr(self, key) in (None, ()):
                 raise ValueError(f"lr_policy {self.lr_policy} needs {key}")
         if self.test_interval and not self.test_iter:

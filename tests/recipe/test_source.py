@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
 
 DIGITS = shipped_recipes()["digits-local"].read_text("utf-8")
@@ -59,6 +63,38 @@ def test_a_recipe_is_frozen() -> None:
     recipe = load_recipe("digits-local")
     with pytest.raises(ValueError, match="frozen"):
         recipe.name = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        recipe.nets["train_val"] = recipe.nets["train_val_noaug"]  # type: ignore[index]
+
+
+def test_a_recipe_is_a_value_equal_hashed_and_dumped_by_what_it_says() -> None:
+    recipe, again = load_recipe("digits-local"), load_recipe("digits-local")
+    assert (recipe, hash(recipe)) == (again, hash(again))
+    assert copy.deepcopy(recipe) == pickle.loads(pickle.dumps(recipe)) == recipe
+    assert recipe.model_copy(update={"nets": {}}) != recipe
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
+    assert json.loads(recipe.model_dump_json())["nets"]["train_val_noaug"]["test"] is False
+    assert recipe.model_dump()["nets"]["train_val_noaug"] == {"random_aspect_ratio": None, "test": False}
+    nets = Recipe.model_json_schema()["properties"]["nets"]
+    assert nets["additionalProperties"] == {"$ref": "#/$defs/NetVariant"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ("lr_policy: poly", "power"),
+        ("lr_policy: inv, gamma: 0.1", "power"),
+        ("lr_policy: poly_cyc, power: 1", "lr_iter"),
+        ("lr_policy: plateau, gamma: 0.1", "plateau_winsize"),
+        ("lr_policy: step, gamma: 0.1", "stepsize"),
+    ],
+)
+def test_a_policy_is_refused_without_what_its_rate_is_made_of(settings: str, needed: str) -> None:
+    phase = f"{{name: last, net: train_val, base_lr: 0.1, max_iter: 9, snapshot_prefix: tmp/a, {settings}}}"
+    before, _, after = DIGITS.partition("  - name: collapse")
+    text = f"{before}  - {phase}\n\n{after[after.index('evaluation:') :]}"
+    policy = settings.split()[1].rstrip(",")
+    assert f"phases[4]: lr_policy {policy} needs {needed}" in str(refuse(text))
 
 
 @pytest.mark.parametrize(
