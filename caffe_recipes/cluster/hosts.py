@@ -5,7 +5,9 @@ Errors of ssh and of the operating system become ClusterErrors that name the hos
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -13,9 +15,10 @@ import stat
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from caffe_recipes.errors import ClusterError
 
@@ -107,7 +110,9 @@ class SshHost:
         """Run a command to its end."""
         try:
             _, stdout, stderr = self._connected().exec_command(shlex.join(argv), timeout=timeout_s)
-            said, complained = stdout.read(), stderr.read()
+            with ThreadPoolExecutor(1) as pool:  # one stream left unread would fill the channel of both
+                reading = pool.submit(stderr.read)
+                said, complained = stdout.read(), reading.result()
             code = stdout.channel.recv_exit_status()
         except TimeoutError:
             raise _too_slow(self.name, argv, timeout_s) from None
@@ -152,21 +157,23 @@ class SshHost:
     def _connect(self) -> paramiko.SSHClient:
         import paramiko
 
-        config, known_hosts = self.ssh_folder / "config", self.ssh_folder / "known_hosts"
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        tried = ""
         try:
-            found = paramiko.SSHConfig.from_path(str(config)) if config.is_file() else paramiko.SSHConfig()
-            options = found.lookup(self.name)
-            for file in (Path("/etc/ssh/ssh_known_hosts"), known_hosts):
+            options = self._options()
+            port, proxy = int(options.get("port", 22)), options.get("proxycommand")
+            user = options.get("user") or getpass.getuser()
+            keys = cast("list[str] | None", options.get("identityfile"))
+            tried = f" as {user} at {options['hostname']}:{port} with {_describe_keys(keys)}"
+            for file in (Path("/etc/ssh/ssh_known_hosts"), self.ssh_folder / "known_hosts"):
                 if file.is_file():
                     client.load_system_host_keys(str(file))
-            proxy = options.get("proxycommand")
             client.connect(
                 options["hostname"],
-                port=int(options.get("port", 22)),
-                username=options.get("user"),
-                key_filename=options.get("identityfile"),
+                port=port,
+                username=user,
+                key_filename=keys,
                 sock=paramiko.ProxyCommand(proxy) if proxy else None,
                 timeout=CONNECT_S,
                 auth_timeout=CONNECT_S,
@@ -177,11 +184,27 @@ class SshHost:
                 transport.set_keepalive(KEEPALIVE_S)
         except self._failures() as error:
             client.close()
-            what = f"cannot be reached by ssh: {' '.join(str(error).split()) or type(error).__name__}"
-            raise ClusterError(
-                self.name, what, f"make `ssh {self.name} true` work without a password"
-            ) from None
+            raise self._unreachable(tried, error) from None
         return client
+
+    def _options(self) -> paramiko.SSHConfigDict:
+        import paramiko
+
+        config = self.ssh_folder / "config"
+        found = paramiko.SSHConfig.from_path(str(config)) if config.is_file() else paramiko.SSHConfig()
+        return found.lookup(self.name)
+
+    def _unreachable(self, tried: str, error: Exception) -> ClusterError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hint = (
+            f"make `ssh {self.name} true` work without a password; of ~/.ssh/config this reads "
+            "HostName, Port, User, IdentityFile, ProxyCommand"
+        )
+        return ClusterError(self.name, f"cannot be reached by ssh{tried}: {reason}", hint)
+
+
+def _describe_keys(keys: list[str] | None) -> str:
+    return f"{', '.join(keys)} and the agent's keys" if keys else "the keys of ~/.ssh and the agent"
 
 
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
@@ -203,8 +226,10 @@ def is_this_machine(name: str) -> bool:
 def file_stamp(host: Host, path: str) -> str | None:
     """Return what changes whenever a file is written: inode, bytes, time; None if there is no such file."""
     done = host.run(["stat", "-L", "-c", "%f %i %s %.9Y", "--", path])
-    is_file = done.returncode == 0 and stat.S_ISREG(int(done.stdout.split()[0], 16))
-    return done.stdout.strip() if is_file else None
+    if done.returncode != 0:
+        return None
+    found = _answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
+    return found[0] if stat.S_ISREG(int(found[1], 16)) else None
 
 
 def file_bytes(host: Host, path: str) -> int | None:
@@ -218,7 +243,7 @@ def file_digest(host: Host, path: str) -> str:
     done = host.run(["sha256sum", "--", path], timeout_s=600)
     if done.returncode != 0:
         raise ClusterError(f"{host.name}:{path}", "cannot be read", done.stderr.strip() or "check it")
-    return done.stdout.lstrip("\\").split()[0]
+    return _answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
 
 
 def free_bytes(host: Host, path: str) -> int:
@@ -226,8 +251,17 @@ def free_bytes(host: Host, path: str) -> int:
     for folder in (Path(path), *Path(path).parents):
         done = host.run(["df", "-P", "-B1", "--", str(folder)])
         if done.returncode == 0:
-            return int(done.stdout.splitlines()[-1].split()[-3])
+            return int(_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
     raise ClusterError(f"{host.name}:{path}", "no disk is there", "check the path")
+
+
+def _answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
+    """Match the last line of what a program said: a shell may have greeted us in the lines before."""
+    found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
+    if found is None:
+        what = f"{program} gives no answer that can be read: {done.stdout[:200]!r}"
+        raise ClusterError(f"{host.name}:{path}", what, "let the shell of this host print nothing of its own")
+    return found
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

@@ -7,14 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from caffe_recipes.cluster.hosts import Host, file_bytes
+from caffe_recipes.cluster.hosts import COMMAND_S, Host, file_bytes
 from caffe_recipes.errors import ClusterError
 
 T = TypeVar("T")
 
-# 42 GB at 10 MB/s, the slowest link that anybody would wait for.
-COPY_S = 4200.0
+# A tenth of gigabit Ethernet: a slower copy of an LMDB has come to a stop for all that anybody would wait.
+SLOWEST_BYTES_PER_S = 10e6
 _HOSTS_AT_ONCE = 64
+# A shell's question: is there nothing, or a folder without data.mdb?
+_IS_BARE = 'test ! -e "$1" || { test -d "$1" && test ! -e "$1/data.mdb"; }'
 
 
 def on_all(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T]:
@@ -24,9 +26,12 @@ def on_all(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T]:
 
 
 def find_unstaged(hosts: Sequence[Host], source_bytes: int, lmdb: str) -> list[Host]:
-    """Return the hosts whose copy of the LMDB at `lmdb` is missing or of another size than the source."""
-    sizes = on_all(hosts, lambda host: file_bytes(host, f"{lmdb}/data.mdb"))
-    return [host for host, size in zip(hosts, sizes, strict=True) if size != source_bytes]
+    """Return the hosts that lack a copy of the LMDB at `lmdb`.
+
+    Raises ClusterError where something else lies there: it is somebody's, and is never replaced.
+    """
+    lacking = on_all(hosts, lambda host: _lacks_copy(host, source_bytes, lmdb))
+    return [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]
 
 
 def stage_lmdb(host: Host, source: Path, lmdb: str) -> None:
@@ -34,27 +39,37 @@ def stage_lmdb(host: Host, source: Path, lmdb: str) -> None:
 
     A node that sees `source` itself copies it; to one that does not, it is sent. Raises ClusterError.
     """
-    size = (source / "data.mdb").stat().st_size
-    part = f"{lmdb}.part"
-    data = f"{part}/data.mdb"
-    _do(host, lmdb, ["rm", "-rf", "--", part])
-    _do(host, lmdb, ["mkdir", "-p", "--", part])
+    records, data, part = source / "data.mdb", f"{lmdb}/data.mdb", f"{lmdb}/data.mdb.part"
+    size = records.stat().st_size
+    _do(host, lmdb, ["mkdir", "-p", "--", lmdb])
     try:
-        if file_bytes(host, str(source / "data.mdb")) == size:
-            _do(host, lmdb, ["cp", "--", str(source / "data.mdb"), data])
+        if file_bytes(host, str(records)) == size:
+            _do(host, lmdb, ["cp", "--", str(records), part], COMMAND_S + size / SLOWEST_BYTES_PER_S)
         else:
-            host.put(source / "data.mdb", data)
-        copied = file_bytes(host, data)
+            host.put(records, part)
+        copied = file_bytes(host, part)
         if copied != size:
             raise ClusterError(f"{host.name}:{lmdb}", f"{copied} of {size} bytes arrived", "check its disk")
-        _do(host, lmdb, ["rm", "-rf", "--", lmdb])
-        _do(host, lmdb, ["mv", "-T", "--", part, lmdb])
+        _do(host, lmdb, ["mv", "-n", "-T", "--", part, data])
+        _lacks_copy(host, size, lmdb)  # what has come to lie there meanwhile was not replaced
     finally:
-        host.run(["rm", "-rf", "--", part])
+        host.run(["rm", "-f", "--", part])
 
 
-def _do(host: Host, lmdb: str, argv: Sequence[str]) -> None:
-    done = host.run(argv, timeout_s=COPY_S)
+def _lacks_copy(host: Host, source_bytes: int, lmdb: str) -> bool:
+    size = file_bytes(host, f"{lmdb}/data.mdb")
+    if size == source_bytes:
+        return False
+    if size is not None:
+        what = f"holds another LMDB ({size:,} bytes, the source has {source_bytes:,})"
+        raise ClusterError(f"{host.name}:{lmdb}", what, "move it away")
+    if host.run(["sh", "-c", _IS_BARE, "sh", lmdb]).returncode != 0:
+        raise ClusterError(f"{host.name}:{lmdb}", "holds what is no LMDB", "move it away")
+    return True
+
+
+def _do(host: Host, lmdb: str, argv: Sequence[str], timeout_s: float = COMMAND_S) -> None:
+    done = host.run(argv, timeout_s)
     if done.returncode != 0:
         reason = " ".join(done.stderr.split()) or f"{argv[0]} returned {done.returncode}"
         raise ClusterError(

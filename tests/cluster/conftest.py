@@ -42,14 +42,14 @@ class _Files(paramiko.SFTPServerInterface):
 
 
 class _Session(paramiko.ServerInterface):
-    def __init__(self, allowed: paramiko.PKey) -> None:
-        self.allowed = allowed
+    def __init__(self, server: SshServer) -> None:
+        self.server = server
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return AUTH_SUCCESSFUL if key == self.allowed else AUTH_FAILED
+        return AUTH_SUCCESSFUL if key == self.server.user_key else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return OPEN_SUCCEEDED
@@ -58,22 +58,25 @@ class _Session(paramiko.ServerInterface):
         threading.Thread(target=self._run, args=(channel, command), daemon=True).start()
         return True
 
-    @staticmethod
-    def _run(channel: paramiko.Channel, command: bytes) -> None:
+    def _run(self, channel: paramiko.Channel, command: bytes) -> None:
         done = subprocess.run(command, shell=True, capture_output=True, check=False)
-        channel.sendall(done.stdout)
         channel.sendall_stderr(done.stderr)
+        channel.sendall(self.server.greeting + done.stdout)
         channel.send_exit_status(done.returncode)
         channel.close()
 
 
 class SshServer:
-    """Listens on 127.0.0.1; `folder` becomes the client's ~/.ssh, with a host called `node1`."""
+    """Listens on 127.0.0.1; `folder` becomes the client's ~/.ssh, with a host called `node1`.
+
+    `greeting` is what its shell prints before each command's output, as a .bashrc may.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.host_key = paramiko.ECDSAKey.generate()
         self.user_key = paramiko.ECDSAKey.generate()
         self.logins = 0
+        self.greeting = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._transports: list[paramiko.Transport] = []
         port = self._listener.getsockname()[1]
@@ -98,7 +101,7 @@ class SshServer:
             transport = paramiko.Transport(connection)
             transport.add_server_key(self.host_key)
             transport.set_subsystem_handler("sftp", paramiko.SFTPServer, _Files)
-            transport.start_server(server=_Session(self.user_key), event=threading.Event())
+            transport.start_server(server=_Session(self), event=threading.Event())
             self._transports.append(transport)
 
     def close(self) -> None:

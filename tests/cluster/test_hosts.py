@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caffe_recipes.cluster.hosts import (
+    COMMAND_S,
+    Completed,
     Host,
     LocalHost,
     SshHost,
@@ -84,6 +87,36 @@ def test_a_command_that_does_not_end_is_given_up(host: Host) -> None:
         host.run(["sleep", "2"], timeout_s=0.2)
 
 
+def test_more_complaints_than_a_channel_holds_do_not_block(host: Host) -> None:
+    done = host.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"], timeout_s=10)
+    assert (done.stdout, len(done.stderr)) == ("done\n", 5_000_000)
+
+
+def test_what_a_shell_prints_at_login_is_no_answer(ssh_server: SshServer, tmp_path: Path) -> None:
+    ssh_server.greeting = b"Welcome to node1\n\n"
+    (tmp_path / "file").write_bytes(b"12345")
+    host = SshHost("node1", tmp_path / "ssh")
+    assert file_stamp(host, str(tmp_path / "file")) == file_stamp(LocalHost(), str(tmp_path / "file"))
+    assert file_bytes(host, str(tmp_path / "file")) == 5
+    assert file_digest(host, str(tmp_path / "file")) == hashlib.sha256(b"12345").hexdigest()
+    assert free_bytes(host, str(tmp_path)) > 0
+    host.close()
+
+
+@pytest.mark.parametrize("answer", ["", "Welcome\n", "8000 1 5 1.0\nbye\n", "ü" * 1000])
+def test_an_answer_that_cannot_be_read_is_shown(answer: str) -> None:
+    class OddHost(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            return Completed(0, answer, "")
+
+    for ask in (file_stamp, file_bytes, file_digest, free_bytes):
+        with pytest.raises(ClusterError, match=r"here:/a: .* gives no answer that can be read: '") as caught:
+            ask(OddHost("here"), "/a")
+        assert repr(answer)[1:100].rstrip("'") in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
 def test_a_program_that_is_missing_is_named() -> None:
     with pytest.raises(ClusterError, match="here: no-such-program does not start"):
         LocalHost("here").run(["no-such-program"])
@@ -108,6 +141,8 @@ def test_a_key_that_the_host_does_not_accept_is_one_line(ssh_server: SshServer, 
     with pytest.raises(ClusterError, match=r"node1: cannot be reached by ssh.*without a password") as caught:
         SshHost("node1", tmp_path / "ssh").run(["true"])
     assert "\n" not in str(caught.value)
+    tried = rf"as tester at 127\.0\.0\.1:\d+ with {re.escape(str(tmp_path))}/ssh/id"
+    assert re.search(tried, str(caught.value))
 
 
 def test_a_host_that_nobody_answers_on_is_one_line(tmp_path: Path) -> None:
