@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from caffe_recipes.errors import ClusterError
 
@@ -164,7 +164,7 @@ class SshHost:
             options = self._options()
             port, proxy = int(options.get("port", 22)), options.get("proxycommand")
             user = options.get("user") or getpass.getuser()
-            keys = cast("list[str] | None", options.get("identityfile"))
+            keys = options.get("identityfile")  # a list, whatever paramiko's types say
             tried = f" as {user} at {options['hostname']}:{port} with {_describe_keys(keys)}"
             for file in (Path("/etc/ssh/ssh_known_hosts"), self.ssh_folder / "known_hosts"):
                 if file.is_file():
@@ -203,7 +203,7 @@ class SshHost:
         return ClusterError(self.name, f"cannot be reached by ssh{tried}: {reason}", hint)
 
 
-def _describe_keys(keys: list[str] | None) -> str:
+def _describe_keys(keys: Sequence[str] | None) -> str:
     return f"{', '.join(keys)} and the agent's keys" if keys else "the keys of ~/.ssh and the agent"
 
 
