@@ -113,6 +113,7 @@ near() { # HOST
 on() { # HOST FUNCTION ARGUMENT...
   local host=$1
   shift
+  exec 7>&-
   if near "$host"; then "$@"; else
     exec ssh "$host" bash -s <<<"$(declare -f "$1"); cd $(printf '%q' "$PWD") && $(printf '%q ' "$@")"
   fi
@@ -187,9 +188,9 @@ logged() { # NAME COMMAND...
   shift
   [[ ! -e $log ]] || mv --backup=numbered -- "$log" "$log.old"
   : >"$log"
-  "$@" >>"$log" 2>&1 </dev/null &
+  "$@" >>"$log" 2>&1 </dev/null 7>&- &
   child=$!
-  tail -n +1 -s 0.1 -f --pid="$child" -- "$log" &
+  tail -n +1 -s 0.1 -f --pid="$child" -- "$log" 7>&- &
   wait "$child" || status=$?
   wait "$!" || true
   return "$status"
@@ -212,6 +213,7 @@ stamp() { # FILE
 
 # From the first host, by the published command; `.` is a subfolder, so that a half copy has no final name.
 fetch() { # SNAPSHOT
+  exec 7>&-
   { cd "$STATE/incoming" && rm -f -- "${1##*/}"; } || return
   if near "${HOSTS[0]}"; then cp -- "$1" .; else scp "${HOSTS[0]}:$1" .; fi
 }
@@ -236,14 +238,20 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT
     stop 3 "$model: cannot be written; check the disk"
 }
 
-# mpiexec inherits the lock: one that outlived its killed script keeps a second one from starting.
+# Two locks: 7 is the script's alone, 9 is inherited by all it starts. So an mpiexec that outlived its killed
+# script is told from a script at work. Its phase is trained again: what it trained with is not known.
 lock() {
-  { mkdir -p -- "$STATE/incoming" && exec 9>>"$STATE/lock"; } || stop 3 "$STATE: cannot be written; check the disk"
-  flock -w 5 -E 75 9 || if (($? == 75)); then
-    stop 2 "$STATE/lock: another run.sh, or the mpiexec of a killed one, is at work; wait for it or end it"
+  { mkdir -p -- "$STATE/incoming" && exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
+    stop 3 "$STATE: cannot be written; check the disk"
+  flock -n -E 75 7 || if (($? == 75)); then
+    stop 2 "$STATE/script.lock: another run.sh is at work; wait for it or end it"
   else
-    say "$STATE/lock: this file system has no locks; take care to start run.sh once"
+    say "$STATE: this file system has no locks; take care to start run.sh once" && return
   fi
+  flock -n 9 7>&- || {
+    say "$STATE/lock: the mpiexec of a killed run.sh is still at work; waiting for its end (Ctrl-C gives up)"
+    flock 9 7>&-
+  }
 }
 
 main() {

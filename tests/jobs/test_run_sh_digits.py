@@ -79,19 +79,26 @@ class DigitsRoot:
         assert code == 0, said[-3000:]
         return said
 
-    def kill_in(self, phase: str) -> None:
-        """Run run.sh, and kill its process group once a phase has trained an iteration."""
+    def kill_in(self, phase: str, *, alone: bool) -> str:
+        """Run run.sh, kill it (alone, or with its group) while a phase trains; return what it said."""
         process = self.start()
-        log = self.logs / f"{phase}.log"
         deadline = time.monotonic() + 300
+        said = ""
         try:
-            while not (log.exists() and "Iteration 1, loss" in log.read_text()):
-                assert process.poll() is None, (self.root / "said").read_text()[-3000:]
+            while "Iteration 1, loss" not in said.partition(f"{phase}: training")[2]:
+                assert process.poll() is None, said[-3000:]
                 assert time.monotonic() < deadline, f"{phase} never began"
                 time.sleep(0.02)
-        finally:
+                said = (self.root / "said").read_text()
+        except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            raise
+        if alone:
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return said
 
 
 def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
@@ -100,7 +107,11 @@ def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) ->
     assert "] loss3/top-1 = " in said
 
     killed = DigitsRoot(tmp_path / "killed")
-    killed.kill_in("cyc1")
+    killed.kill_in("cyc1", alone=True)
+    assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
+    said = killed.kill_in("cyc1", alone=False)
+    assert "the mpiexec of a killed run.sh is still at work" in said
+    assert "Optimization Done" in (killed.logs / "cyc1.log.old").read_text()
     assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
     assert sorted(path.name for path in killed.root.glob("*.caffemodel")) == ["digits_init_iter_4.caffemodel"]
     said = killed.run()

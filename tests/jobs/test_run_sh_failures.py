@@ -19,6 +19,14 @@ sleep 60 &
 touch "$PLAY/training"
 wait $!
 """
+# An mpiexec that trains until the test lets it end.
+UNTIL_ENDED = 'touch "$PLAY/training"; until [[ -e $PLAY/end ]]; do sleep 0.05; done\n'
+
+
+def solver_in(argv: tuple[str, ...]) -> str:
+    """Name the solver that mpiexec was called with."""
+    (solver,) = [word for word in argv if word.startswith("--solver=")]
+    return solver.rpartition("/")[2]
 
 
 def failed(cluster: StandInCluster, **environment: str) -> str:
@@ -109,20 +117,58 @@ def test_a_term_reaches_mpiexec_and_the_next_run_starts_the_phase_again(
     assert small_cluster.run().returncode == 0
 
 
-def test_while_the_mpiexec_of_a_killed_run_is_at_work_no_second_one_starts(
+def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     small_cluster: StandInCluster,
 ) -> None:
-    small_cluster.hook("mpiexec.hydra", STAY)
+    small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
     first = small_cluster.start()
     small_cluster.wait_for(small_cluster.play / "training")
     first.kill()
     first.wait()
 
-    second = small_cluster.run()
-    assert second.returncode == 2
-    assert "another run.sh, or the mpiexec of a killed one, is at work" in second.stderr
+    small_cluster.hook("mpiexec.hydra", "")
+    second = small_cluster.start()
+    assert second.stderr is not None
+    assert "the mpiexec of a killed run.sh is still at work; waiting for its end" in second.stderr.readline()
+    third = small_cluster.run()
+    assert third.returncode == 2
+    assert "script.lock: another run.sh is at work; wait for it or end it" in third.stderr
     assert len(small_cluster.calls("mpiexec.hydra")) == 1
 
-    os.killpg(first.pid, signal.SIGKILL)
-    small_cluster.hook("mpiexec.hydra", "")
+    (small_cluster.play / "end").touch()
+    _, stderr = second.communicate(timeout=60)
+    assert second.returncode == 0, stderr
+    assert [solver_in(call.argv) for call in small_cluster.calls("mpiexec.hydra")] == [
+        "solver_init.prototxt",
+        "solver_init.prototxt",
+        "solver_cyc1.prototxt",
+    ]
+
+
+def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
+    first = small_cluster.start()
+    small_cluster.wait_for(small_cluster.play / "training")
+    first.kill()
+    first.wait()
+
+    second = small_cluster.start()
+    assert second.stderr is not None
+    assert "waiting for its end (Ctrl-C gives up)" in second.stderr.readline()
+    os.killpg(second.pid, signal.SIGINT)
+    assert second.wait(timeout=30) != 0
+    (small_cluster.play / "end").touch()
     assert small_cluster.run().returncode == 0
+
+
+def test_beside_a_run_at_work_no_second_one_starts(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
+    first = small_cluster.start()
+    small_cluster.wait_for(small_cluster.play / "training")
+    second = small_cluster.run()
+    assert second.returncode == 2
+    assert "script.lock: another run.sh is at work; wait for it or end it" in second.stderr
+    (small_cluster.play / "end").touch()
+    _, stderr = first.communicate(timeout=60)
+    assert first.returncode == 0, stderr
+    assert len(small_cluster.calls("mpiexec.hydra")) == 2
