@@ -152,30 +152,63 @@ check_phase() { # NAME NET WEIGHTS SNAPSHOT
   [[ -z $changed ]] || stop 2 "$model: made from another $changed; move it away to train $1 again"
 }
 
-stage_lmdb() { # LMDB SOURCE
-  [[ ! -s $1/data.mdb ]] || return 0
-  [[ -s $2/data.mdb ]] || return 66
-  # Whoever comes second waits: a killed run's copy may still be going on.
-  { mkdir -p -- "$(dirname -- "$1")" && exec 8>>"$1.lock" && flock 8; } || return
-  [[ ! -s $1/data.mdb ]] || return 0
-  { rm -rf -- "$1.part" && cp -rL -- "$2" "$1.part" && mv -T -- "$1.part" "$1"; } ||
-    { rm -rf -- "$1.part" && return 1; }
+# 0: it is there; 65: to be copied; 66: it is nowhere; 67: something else is there, and is never replaced.
+find_lmdb() { # LMDB SOURCE
+  local data=$1/data.mdb source=${2:-/dev/null}/data.mdb
+  [[ ! -e $1 || -d $1 ]] || return 67
+  if [[ ! -e $data && ! -L $data ]]; then
+    if [[ -s $source ]]; then return 65; else return 66; fi
+  fi
+  [[ -f $data && -s $data ]] || return 67
+  [[ ! -s $source || $(stat -L -c %s -- "$data") == "$(stat -L -c %s -- "$source")" ]] || return 67
 }
 
-# Copies the training LMDB to all nodes at once, where it is missing.
-stage() {
-  local hosts=("${HOSTS[@]}") copies=() missing='' failed='' i
+# Asks all nodes at once, before anything is written; BARE are those to copy the training LMDB to.
+find_lmdbs() {
+  local hosts=("${HOSTS[@]}") answers=() missing='' other='' mute='' i status
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # the Caffe root is one for all nodes
+  BARE=()
   for i in "${!hosts[@]}"; do
-    on "${hosts[i]}" stage_lmdb "$LMDB" "$LMDB_SOURCE" &
-    copies+=("$!")
+    on "${hosts[i]}" find_lmdb "$LMDB" "$LMDB_SOURCE" >/dev/null &
+    answers+=("$!")
   done
   for i in "${!hosts[@]}"; do
-    wait "${copies[i]}" || if (($? == 66)); then missing+=" ${hosts[i]}"; else failed+=" ${hosts[i]}"; fi
+    status=0
+    wait "${answers[i]}" || status=$?
+    case $status in
+      0) ;;
+      65) BARE+=("${hosts[i]}") ;;
+      66) missing+=" ${hosts[i]}" ;;
+      67) other+=" ${hosts[i]}" ;;
+      *) mute+=" ${hosts[i]}" ;;
+    esac
   done
-  [[ -z $failed ]] || stop 3 "$LMDB: staging failed on$failed; check ssh and the disks there"
+  [[ -z $mute ]] || stop 3 "$LMDB: cannot be looked for on$mute; check ssh, and that $PWD is there"
+  [[ -z $other ]] || stop 2 "$LMDB: is no copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and LMDB_SOURCE ('$LMDB_SOURCE') holds none; \
 set LMDB_SOURCE to a copy that all nodes see, or $LMDB_HINT"
+}
+
+stage_lmdb() { # LMDB SOURCE
+  local data=$1/data.mdb
+  # Whoever comes second waits: a killed run's copy may still be going on.
+  { mkdir -p -- "$1" && exec 8>>"$1.lock" && flock 8; } || return
+  [[ ! -e $data ]] || return 0
+  { cp -L -T -- "$2/data.mdb" "$data.part" && mv -n -T -- "$data.part" "$data"; } ||
+    { rm -f -- "$data.part" && return 1; }
+}
+
+# Copies the training LMDB to all bare nodes at once.
+stage() {
+  local copies=() failed='' i
+  for i in "${!BARE[@]}"; do
+    on "${BARE[i]}" stage_lmdb "$LMDB" "$LMDB_SOURCE" >/dev/null &
+    copies+=("$!")
+  done
+  for i in "${!BARE[@]}"; do
+    wait "${copies[i]}" || failed+=" ${BARE[i]}"
+  done
+  [[ -z $failed ]] || stop 3 "$LMDB: staging failed on$failed; check ssh and the disks there"
 }
 
 # Writes a command's output to a log, and shows it. The log is written directly, so that neither a closed
@@ -268,6 +301,7 @@ main() {
   # Training needs it not: whoever puts it there within these hours gets an evaluation.
   [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
   chain check_phase
+  find_lmdbs
   lock
   for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the name of now

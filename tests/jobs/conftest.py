@@ -145,12 +145,24 @@ class StandInCluster:
         shutil.rmtree(self.play / "calls", ignore_errors=True)
 
     def contents(self) -> dict[str, bytes]:
-        """Return all files of the Caffe root."""
+        """Return all files and folders of the Caffe root and of the nodes."""
         return {
-            str(path.relative_to(self.root)): path.read_bytes()
-            for path in self.root.rglob("*")
-            if path.is_file()
+            str(path): path.read_bytes() if path.is_file() else b""
+            for top in (self.root, self.play / "nodes")
+            for path in top.rglob("*")
         }
+
+    def refused(self, *arguments: str, **environment: str) -> str:
+        """Run to a refusal, and return its one line; nothing has changed, and nothing was launched."""
+        before = self.contents()
+        self.forget_calls()
+        done = self.run(*arguments, **environment)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert self.contents() == before
+        assert self.calls("mpiexec.hydra") == []
+        return done.stderr
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

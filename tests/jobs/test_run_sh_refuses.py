@@ -13,19 +13,6 @@ INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 
 
-def refused(cluster: StandInCluster, *arguments: str, **environment: str) -> str:
-    """Run, and return the one line; nothing has changed, and nothing was launched."""
-    before = cluster.contents()
-    cluster.forget_calls()
-    done = cluster.run(*arguments, **environment)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert cluster.contents() == before
-    assert cluster.calls("mpiexec.hydra") == []
-    return done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -41,12 +28,12 @@ def refused(cluster: StandInCluster, *arguments: str, **environment: str) -> str
 )
 def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, says: str) -> None:
     (small_cluster.root / "hostfile").write_text(text)
-    assert says in refused(small_cluster)
+    assert says in small_cluster.refused()
 
 
 def test_a_missing_hostfile(small_cluster: StandInCluster) -> None:
     (small_cluster.root / "hostfile").unlink()
-    assert "hostfile: cannot be read; write one host a line" in refused(small_cluster)
+    assert "hostfile: cannot be read; write one host a line" in small_cluster.refused()
 
 
 def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: StandInCluster) -> None:
@@ -57,24 +44,25 @@ def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: S
 
 
 def test_an_unknown_argument(small_cluster: StandInCluster) -> None:
-    assert "unknown argument '--force'; see run.sh --help" in refused(small_cluster, "--force")
+    assert "unknown argument '--force'; see run.sh --help" in small_cluster.refused("--force")
 
 
 def test_a_missing_caffe_root(small_cluster: StandInCluster) -> None:
-    assert "CAFFE_ROOT: no such folder" in refused(small_cluster, CAFFE_ROOT="/no/such/folder")
+    assert "CAFFE_ROOT: no such folder" in small_cluster.refused(CAFFE_ROOT="/no/such/folder")
 
 
 def test_a_missing_trainer(small_cluster: StandInCluster) -> None:
     (small_cluster.root / "build/tools/caffe").unlink()
-    assert "./build/tools/caffe: not found from" in refused(small_cluster)
+    assert "./build/tools/caffe: not found from" in small_cluster.refused()
 
 
 def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:
     theirs = small_cluster.root / small_cluster.recipe.prototxt_dir / "solver_init.prototxt"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("base_lr: 0.1\n")
-    assert "solver_init.prototxt: differs from the recipe's; move it away, or set FORCE=1" in refused(
-        small_cluster
+    assert (
+        "solver_init.prototxt: differs from the recipe's; move it away, or set FORCE=1"
+        in small_cluster.refused()
     )
     assert small_cluster.run(FORCE="1").returncode == 0
     assert theirs.read_text() == (small_cluster.prototxts / theirs.name).read_text()
@@ -82,7 +70,7 @@ def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: Sta
 
 def test_a_script_away_from_its_prototxts(small_cluster: StandInCluster) -> None:
     (small_cluster.prototxts / "train_val.prototxt").unlink()
-    assert "train_val.prototxt: not there; start run.sh by its path" in refused(small_cluster)
+    assert "train_val.prototxt: not there; start run.sh by its path" in small_cluster.refused()
 
 
 @pytest.mark.parametrize("file", ["solver_init.prototxt", "train_val.prototxt"])
@@ -91,13 +79,13 @@ def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) 
     with (small_cluster.prototxts / file).open("a") as text:
         text.write("# changed\n")
     says = f"{INIT}: made from another {file}; move it away to train init again"
-    assert says in refused(small_cluster, FORCE="1")
+    assert says in small_cluster.refused(FORCE="1")
 
 
 def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> None:
     assert small_cluster.run().returncode == 0
     (small_cluster.root / INIT).write_text("other weights")
-    assert f"{CYC1}: made from another {INIT}" in refused(small_cluster)
+    assert f"{CYC1}: made from another {INIT}" in small_cluster.refused()
 
 
 def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
@@ -105,9 +93,9 @@ def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
 ) -> None:
     assert small_cluster.run().returncode == 0
     (small_cluster.root / INIT).unlink()
-    assert f"{CYC1}: made from another {INIT}" in refused(small_cluster)
+    assert f"{CYC1}: made from another {INIT}" in small_cluster.refused()
 
 
 def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
     (small_cluster.root / INIT).write_text("somebody's weights")
-    assert f"{INIT}: no {INIT}.made-from says what it was made from; move it away" in refused(small_cluster)
+    assert f"{INIT}: no {INIT}.made-from says what it was made from; move it away" in small_cluster.refused()
