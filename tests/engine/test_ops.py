@@ -211,6 +211,33 @@ def test_batch_norm_normalises_by_the_batch_and_keeps_sums_of_statistics() -> No
     assert float(blobs[2]) == pytest.approx(0.9 * 2 + 1)
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_sums_many_values_without_losing_digits(layout: torch.memory_format) -> None:
+    x = (noise(8, 6, 56, 56) + 3).contiguous(memory_format=layout)
+    blobs = [torch.zeros(6), torch.zeros(6), torch.zeros(1)]
+    apply('type: "BatchNorm"', x, blobs=blobs)
+    values = x.double()
+    assert blobs[0].numpy() == pytest.approx(values.mean((0, 2, 3)).numpy(), abs=5e-7)
+    assert blobs[1].numpy() == pytest.approx(values.var((0, 2, 3)).numpy(), abs=5e-7)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_sends_back_the_gradient_of_its_formula(layout: torch.memory_format) -> None:
+    x, gamma, beta, slope = noise(4, 3, 5, 5), noise(3, seed=1), noise(3, seed=2), noise(4, 3, 5, 5, seed=3)
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, gamma, beta)]
+    forward, _ = set_up('type: "BatchNorm"', (4, 3, 5, 5))
+    blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1), *inputs[1:]]
+    (forward([inputs[0].contiguous(memory_format=layout)], blobs)[0] * slope).sum().backward()
+    exact = [tensor.double().requires_grad_() for tensor in (x, gamma, beta)]
+    centred = exact[0] - exact[0].mean((0, 2, 3), keepdim=True)
+    root = (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+    y = centred / root * exact[1][:, None, None] + exact[2][:, None, None]
+    (y * slope).sum().backward()
+    for own, true in zip(inputs, exact, strict=True):
+        assert own.grad is not None and true.grad is not None
+        assert own.grad.numpy() == pytest.approx(true.grad.numpy(), abs=1e-5)
+
+
 def test_batch_norms_statistics_do_not_depend_on_what_memory_held() -> None:
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
@@ -250,7 +277,9 @@ def test_one_value_per_channel_normalises_to_zero_and_sends_no_gradient_back() -
     forward, _ = set_up('type: "BatchNorm"', (1, 3))
     (y,) = forward([x], blobs)
     assert float(y.detach().abs().max()) < 1e-4
-    assert not y.requires_grad
+    (y * noise(1, 3, seed=1)).sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()
     assert blobs[0].numpy() == pytest.approx(x.detach().numpy()[0])
 
 

@@ -131,6 +131,16 @@ def test_p2_phase_b_goes_on_from_phase_a(run: Run, parity: Callable[[str], Path]
     compare_weights(Path("b_iter_30.caffemodel"), reference / "b_iter_30.caffemodel")
 
 
+def test_p2_phase_b_goes_on_from_our_own_phase_a(run: Run, parity: Callable[[str], Path]) -> None:
+    """Differences of both phases add up, and stay within the bound of one."""
+    reference = parity("p2_miniresnet")
+    Path("a_iter_40.caffemodel").unlink()
+    train(run, "-solver", "solver_a.prototxt", "-weights", "init.caffemodel")
+    log = train(run, "-solver", "solver_b.prototxt", "-weights", "a_iter_40.caffemodel")
+    compare_log(log, reference, "train_b")
+    compare_weights(Path("b_iter_30.caffemodel"), reference / "b_iter_30.caffemodel")
+
+
 def test_p2_is_tested_as_by_the_real_caffe(run: Run, parity: Callable[[str], Path]) -> None:
     reference = parity("p2_miniresnet")
     words = ("--model=net.prototxt", "--weights=b_iter_30.caffemodel", "--iterations=4")
