@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.chain.journal import Clock, Journal
+from caffe_recipes.chain.plan import digest_prototxts
+from caffe_recipes.chain.units import describe_names
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
 
 RUNS = "runs"
+_RECIPE = "recipe.json"
+# The recipe only names a net of the user's own: what that net was is told by the digests.
+_PROTOTXTS = "prototxts.json"
+# So many values that differ are named.
+_NAMED = 5
 
 
 def run_folders(root: Path, recipe_name: str) -> list[Path]:
@@ -40,10 +47,12 @@ def create_run(folder: Path, recipe: Recipe, clock: Clock = time.time) -> Journa
     Raises InputError if the folder cannot be made, or has just been made by another process.
     """
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    frozen = {_RECIPE: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe)}
     try:
         for name in ("logs", "snapshots"):
             (part / name).mkdir(parents=True)
-        (part / "recipe.json").write_text(json.dumps(freeze_recipe(recipe), indent=1) + "\n")
+        for name, values in frozen.items():
+            (part / name).write_text(json.dumps(values, indent=1) + "\n")
         journal = Journal(part / "journal.jsonl", clock, create=True)
         journal.append("created", recipe=recipe.name)
         part.rename(folder)
@@ -71,18 +80,29 @@ def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
     return frozen
 
 
-def changes_since(folder: Path, recipe: Recipe) -> list[str]:
-    """Say what differs between the recipe that a run was started with and the recipe now.
+def describe_changes(folder: Path, recipe: Recipe) -> str | None:
+    """Say what differs between what a run was started with and the recipe, with its nets, now.
 
     Raises InputError if the run's copy cannot be read.
     """
-    path = folder / "recipe.json"
+    values = list(_differences(_load(folder / _RECIPE), freeze_recipe(recipe), ""))
+    if values:
+        more = "; ..." if len(values) > _NAMED else ""
+        return f"the recipe has changed since: {'; '.join(values[:_NAMED])}{more}"
+    before, now = _load(folder / _PROTOTXTS), digest_prototxts(recipe)
+    files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
+
+
+def _load(path: Path) -> dict[str, Any]:
     try:
-        before = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
         raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
-    return list(_differences(before, freeze_recipe(recipe), ""))
+    if not isinstance(values, dict):
+        raise InputError(path, "cannot be read: not JSON as a run writes it", "start over with --new")
+    return values
 
 
 def _differences(before: object, now: object, at: str) -> Iterator[str]:

@@ -129,6 +129,14 @@ def load_journal(path: Path) -> RunState:
         raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
 
 
+def _name_process(path: Path) -> str:
+    try:
+        state = load_journal(path)
+    except JournalError:
+        return "another process"
+    return f"process {state.pid} on {state.host}"
+
+
 class Journal:
     """An open journal, locked until it is closed; `append` returns when the line is on disk."""
 
@@ -146,8 +154,7 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            state = load_journal(path)
-            what = f"process {state.pid} on {state.host} carries on this run"
+            what = f"{_name_process(path)} carries on this run"
             raise InputError(path.parent, what, "wait for it, or stop it") from None
         except OSError as error:
             self._file.close()

@@ -6,6 +6,8 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import digest, parse_prototxt
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.model import Recipe
@@ -59,6 +61,16 @@ def plan_prototxts(recipe: Recipe) -> dict[str, str]:
         for path, text in files
         if path.endswith(".prototxt")
     }
+
+
+def digest_prototxts(recipe: Recipe) -> dict[str, str]:
+    """Return the digest of each prototxt's message, which no comment changes, by the prototxt's path."""
+    solvers = {f"solver_{phase.name}.prototxt" for phase in recipe.phases}
+    digests = {}
+    for path, text in plan_prototxts(recipe).items():
+        kind = pb.SolverParameter if posixpath.basename(path) in solvers else pb.NetParameter
+        digests[path] = digest(parse_prototxt(text, kind, path))
+    return digests
 
 
 def launch_argv(recipe: Recipe, command: tuple[str, ...], hostfile: str) -> tuple[str, ...]:

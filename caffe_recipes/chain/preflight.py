@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.chain.journal import RunState
 from caffe_recipes.chain.plan import Plan, launch_argv
 from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
-from caffe_recipes.chain.snapshots import verify_weights
+from caffe_recipes.chain.snapshots import verify_kept, verify_weights
 from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
 from caffe_recipes.cluster.staging import find_unstaged, on_all
@@ -71,18 +72,23 @@ def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
         hostfile.writelines(f"{host.name}\n" for host in setting.hosts)
         hostfile.flush()
         number = hostfile.fileno()
-        _start(launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}"), setting, keep=(number,))
+        argv = launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}")
+        named = describe_names([host.name for host in setting.hosts])
+        by_hand = shlex.join(launch_argv(setting.recipe, _RANK, "HOSTFILE"))
+        hint = f"try `{by_hand}` by hand, with {named} in HOSTFILE"
+        _start(argv, setting, hint, keep=(number,))
     return f"{launcher} starts a process for each rank"
 
 
 def _check_trainer(setting: Setting, plan: Plan, state: RunState) -> str:
     # gflags ends with 1 where it is asked for help.
-    _start((setting.trainer, "--help"), setting, succeeds=setting.recipe.trainer == OUR_TRAINER)
+    hint = f"try `{shlex.quote(setting.trainer)} --help` by hand"
+    _start((setting.trainer, "--help"), setting, hint, succeeds=setting.recipe.trainer == OUR_TRAINER)
     return setting.trainer
 
 
 def _start(
-    argv: Sequence[str], setting: Setting, *, succeeds: bool = True, keep: tuple[int, ...] = ()
+    argv: Sequence[str], setting: Setting, hint: str, *, succeeds: bool = True, keep: tuple[int, ...] = ()
 ) -> None:
     """Run a program to its end; raises ClusterError with its own first word if it does not start.
 
@@ -95,13 +101,13 @@ def _start(
             capture_output=True, timeout=_START_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise ClusterError(argv[0], f"does not end within {_START_S:.0f} s", "try it by hand") from None
+        raise ClusterError(argv[0], f"does not end within {_START_S:.0f} s", hint) from None
     except OSError as error:
         raise ClusterError(argv[0], f"does not start: {error.strerror}", "check its installation") from None
     if done.returncode != 0 and (succeeds or done.returncode < 0 or done.returncode in (126, 127)):
         lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         reason = lines[0].strip() if lines else f"returned {done.returncode}"
-        raise ClusterError(argv[0], f"does not start: {reason}", f"try `{' '.join(argv)}` by hand")
+        raise ClusterError(argv[0], f"does not start: {reason}", hint)
 
 
 def _check_prototxts(setting: Setting, plan: Plan, state: RunState) -> str:
@@ -166,12 +172,14 @@ def _check_records(path: Path, setting: Setting, images: int) -> str:
 
 def _check_start(setting: Setting, plan: Plan, state: RunState) -> str:
     """Look into what the unfinished phases start from, unless an unfinished phase is still to make it."""
-    finished = {done.snapshot for done in state.finished.values()}
-    made = {training.fetched for training in plan.trainings} - finished
+    finished = {done.snapshot: done for done in state.finished.values()}
+    made = {training.fetched for training in plan.trainings} - finished.keys()
     needed = [(step.weights, step.net) for step in plan.trainings if step.phase not in state.finished]
     needed += [(plan.testing.weights, plan.testing.net)] if plan.testing else []
     given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
     for path, net in given:
+        if path in finished:
+            verify_kept(Path(setting.path(path)), finished[path].sha256, finished[path].phase)
         verify_weights(Path(setting.path(path)), build_net(setting.recipe, net))
     first = needed[0][0] if needed else None
     return first or "the nets' fillers"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from caffe_recipes.chain.folder import (
     RUNS,
-    changes_since,
     create_run,
+    describe_changes,
     next_folder,
     run_folders,
     write_hostfile,
@@ -99,7 +99,7 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
     """Open the run to go on with; None if another is to be started.
 
     Raises InputError if another process carries on the latest run, if its trainer may still be training, or
-    if the recipe is no longer the one that it was started with.
+    if the recipe or a net of it is no longer the one that it was started with.
     """
     folders = run_folders(options.root, recipe.name)
     if not folders:
@@ -110,19 +110,17 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
         stack.callback(journal.close)
         launch = journal.state().launch
     except JournalError:
-        if options.new:
-            return None
-        raise
+        if not options.new:
+            raise
     if options.new:
         _check_nothing_trains(folder)
         return None
     if launch and launch.host != socket.gethostname():
         what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
         raise InputError(folder, what, f"go on with it on {launch.host}, or start another run with --new")
-    changes = changes_since(folder, recipe)
+    changes = describe_changes(folder, recipe)
     if changes:
-        what = f"the recipe has changed since: {'; '.join(changes[:5])}{'; ...' if len(changes) > 5 else ''}"
-        raise InputError(folder, what, "undo that to go on with this run, or start another with --new")
+        raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")
     return journal
 
 

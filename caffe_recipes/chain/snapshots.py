@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def _fetch(host: Host, path: str, stamp: str | None, part: Path) -> str:
     if digest != file_digest(LocalHost(), str(part)):
         raise RunFailed(where, "the copy differs from the snapshot", "run again")
     return digest
+
+
+def verify_kept(path: Path, sha256: str, phase: str) -> None:
+    """Compare a kept snapshot with the digest that its phase finished with; raises WeightsError."""
+    hint = "restore it, or start over with --new"
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        what = f"the snapshot of phase {phase} cannot be read: {error.strerror}"
+        raise WeightsError(path, what, hint) from None
+    if digest != sha256:
+        raise WeightsError(path, f"is no longer the snapshot that phase {phase} finished with", hint)
 
 
 def verify_weights(path: Path, net: pb.NetParameter) -> None:

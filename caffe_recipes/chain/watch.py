@@ -66,12 +66,6 @@ def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None
     return (last - first) * images_per_iter / seconds if seconds > 0 else None
 
 
-def training_seconds(summary: LogSummary) -> float | None:
-    """Return the seconds between the first and the last displayed loss."""
-    times = sorted(summary.times.items())
-    return (times[-1][1] - times[0][1]).total_seconds() if times else None
-
-
 def measure(
     summary: LogSummary, phase: str, max_iter: int, images_per_iter: int, later_iterations: int
 ) -> Progress:

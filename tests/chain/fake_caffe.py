@@ -89,7 +89,8 @@ def train(flags: dict[str, str]) -> int:
 
 
 def test(flags: dict[str, str]) -> int:
-    if not Path(flags["weights"]).exists():
+    behaviours = json.loads(Path("behaviour.json").read_text()) if Path("behaviour.json").exists() else {}
+    if not Path(flags["weights"]).exists() or "evaluation" in behaviours:
         return 134
     say("caffe.cpp:517", "loss = 0.25 (* 1 = 0.25 loss)")
     say("caffe.cpp:517", "loss3/top-1 = 0.75")

@@ -128,11 +128,16 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "launcher that knows no -PSM2": (
         edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2"),
-        "mpiexec.hydra: does not start: .*unrecognized argument PSM2",
+        "mpiexec.hydra: does not start: .*unrecognized argument PSM2; "
+        "try `mpiexec.hydra -PSM2 .* -f HOSTFILE .*` by hand, with localhost in HOSTFILE",
     ),
     "missing training LMDB": (
         remove("data/train_lmdb"),
         "localhost:tmp/train_lmdb: no LMDB there, and none to stage from data/train_lmdb; .*--lmdb-source",
+    ),
+    "another LMDB where the training LMDB is staged": (
+        text("tmp/train_lmdb/data.mdb", "the user's own"),
+        r"localhost:.*/tmp/train_lmdb: holds another LMDB \(14 bytes, the source has [\d,]+\); move it away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),

@@ -80,10 +80,33 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
     first = place.start()
     wait_until_trained(place, "init")
     kill(first)
-    with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run still trains"):
-        place.run(new=True)
+    journal = place.root / "runs/small-1/journal.jsonl"
+    whole = journal.read_text()
+    for text in (whole, "what\n", None):
+        if text is None:
+            journal.unlink()
+        else:
+            journal.write_text(text)
+        with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run still trains"):
+            place.run(new=True)
+    journal.write_text(whole)
     (place.root / "release").touch()
     assert place.run().outputs
+
+
+def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_spoilt(place: Place) -> None:
+    place.behave(init="waits")
+    first = place.start()
+    wait_until_trained(place, "init")
+    journal = place.root / "runs/small-1/journal.jsonl"
+    whole = journal.read_text()
+    journal.write_text("what\n")
+    with pytest.raises(InputError, match="small-1: another process carries on this run"):
+        place.run(new=True)
+    journal.write_text(whole)
+    (place.root / "release").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
 
 
 def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +72,61 @@ def test_a_changed_recipe_is_refused_with_what_changed(place: Place) -> None:
     assert place.tree() == before
 
 
+OWN_NET = """\
+name: "Own"
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN } }
+layer { name: "pool" type: "Pooling" bottom: "data" top: "pool"
+  pooling_param { pool: MAX kernel_size: 4 stride: 4 } }
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+OWN_NETS = {
+    "prototxt: own.prototxt": ("own.prototxt", OWN_NET),
+    "function: 'own_nets:own'": ("own_nets.py", f"def own(net):\n    return '''{OWN_NET}'''\n"),
+}
+
+
+@pytest.fixture(params=OWN_NETS)
+def own_net(place: Place, request: pytest.FixtureRequest) -> Path:
+    """Make the small recipe's net the user's own, fail its second phase, and return the net's file."""
+    name, text = OWN_NETS[request.param]
+    place.edit("builder: resnet_small", request.param)
+    (place.root / name).write_text(text)
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.behave()
+    return place.root / name
+
+
+def test_a_net_of_the_users_own_that_changed_since_is_refused_with_the_prototxts(
+    place: Place, own_net: Path
+) -> None:
+    own_net.write_text(own_net.read_text().replace("pool: MAX", "pool: AVE"))
+    before = place.tree()
+    changed = "prototxt/small/train_val.prototxt, prototxt/small/train_val_noaug.prototxt have changed since"
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"small-1: {changed}; .*--new"):
+            place.run(overwrite=overwrite)
+    assert place.tree() == before
+
+
+def test_a_comment_in_a_net_of_the_users_own_changes_nothing(place: Place, own_net: Path) -> None:
+    own_net.write_text(f"# as published\n{own_net.read_text()}")
+    place.run()
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1'])
+def test_a_runs_spoilt_digests_are_named(place: Place, content: str) -> None:
+    place.behave(init="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    (place.root / "runs/small-1/prototxts.json").write_text(content)
+    with pytest.raises(InputError, match=r"small-1/prototxts\.json: cannot be read: not JSON.*; .*--new"):
+        place.run()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
@@ -116,15 +173,55 @@ def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: P
         place.run(new=True)
 
 
-def test_a_finished_phase_whose_snapshot_was_spoilt_since_is_not_built_upon(place: Place) -> None:
+def spoil_last_byte(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILING: dict[str, Callable[[Path], object]] = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "one bit turned": spoil_last_byte,
+    "deleted": Path.unlink,
+    "a folder": replace_by_folder,
+}
+
+
+@pytest.mark.parametrize("spoiling", SPOILING)
+@pytest.mark.parametrize(("failing", "needed"), [("last", "cyc1_iter_6"), ("evaluation", "last_iter_4")])
+def test_a_finished_phase_whose_snapshot_was_spoilt_since_is_not_built_upon(
+    place: Place, spoiling: str, failing: str, needed: str
+) -> None:
+    place.behave(**{failing: "ends-early"})
+    with pytest.raises(RunFailed):
+        place.run()
+    place.behave()
+    path = place.root / f"runs/small-1/snapshots/small_{needed}.caffemodel"
+    whole = path.read_bytes()
+    SPOILING[spoiling](path)
+    before = place.tree()
+    with pytest.raises(InputError, match=rf"small_{needed}\.caffemodel: .*; restore it, .*--new"):
+        place.run()
+    assert place.tree() == before
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(whole)
+    trained = place.trained()
+    assert place.run().outputs
+    assert place.trained() == trained + (["last"] if failing == "last" else [])
+
+
+def test_a_snapshot_that_nothing_needs_any_more_may_go(place: Place) -> None:
     place.behave(last="ends-early")
     with pytest.raises(RunFailed):
         place.run()
-    (place.root / "runs/small-1/snapshots/small_cyc1_iter_6.caffemodel").write_bytes(b"")
-    before = place.tree()
-    with pytest.raises(InputError, match=r"small_cyc1_iter_6\.caffemodel: is empty"):
-        place.run()
-    assert place.tree() == before
+    place.behave()
+    (place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel").unlink()
+    assert place.run().outputs
 
 
 def test_a_journal_that_is_no_journal_is_refused_and_new_starts_beside_it(place: Place) -> None:
