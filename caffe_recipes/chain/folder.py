@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from caffe_recipes.chain.journal import Clock, Journal
-from caffe_recipes.chain.plan import digest_prototxts
+from caffe_recipes.chain.plan import digest_prototxts, plan_prototxts
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
@@ -41,13 +41,15 @@ def next_folder(root: Path, recipe_name: str) -> Path:
     return root / RUNS / f"{recipe_name}-{number}"
 
 
-def create_run(folder: Path, recipe: Recipe, clock: Clock = time.time) -> Journal:
+def create_run(
+    folder: Path, recipe: Recipe, prototxts: Mapping[str, str], clock: Clock = time.time
+) -> Journal:
     """Make a run's folder, whole or not at all, and return its journal, open and locked.
 
     Raises InputError if the folder cannot be made, or has just been made by another process.
     """
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
-    frozen = {_RECIPE: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe)}
+    frozen = {_RECIPE: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe, prototxts)}
     try:
         for name in ("logs", "snapshots"):
             (part / name).mkdir(parents=True)
@@ -89,7 +91,7 @@ def describe_changes(folder: Path, recipe: Recipe) -> str | None:
     if values:
         more = "; ..." if len(values) > _NAMED else ""
         return f"the recipe has changed since: {'; '.join(values[:_NAMED])}{more}"
-    before, now = _load(folder / _PROTOTXTS), digest_prototxts(recipe)
+    before, now = _load(folder / _PROTOTXTS), digest_prototxts(recipe, plan_prototxts(recipe))
     files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
 

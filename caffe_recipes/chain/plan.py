@@ -63,11 +63,11 @@ def plan_prototxts(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def digest_prototxts(recipe: Recipe) -> dict[str, str]:
+def digest_prototxts(recipe: Recipe, prototxts: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each prototxt's message, which no comment changes, by the prototxt's path."""
     solvers = {f"solver_{phase.name}.prototxt" for phase in recipe.phases}
     digests = {}
-    for path, text in plan_prototxts(recipe).items():
+    for path, text in prototxts.items():
         kind = pb.SolverParameter if posixpath.basename(path) in solvers else pb.NetParameter
         digests[path] = digest(parse_prototxt(text, kind, path))
     return digests

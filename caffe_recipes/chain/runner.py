@@ -60,7 +60,7 @@ def run_chain(
             stack.callback(host.close)
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
         _preflight(setting, plan, state, reporter)
-        journal = latest or create_run(folder, recipe, clock)
+        journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
         run = Run(setting, plan, f"{RUNS}/{folder.name}", journal, reporter, interrupts)
         try:
