@@ -30,7 +30,7 @@ readonly PROTOTXTS=(solver_init.prototxt
 readonly LMDB=/tmp/ilsvrc12_train_lmdb TEST_LMDB=examples/imagenet/ilsvrc12_val_lmdb
 readonly LMDB_SOURCE=${LMDB_SOURCE:-}
 readonly LMDB_HINT='build it with convert_imageset'
-readonly MODEL=resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel STATE=logs/$RECIPE
+readonly MODEL=resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel TRAINER=./build/tools/caffe STATE=logs/$RECIPE
 export MLSL_NUM_SERVERS=2
 export MLSL_SERVER_AFFINITY=39,38,43,42
 
@@ -101,11 +101,17 @@ read_hosts() {
   HOSTS=("${HOSTS[@]:0:NODES}")
 }
 
-# Is the host this machine, to be reached without ssh?
+# Is the host this machine, to be reached without ssh? By name, or by an address of its own.
 near() { # HOST
-  local here
+  local here address ours
+  [[ $COPY_WITH == auto ]] || return
   here=$(uname -n)
-  [[ $COPY_WITH == auto && ($1 == localhost || $1 == 127.* || $1 == "$here" || $1 == "${here%%.*}") ]]
+  [[ $1 != localhost && $1 != "$here" && $1 != "${here%%.*}" ]] || return 0
+  ours=$(hostname -I 2>/dev/null) || true
+  for address in $(getent ahosts "$1" 2>/dev/null || printf '%s' "$1"); do
+    [[ ! $address =~ ^(127(\.[0-9]+){3}|::1)$ && " $ours " != *" $address "* ]] || return 0
+  done
+  return 1
 }
 
 # Runs a function of this script on a host, in the Caffe root. Its text goes through stdin: nothing is quoted
@@ -150,6 +156,8 @@ settings_of() { # NAME NET WEIGHTS
 check_phase() { # NAME NET WEIGHTS SNAPSHOT
   local model=${4##*/} changed
   [[ -e $model ]] || return 0
+  [[ -s $model ]] || stop 2 "$model: empty; move it away to train $1 again"
+  [[ -z $3 || -e $3 ]] || stop 2 "$3: missing, and $model was made from it; put it back, or move $model away"
   [[ -f $model.made-from ]] || stop 2 "$model: no $model.made-from says what it was made from; move it away"
   changed=$(settings_of "$@" | grep -vxFf "$model.made-from" | cut -d ' ' -f 3- | paste -sd ' ') || true
   [[ -z $changed ]] || stop 2 "$model: made from another $changed; move it away to train $1 again"
@@ -239,9 +247,26 @@ check_log() { # NAME
   esac
 }
 
-# What changes whenever a file is written, its size first; nothing if it is not there.
+# What changes whenever a file is written, its size first; on a line of its own, since a login shell may print.
 stamp() { # FILE
-  mkdir -p -- "$(dirname -- "$1")" && if [[ -e $1 ]]; then stat -L -c '%s %i %.9Y' -- "$1"; fi
+  mkdir -p -- "$(dirname -- "$1")" &&
+    printf '\nstamp: %s\n' "$(stat -L -c '%s %i %.9Y' -- "$1" 2>/dev/null || echo none)"
+}
+
+# Prints nothing if the answer is of no use.
+stamp_on() { # HOST FILE
+  on "$1" stamp "$2" | sed -nE 's/^stamp: (none|[0-9]+ [0-9]+ [0-9]+[.,][0-9]+)\r?$/\1/p' | tail -n 1
+}
+
+# Judged by the stamps; without them by the log: an old file may have been fetched after a run that did nothing.
+check_written() { # NAME BEFORE AFTER SNAPSHOT
+  local log=$STATE/$1.log
+  if [[ -n $2 && -n $3 ]]; then
+    [[ $3 != none && $3 != "$2" ]] || stop 3 "$4: not written by this run; read $log"
+  else
+    grep -qE 'Iteration [0-9]|Snapshotting|Optimization Done' "$log" ||
+      stop 3 "$4: nothing says that this run wrote it; read $log"
+  fi
 }
 
 # From the first host, by the published command; `.` is a subfolder, so that a half copy has no final name.
@@ -258,15 +283,16 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT
   [[ -z $3 || (-f $3 && -s $3) ]] || stop 2 "$3: missing or empty; $1 starts from it"
   settings=$(settings_of "$@")
   [[ $snapshot == /* ]] || snapshot=$PWD/$snapshot
-  before=$(on "$host" stamp "$snapshot") || stop 3 "$host:$snapshot: no folder to write to; check ssh and the disk"
+  before=$(stamp_on "$host" "$snapshot") ||
+    stop 3 "$host:$snapshot: no folder to write to; check ssh and the disk"
   say "$1: training"
   logged "$1" train "$PROTOTXT_DIR/solver_$1.prototxt" "$3" || stop 3 "$1: training returned $?; read $log"
   check_log "$1"
-  after=$(on "$host" stamp "$snapshot") || stop 3 "$host: cannot be reached; check ssh"
-  [[ -z $after || $after != "$before" ]] || stop 3 "$host:$snapshot: not written by this run; read $log"
+  after=$(stamp_on "$host" "$snapshot") || true
+  check_written "$1" "$before" "$after" "$host:$snapshot"
   (fetch "$snapshot") || stop 3 "$host:$snapshot: cannot be fetched; read $log, check ssh and the disk"
   [[ -s $got ]] || stop 3 "$host:$snapshot: empty; read $log"
-  [[ -z $after || ${after%% *} == "$(stat -c %s -- "$got")" ]] || stop 3 "$got: a half copy; check the disk"
+  [[ $after != [0-9]* || ${after%% *} == "$(stat -c %s -- "$got")" ]] || stop 3 "$got: a half copy; check the disk"
   { printf '%s\n' "$settings" >"$model.made-from" && mv -- "$got" "$model"; } ||
     stop 3 "$model: cannot be written; check the disk"
 }
@@ -294,11 +320,12 @@ main() {
     -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && return ;;
     *) stop 2 "unknown argument '$1'; see run.sh --help" ;;
   esac
-  OURS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)/prototxt/$RECIPE
+  OURS=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")/../.." && pwd)/prototxt/$RECIPE
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
-  for tool in ./build/tools/caffe mpiexec.hydra sha256sum flock ssh scp; do
+  for tool in mpiexec.hydra sha256sum flock ssh scp; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
+  command -v -- "$TRAINER" >/dev/null || say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
   read_hosts
   check_prototxts
   # Training needs it not: whoever puts it there within these hours gets an evaluation.
@@ -313,6 +340,8 @@ main() {
   stage
   place_prototxts
   chain train_phase
+  command -v -- "$TRAINER" >/dev/null || stop 3 "$MODEL: trained, not evaluated: $TRAINER is not found from $PWD; \
+start run.sh again where it is"
   say "evaluating $MODEL"
   logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $STATE/evaluation.log"
   check_log evaluation

@@ -88,6 +88,47 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+HERE = """
+uname() { echo node1.cluster.org; }
+hostname() { [[ $1 == -I ]] && echo "10.1.2.3 fd00::3 "; }
+getent() {
+  case $2 in
+    node1-ib.cluster.org) printf '%s STREAM x\\n' 10.9.9.9 fd00::3 ;;
+    node1.other.org) echo 10.1.2.30 STREAM node1.other.org ;;
+    aliased) echo 127.0.1.1 STREAM aliased ;;
+    [0-9]*.*.*.*) echo "$2 STREAM" ;;
+    *) return 2 ;;
+  esac
+}
+near "$1" && echo near || echo far
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "distance"),
+    [
+        ("localhost", "near"),
+        ("127.0.0.1", "near"),
+        ("node1", "near"),
+        ("node1.cluster.org", "near"),
+        ("node1-ib.cluster.org", "near"),
+        ("aliased", "near"),
+        ("10.1.2.3", "near"),
+        ("node1.other.org", "far"),
+        ("node10", "far"),
+        ("10.1.2", "far"),
+        ("10.1.2.33", "far"),
+        ("127.example.org", "far"),
+    ],
+)
+def test_this_machine_is_known_by_its_names_and_addresses(host: str, distance: str) -> None:
+    script = render_run_script(load_recipe("digits-local")).removesuffix('main "$@"\n')
+    done = subprocess.run(
+        ["bash", "-s", host], input=script + HERE, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"{distance}\n", "")
+
+
 def test_plain_values_are_written_plainly() -> None:
     script = render_run_script(load_recipe("stampede2-64n-72ep"))
     assert (

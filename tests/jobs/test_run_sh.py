@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from tests.jobs.conftest import StandInCluster
+from caffe_recipes.recipe.source import load_recipe
+from tests.jobs.conftest import StandInCluster
 
 # The README's own commands, each on one line, without the stray `; '` behind the last one.
 PUBLISHED = r"""
@@ -126,3 +126,30 @@ def test_a_missing_test_lmdb_is_told_before_training_and_does_not_stop_it(
     first, *_ = done.stderr.splitlines()
     assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB to evaluate with yet" in first
     assert len(small_cluster.calls("mpiexec.hydra")) == 2
+
+
+def test_a_script_called_by_a_link_finds_its_prototxts(small_cluster: StandInCluster) -> None:
+    link = small_cluster.root / "start here"
+    link.symlink_to(small_cluster.script)
+    small_cluster.script = link
+    assert small_cluster.run().returncode == 0
+
+
+def test_one_node_needs_no_hostfile(tmp_path: Path) -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    cluster = StandInCluster(
+        tmp_path,
+        recipe.model_copy(
+            update={
+                "phases": recipe.phases[:1],
+                "cluster": recipe.cluster.model_copy(update={"nodes": 1}),
+            }
+        ),
+    )
+    cluster.node("c401-001").rename(cluster.node("localhost"))
+    (cluster.root / "hostfile").unlink()
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
+    assert "hostfile: there was none; localhost is written to it" in done.stderr
+    assert (cluster.root / "hostfile").read_text() == "localhost\n"
+    assert "hostfile" not in cluster.run().stderr

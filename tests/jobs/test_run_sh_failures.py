@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.jobs.conftest import StandInCluster
 
 INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
+CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 LOGS = "logs/stampede2-64n-72ep"
 # An mpiexec that trains until it is told to end.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
@@ -74,7 +75,7 @@ def test_an_old_snapshot_that_is_written_again_is_taken(small_cluster: StandInCl
 
 def test_no_snapshot(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", "exit 0")
-    assert f"c401-001:/tmp/{INIT}: cannot be fetched" in failed(small_cluster)
+    assert f"c401-001:/tmp/{INIT}: not written by this run" in failed(small_cluster)
 
 
 def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
@@ -98,7 +99,64 @@ def test_a_failing_scp(small_cluster: StandInCluster) -> None:
 def test_a_first_host_that_cannot_be_reached_after_training(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"')
     small_cluster.hook("ssh", "[[ ! -e $PLAY/trained ]] || exit 255")
-    assert "c401-001: cannot be reached; check ssh" in failed(small_cluster)
+    small_cluster.hook("scp", "exit 255")
+    assert f"c401-001:/tmp/{INIT}: cannot be fetched" in failed(small_cluster)
+
+
+def test_an_ssh_that_breaks_after_training_costs_no_phase(small_cluster: StandInCluster) -> None:
+    small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"')
+    small_cluster.hook("ssh", '[[ ! -e $PLAY/trained ]] || { rm "$PLAY/trained"; exit 255; }')
+    done = small_cluster.run()
+    assert done.returncode == 0, done.stderr
+    assert "solver_init" in (small_cluster.root / INIT).read_text()
+
+
+# What comes out of ssh beside, or in place of, the answer.
+CHATTER = {
+    "greets": 'printf "Welcome"',
+    "greets after": 'finish "$@"; printf "Bye\\nstamp: soon\\n"; exit 0',
+    "a terminal": 'finish "$@" | sed "s/$/\\r/"; exit 0',
+    "echoes": 'echo "$@"; cat; exit 0',
+    "mute": "exit 0",
+}
+
+
+@pytest.mark.parametrize("chatter", CHATTER.values(), ids=CHATTER.keys())
+def test_an_ssh_that_prints_breaks_nothing(small_cluster: StandInCluster, chatter: str) -> None:
+    small_cluster.hook("ssh", chatter)
+    done = small_cluster.run()
+    assert done.returncode == 0, done.stderr
+    assert "solver_init" in (small_cluster.root / INIT).read_text()
+
+
+@pytest.mark.parametrize("chatter", [CHATTER["greets"], CHATTER["a terminal"]])
+def test_beside_what_ssh_prints_an_old_snapshot_is_seen(small_cluster: StandInCluster, chatter: str) -> None:
+    (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
+    small_cluster.hook("ssh", chatter)
+    small_cluster.hook("mpiexec.hydra", 'echo "Iteration 1" && exit 0')
+    assert f"c401-001:/tmp/{INIT}: not written by this run" in failed(small_cluster)
+
+
+def test_without_an_answer_of_ssh_an_old_snapshot_needs_a_log_that_trained(
+    small_cluster: StandInCluster,
+) -> None:
+    (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
+    small_cluster.hook("ssh", "exit 0")
+    small_cluster.hook("mpiexec.hydra", "exit 0")
+    assert f"c401-001:/tmp/{INIT}: nothing says that this run wrote it" in failed(small_cluster)
+
+
+def test_a_trainer_that_only_the_nodes_have_trains_and_the_evaluation_says_why_not(
+    small_cluster: StandInCluster,
+) -> None:
+    (small_cluster.root / "build/tools/caffe").unlink()
+    done = small_cluster.run()
+    assert done.returncode == 3
+    first, *_, last = done.stderr.splitlines()
+    assert "./build/tools/caffe: not found from" in first
+    assert "the nodes may have it, the evaluation needs it here" in first
+    assert f"{CYC1}: trained, not evaluated: ./build/tools/caffe is not found from" in last
+    assert len(small_cluster.calls("mpiexec.hydra")) == 2
 
 
 def test_a_term_reaches_mpiexec_and_the_next_run_starts_the_phase_again(

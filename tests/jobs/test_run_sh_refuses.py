@@ -51,9 +51,10 @@ def test_a_missing_caffe_root(small_cluster: StandInCluster) -> None:
     assert "CAFFE_ROOT: no such folder" in small_cluster.refused(CAFFE_ROOT="/no/such/folder")
 
 
-def test_a_missing_trainer(small_cluster: StandInCluster) -> None:
-    (small_cluster.root / "build/tools/caffe").unlink()
-    assert "./build/tools/caffe: not found from" in small_cluster.refused()
+def test_a_missing_launcher(small_cluster: StandInCluster) -> None:
+    (small_cluster.play / "bin/mpiexec.hydra").unlink()
+    path = f"{small_cluster.play / 'bin'}:/usr/bin:/bin"
+    assert "mpiexec.hydra: not found from" in small_cluster.refused(PATH=path)
 
 
 def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:
@@ -93,9 +94,16 @@ def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
 ) -> None:
     assert small_cluster.run().returncode == 0
     (small_cluster.root / INIT).unlink()
-    assert f"{CYC1}: made from another {INIT}" in small_cluster.refused()
+    says = f"{INIT}: missing, and {CYC1} was made from it; put it back, or move {CYC1} away"
+    assert says in small_cluster.refused()
 
 
 def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
     (small_cluster.root / INIT).write_text("somebody's weights")
     assert f"{INIT}: no {INIT}.made-from says what it was made from; move it away" in small_cluster.refused()
+
+
+def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    (small_cluster.root / INIT).write_text("")
+    assert f"{INIT}: empty; move it away to train init again" in small_cluster.refused()
