@@ -24,6 +24,7 @@ class Flags:
     sighup_effect: str = "snapshot"
     gpu: str = ""
     engine: str = ""
+    new_layers: str = ""
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
@@ -40,6 +41,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
             commands.append(word)
             continue
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+        if name.removeprefix("no") in _SWITCHES:
+            continue
         if name not in _KINDS:
             known = ", ".join(f"-{name}" for name in _KINDS)
             raise InputError("caffe-torch", f"unknown flag {word}", f"known are {known}")
@@ -49,13 +52,18 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
                 raise InputError("caffe-torch", f"{word} has no value", f"write {word} <{name}>")
             value = following
         given[name] = _number(word, value) if _KINDS[name] is int else value
+    for name in _OF_GLOG:
+        given.pop(name, None)
     if len(commands) != 1:
         what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
         raise InputError("caffe-torch", what, "give one: train, test, version")
     return commands[0], Flags(**given)  # type: ignore[arg-type]
 
 
-_KINDS = {field.name: type(field.default) for field in fields(Flags)}
+# glog's flags change nothing: the log goes to stderr. Its switches take no second word as their value.
+_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
+_OF_GLOG = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
+_KINDS = {field.name: type(field.default) for field in fields(Flags)} | _OF_GLOG
 
 
 def _number(word: str, value: str) -> int:

@@ -16,7 +16,7 @@ from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
 SATURATED = 87.3365  # where the loss ends, for that reason
-PATIENCE = 10  # passes: a small batch may be all wrong once
+PATIENCE = 10  # passes in a row: a small batch may be all wrong once
 
 # Layers whose first top counts as a loss, with weight 1, where no loss_weight is given.
 LOSSES = frozenset(
@@ -94,7 +94,7 @@ class _Saturation:
     def watch(self, losses: Tensor) -> None:
         self.passes = self.passes + 1 if bool((losses >= SATURATED).all()) else 0
         if self.passes == PATIENCE:
-            what = f"the loss has been {SATURATED:.6g}, its limit, for {PATIENCE} iterations"
+            what = f"the loss has been {SATURATED:.6g}, its limit, for {PATIENCE} passes in a row"
             raise RunFailed(f"layer '{self.name}'", what, "lower the rate; Caffe would train on and return 0")
 
 
@@ -110,7 +110,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
-        if layer.phase == pb.TRAIN:
+        if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # a pass that is only displayed fails nothing
             stuck.watch(losses.detach())
         weights = xs[2].reshape(-1) if len(xs) == 3 else None
         kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -22,14 +23,31 @@ usage: caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE.sol
        caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
        caffe-torch version
 
+  -new_layers A,B               layers to train from their fillers, whatever the weights hold; any other
+                                learned layer of the net must be in the weights
   -level N, -stage A,B          the net's state, for include and exclude rules
   -sigint_effect, -sighup_effect  snapshot, stop (the default of SIGINT) or none
+  -logtostderr, -v N, ...       glog's flags are taken and change nothing: the log goes to stderr
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 as Caffe, 2 for bad input, 3 for a run that failed."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return _run(argv)
+    code = 1  # of an exception that nobody catches
+
+    def end() -> None:
+        sys.stdout.flush()
+        os._exit(code)
+
+    # Registered first, so called last, when MPI has ended: Python would take a second to take torch apart.
+    atexit.register(end)
+    code = _run(sys.argv[1:])
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
     if {"-h", "-help", "--help"} & set(words) or not words:
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
@@ -39,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command not in COMMANDS:
             known = ", ".join(COMMANDS)
             raise InputError("caffe-torch", f"unknown command '{command}'", f"known are {known}")
-        _check_flags(flags)
+        _check_flags(command, flags)
     except CaffeRecipesError as error:
         return _fail(error, leads)
     return COMMANDS[command](flags)
@@ -51,7 +69,7 @@ def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
     return error.exit_code
 
 
-def _check_flags(flags: Flags) -> None:
+def _check_flags(command: str, flags: Flags) -> None:
     for name in ("sigint_effect", "sighup_effect"):
         if getattr(flags, name) not in EFFECTS:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
@@ -62,6 +80,11 @@ def _check_flags(flags: Flags) -> None:
         raise InputError("caffe-torch", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:
         raise InputError("caffe-torch", "-weights and -snapshot exclude each other", "give only one")
+    for name in ("weights", "new_layers"):
+        if getattr(flags, name) and "" in getattr(flags, name).split(","):
+            raise InputError("caffe-torch", f"-{name} {getattr(flags, name)} holds an empty name", "give A,B")
+    if flags.new_layers and not (command == "train" and flags.weights):
+        raise InputError("caffe-torch", "-new_layers is for train with -weights", "leave it out")
 
 
 def _train(flags: Flags) -> int:
@@ -100,13 +123,16 @@ def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> N
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
         from caffe_recipes.engine import training  # imports torch: seconds that bad input need not cost
 
-        weights = tuple(flags.weights.split(",")) if flags.weights else ()
-        start = training.Start(weights, flags.snapshot)
+        start = training.Start(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
         solver = training.prepare(param, flags.solver, start, world, requests, log)
     try:
         training.run(solver, world, log)
     finally:
         solver.close()
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(listed.split(",")) if listed else ()
 
 
 def _test(flags: Flags) -> int:

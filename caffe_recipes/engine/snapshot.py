@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -100,13 +101,15 @@ def save_snapshot(net: Net, groups: Sequence[Group], prefix: str, state: pb.Solv
 
 
 @torch.no_grad()
-def copy_weights(net: Net, weights: pb.NetParameter, path: str, log: Log) -> None:
-    """Copy the blobs of layers that bear a name of the net's.
+def copy_weights(
+    net: Net, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
+) -> list[str]:
+    """Copy the blobs of layers that bear a name of the net's, but for those that are `new`.
 
-    A layer of the file that the net has not is ignored, one of the net's that the file has not keeps its
-    fillers, and both are logged. Raises WeightsError for a shape that does not match, or no name that does.
+    The file's other layers are ignored, which is logged. Gives the names of all its learned layers. Raises
+    WeightsError for a shape that does not match, or no name that does.
     """
-    wanted = net.blobs()
+    wanted = {name: blobs for name, blobs in net.blobs().items() if name not in new}
     found = set()
     for layer in weights.layer:
         if layer.name not in wanted:
@@ -126,13 +129,29 @@ def copy_weights(net: Net, weights: pb.NetParameter, path: str, log: Log) -> Non
     if wanted and not found:
         what = f"holds no layer of {net.path}: it is of another net"
         raise WeightsError(path, what, f"its layers are {_some(layer.name for layer in weights.layer)}")
-    kept = [name for name in wanted if name not in found]
-    if kept:
-        log.warning("net.cpp:1137", f"Not in {path}, so they start from their fillers: {', '.join(kept)}")
+    return [layer.name for layer in weights.layer if layer.blobs]
 
 
-def _some(names: object) -> str:
-    listed = [str(name) for name in names]  # type: ignore[attr-defined]
+def check_complete(net: Net, held: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()) -> None:
+    """Raise WeightsError if a learned layer is neither `new` nor held by one of the files in `held`.
+
+    Caffe would start it from its fillers and say nothing: so ends a layer renamed since the weights were
+    written. `hint` may hold `{layers}`, the names of the layers that are missing.
+    """
+    wanted, there = net.blobs(), [name for names in held.values() for name in names]
+    missing = [name for name in wanted if name not in there and name not in new]
+    if not missing:
+        return
+    spare = [name for name in there if name not in wanted]
+    near = [match for name in missing for match in get_close_matches(name, spare, 1)] or spare
+    layers, verb = ("layers", "are") if len(missing) > 1 else ("layer", "is")
+    what = f"{layers} {_some(map(repr, missing))} {verb} not in {' or '.join(held)}"
+    what += f", which has {_some(map(repr, dict.fromkeys(near)))}" if near else ""
+    raise WeightsError(net.path, what, hint.format(layers=",".join(missing)))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
     return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
 
 

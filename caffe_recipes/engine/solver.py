@@ -61,8 +61,9 @@ class SmoothedLoss:
 class Solver:
     """Trains `net` as `param` says, and tests `test_nets`. Only rank 0 displays and snapshots.
 
-    The losses displayed are rank 0's own; those of tests are means over all ranks, each of which tests its
-    own records. BatchNorm's statistics are each rank's own too, and rank 0's are snapshotted.
+    What is displayed are means over all ranks, so that the log does not depend on how many ranks share a
+    batch; under MLSL, Caffe displays rank 0's own losses. Each rank tests its own records. BatchNorm's
+    statistics are each rank's own too, and rank 0's are snapshotted.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Solver:
             return
         if self._displays:
             with torch.no_grad(), self._ranks.together():
-                shown = self._smoothed.add(self.net.forward().item(), self.iteration - self._start)
+                own = self.net.forward().item()
+            shown = self._smoothed.add(self._means([own])[0], self.iteration - self._start)
             self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {number(shown)}")
         if param.test_interval and self.iteration % param.test_interval == 0:
             self._test_all()
@@ -132,39 +134,45 @@ class Solver:
         self._stopped = votes.stop
 
     def _compute(self) -> tuple[float, Requests]:
-        """Make the gradients of one iteration; give its loss and what any rank was asked."""
+        """Make the gradients of one iteration; give the ranks' mean loss and what any rank was asked."""
         for group in self.groups:
             group.grads.zero_()
-        total, votes = 0.0, Requests()
+        total, votes = 0.0, Requests()  # of all ranks
         for part in range(self.param.iter_size):
             last = part == self.param.iter_size - 1
             failure: CaffeRecipesError | None = None
             loss = torch.zeros(())
             try:
                 loss = self.net.forward()
-                total = float32(total + loss.item())
-                self._check(total)
+                self._check(loss.item())
             except CaffeRecipesError as error:
                 failure = error
-            votes |= self._vote(failure)
+            asked, mean = self._vote(failure, loss.item())
+            total, votes = float32(total + mean), votes | asked
             self._reduction.begin(last)
             if loss.requires_grad:
                 loss.backward()
         self._reduction.finish()
         return float32(total / self.param.iter_size), votes
 
-    def _vote(self, failure: CaffeRecipesError | None) -> Requests:
+    def _vote(self, failure: CaffeRecipesError | None, loss: float) -> tuple[Requests, float]:
         """Tell what this rank was asked, and learn what any was: all act alike, at the same iteration.
 
-        Raises AgreedFailure if a rank's forward pass failed.
+        The loss goes the same way, and its mean comes back. Raises AgreedFailure if a rank's forward pass
+        failed.
         """
         asked = self._requests.take()
-        votes = torch.tensor([asked.stop, asked.snapshot, failure is not None]).float()
-        self._ranks.sum(votes)()
-        stop, snapshot, failed = votes.tolist()
+        stop, snapshot, failed, mean = self._means([asked.stop, asked.snapshot, failure is not None, loss])
         if failed:
             self._ranks.settle(failure)
-        return Requests(bool(stop), bool(snapshot))
+        return Requests(bool(stop), bool(snapshot)), mean
+
+    def _means(self, own: Sequence[float]) -> list[float]:
+        """Give the means over the ranks, all of which call this."""
+        values = torch.tensor(own, dtype=torch.float32)
+        self._ranks.sum(values)()
+        means: list[float] = (values / self._ranks.ranks).tolist()
+        return means
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -173,7 +181,9 @@ class Solver:
 
     def _display(self, shown: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {number(shown)}")
-        for place, (output, value) in enumerate(self.net.scores()):
+        scores = self.net.scores()
+        means = self._means([value for _, value in scores])
+        for place, ((output, _), value) in enumerate(zip(scores, means, strict=True)):
             self._log.info("solver.cpp:333", f"    Train net output #{place}: {describe(output, value)}")
 
     def _test_all(self) -> None:

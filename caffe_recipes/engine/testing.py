@@ -13,7 +13,7 @@ from caffe_recipes.engine.data import Feed
 from caffe_recipes.engine.glog import Log, number
 from caffe_recipes.engine.net import Net
 from caffe_recipes.engine.settings import load_net
-from caffe_recipes.engine.snapshot import copy_weights
+from caffe_recipes.engine.snapshot import check_complete, copy_weights
 from caffe_recipes.engine.solver import describe
 
 
@@ -24,8 +24,8 @@ def load_tested(model: str, weights: Sequence[str], level: int, stages: Sequence
     param.state.level = level
     param.state.stage.extend(stages)
     net = Net(param, model, Feed(0, 1, 0, 0, log), torch.Generator().manual_seed(0), log)
-    for path in weights:
-        copy_weights(net, load_weights(path), path, log)
+    held = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
+    check_complete(net, held, "give the weights of this net")
     return net
 
 

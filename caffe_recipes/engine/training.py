@@ -15,17 +15,22 @@ from caffe_recipes.engine.net import Net
 from caffe_recipes.engine.ranks import Ranks
 from caffe_recipes.engine.requests import Requests
 from caffe_recipes.engine.settings import test_nets, train_net
-from caffe_recipes.engine.snapshot import check_folder, copy_history, copy_weights
+from caffe_recipes.engine.snapshot import check_complete, check_folder, copy_history, copy_weights
 from caffe_recipes.engine.solver import Solver
 from caffe_recipes.engine.updates import flatten
+from caffe_recipes.errors import InputError
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a training starts from: weights, a solverstate, or (both empty) the fillers."""
+    """What a training starts from: weights, a solverstate, or (both empty) the fillers.
+
+    `new_layers` start from their fillers whatever the weights hold.
+    """
 
     weights: tuple[str, ...] = ()
     snapshot: str = ""
+    new_layers: tuple[str, ...] = ()
 
 
 def prepare(
@@ -59,23 +64,34 @@ def _begin(solver: Solver, start: Start, log: Log) -> None:
     if start.snapshot:
         log.info("caffe.cpp:316", f"Resuming from {start.snapshot}")
         state = load_solverstate(start.snapshot)
-        _load(solver, state.learned_net, log)
+        snapshot = {state.learned_net: _load(solver, state.learned_net, (), log)}
+        check_complete(solver.net, snapshot, "resume with the net it was written by")
         log.info("sgd_solver.cpp:808", f"{solver.param.type}Solver: restoring history")
         copy_history(solver.net, solver.groups, state, start.snapshot)
         solver.iteration = state.iter
         solver.schedule.resume(state)
+    trained, held, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers
+    for name in new:
+        if name not in trained:
+            what = f"'{name}' is no learned layer of {solver.net.path}"
+            raise InputError("-new_layers", what, f"they are {', '.join(trained)}")
     for path in start.weights:
         log.info("caffe.cpp:218", f"Finetuning from {path}")
-        _load(solver, path, log)
+        held[path] = _load(solver, path, new, log)
+    if held:
+        hint = "rename it, or give -new_layers {layers} to train from fillers"
+        check_complete(solver.net, held, hint, new)
 
 
-def _load(solver: Solver, path: str, log: Log) -> None:
+def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str]:
+    """Copy a file's weights into all nets; give the names of the layers it holds."""
     weights = load_weights(path)
-    copy_weights(solver.net, weights, path, log)
+    held = copy_weights(solver.net, weights, path, log, new)
     trained = solver.net.blobs()
     for net in solver.test_nets:
         if net.blobs().keys() - trained:  # layers of their own, which the TRAIN net does not share
-            copy_weights(net, weights, path, Log(enabled=False))
+            copy_weights(net, weights, path, Log(enabled=False), new)
+    return held
 
 
 def _text(message: pb.SolverParameter) -> str:

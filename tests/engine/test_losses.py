@@ -122,7 +122,9 @@ def test_a_loss_at_its_limit_ten_times_in_a_row_fails_in_training() -> None:
     forward = set_up('type: "SoftmaxWithLoss"', wrong, labels)
     for logits in [wrong] * 9 + [right] + [wrong] * 9:
         forward([logits, labels], [])
-    with pytest.raises(RunFailed, match=r"87\.3365, its limit, for 10 iterations"):
+    with torch.no_grad():  # the display after the last update
+        forward([wrong, labels], [])
+    with pytest.raises(RunFailed, match=r"87\.3365, its limit, for 10 passes in a row"):
         forward([wrong, labels], [])
     testing = set_up('type: "SoftmaxWithLoss"', wrong, labels, phase=pb.TEST)
     values = [float(testing([wrong, labels], [])[0]) for _ in range(12)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,9 +36,18 @@ def test_flags_are_taken_as_gflags_takes_them(words: tuple[str, ...]) -> None:
     assert (command, flags.solver, flags.weights) == ("train", "s", "a,b")
 
 
+def test_flags_of_glog_are_taken() -> None:
+    switches = ("-logtostderr", "--logtostderr=1", "-nologtostderr", "-alsologtostderr", "-colorlogtostderr")
+    values = ("-minloglevel", "2", "-stderrthreshold=0", "-v", "1", "-log_dir", "logs")
+    assert parse_flags([*switches, "train", *values, "-solver", "s"]) == parse_flags(
+        ["train", "-solver", "s"]
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        (("train", "-v", "loud"), "no whole number"),
         (("train", "-sovler", "x"), "unknown flag -sovler"),
         (("train", "-solver"), "-solver has no value"),
         (("test", "-iterations", "many"), "no whole number"),
@@ -62,6 +73,8 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("train", "-solver", "solver.prototxt", "-weights", "none"), "none: no such file"),
         (("train", "-solver", "solver.prototxt", "-weights", "lmdb"), "is a folder"),
         (("train", "-solver", "solver.prototxt", "-snapshot", "none"), "none: no such file"),
+        (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , holds an empty name"),
+        (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers is for train with"),
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
@@ -198,7 +211,7 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: 
     assert "5 16 (80)" in only_line(log)
 
 
-def test_a_renamed_layer_is_trained_anew_and_the_log_says_so(case: Path, run: Run, change: Change) -> None:
+def test_a_renamed_layer_is_refused_unless_it_is_said_to_be_new(case: Path, run: Run, change: Change) -> None:
     two = (
         'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
         'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
@@ -208,9 +221,60 @@ def test_a_renamed_layer_is_trained_anew_and_the_log_says_so(case: Path, run: Ru
     assert run("train", "-solver", "solver.prototxt")[0] == 0
     change(case / "net.prototxt", ('name: "ip"', 'name: "ip_new"'))
     code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
+    assert code == 2
+    why = "net.prototxt: layer 'ip_new' is not in run_iter_6.caffemodel, which has 'ip'; rename it, or give "
+    assert why + "-new_layers ip_new" in only_line(log)
+    tested = ("test", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
+    code, log = run(*tested)
+    assert code == 2
+    assert "layer 'ip_new' is not in run_iter_6.caffemodel, which has 'ip'" in only_line(log)
+    wanted = ("-weights", "run_iter_6.caffemodel", "-new_layers", "ip_new")
+    code, log = run("train", "-solver", "solver.prototxt", *wanted)
     assert code == 0
     assert "Ignoring source layer ip\n" in log
-    assert "start from their fillers: ip_new" in log
+
+
+def test_a_new_layer_starts_from_its_fillers_whatever_the_weights_hold(
+    case: Path, run: Run, change: Change
+) -> None:
+    hidden = (
+        'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
+        'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
+    )
+    head = 'layer { name: "ip" type: "InnerProduct" bottom: "data"'
+    change(case / "net.prototxt", (head, hidden + head.replace('"data"', '"hid"')))
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    change(case / "net.prototxt", ("num_output: 3", "num_output: 5"))
+    change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
+    words = ("-weights", "run_iter_6.caffemodel", "-new_layers", "ip")
+    assert run("train", "-solver", "solver.prototxt", *words)[0] == 0
+    old, new = (
+        {layer.name: layer for layer in pb.NetParameter.FromString((case / name).read_bytes()).layer}
+        for name in ("run_iter_6.caffemodel", "run_iter_0.caffemodel")
+    )
+    assert new["hid"].blobs == old["hid"].blobs
+    assert len(new["ip"].blobs[0].data) == 5 * 4
+
+
+def test_layers_may_come_from_several_files(case: Path, run: Run, change: Change) -> None:
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    whole = pb.NetParameter.FromString((case / "run_iter_6.caffemodel").read_bytes())
+    more = (
+        'layer { name: "more" type: "InnerProduct" bottom: "ip" top: "more" '
+        "inner_product_param { num_output: 3 bias_term: false } }\n"
+    )
+    tail = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip"'
+    change(case / "net.prototxt", (tail, more + tail.replace('"ip"', '"more"')))
+    for layer in whole.layer:
+        layer.name = layer.name.replace("ip", "more")
+        del layer.blobs[1:]
+        if layer.blobs:
+            layer.blobs[0].shape.dim[:] = [3, 3]
+            layer.blobs[0].data[:] = [1.0] * 9
+    (case / "more.caffemodel").write_bytes(whole.SerializeToString())
+    words = ("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel,more.caffemodel")
+    code, log = run(*words)
+    assert code == 0, log[-1000:]
 
 
 def test_a_loss_that_is_no_number_exits_3_at_its_iteration(case: Path, run: Run, change: Change) -> None:
@@ -316,6 +380,14 @@ def test_sighup_snapshots_and_training_goes_on(case: Path, run: Run, change: Cha
         thread.join()
     assert code == 0
     assert len(list(case.glob("run_iter_*.solverstate"))) == 2
+
+
+@pytest.mark.parametrize(("words", "code"), [(("version",), 0), (("train",), 2), (("trian",), 2)])
+def test_the_program_ends_with_its_code_and_all_it_printed(words: tuple[str, ...], code: int) -> None:
+    program = Path(sys.executable).with_name("caffe-torch")
+    done = subprocess.run([program, *words], capture_output=True, text=True)
+    assert done.returncode == code
+    assert "caffe-torch" in (done.stdout + done.stderr).splitlines()[-1]
 
 
 def test_help_and_version_exit_0(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,11 @@ def weights(path: Path) -> np.ndarray:
     return np.concatenate([np.array(blob.data) for layer in net.layer for blob in layer.blobs])
 
 
+def losses_in(log: str) -> list[float]:
+    """Give all losses of training displayed: of iterations, and of the net's outputs."""
+    return [float(found) for found in re.findall(r"(?:Iteration \d+,|output #0:) loss = (\S+)", log)]
+
+
 def own_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("caffe-torch")]
 
@@ -35,11 +41,12 @@ def test_ranks_average_their_gradients_and_rank_0_logs_and_writes(
     change(case / "net.prototxt", ("batch_size: 4", "batch_size: 6"))
     done = mpiexec(1, case, "train", "-solver", "solver.prototxt")
     assert done.returncode == 0, done.stderr
-    alone = weights(case / "run_iter_6.caffemodel")
+    alone, losses = weights(case / "run_iter_6.caffemodel"), losses_in(done.stderr)
     change(case / "net.prototxt", ("batch_size: 6", "batch_size: 2"))
     done = mpiexec(3, case, "train", "-solver", "solver.prototxt")
     assert done.returncode == 0, done.stderr
     assert weights(case / "run_iter_6.caffemodel") == pytest.approx(alone, abs=1e-6)
+    assert losses_in(done.stderr) == pytest.approx(losses, abs=1e-5)
     assert done.stderr.count("Iteration 2, loss = ") == 1
     assert done.stderr.count("Optimization Done.") == 2  # the solver's and the tool's
 
