@@ -10,6 +10,7 @@
 #
 # Start it again after a failure: a phase is skipped if its snapshot is there and was made from the same
 # solver, net and starting weights. Logs: logs/digits-local. Exit codes: 2 bad input, 3 a run that failed.
+# The evaluation is kept beside the last model.
 #
 # It follows the script in SURFsara's README of the 72 epochs, and mends that text's slips: line breaks without
 # backslashes, a stray `; '` behind the last phase, a final model without the underscore of `resnet_50`.
@@ -143,17 +144,22 @@ place_prototxts() {
   done
 }
 
-# What a snapshot depends on, `digest  file` a line; no starting weights have the digest of nothing.
-settings_of() { # NAME NET WEIGHTS
+# `digest  file` a line; what is not there has none.
+digests() { # FILE...
   local file
-  for file in "$OURS/solver_$1.prototxt" "$OURS/$2.prototxt" "${3:-/dev/null}"; do
+  for file in "$@"; do
     printf '%s  %s\n' "$(sha256sum 2>/dev/null <"$file" | cut -c 1-64)" "${file##*/}"
   done
 }
 
+# What a snapshot depends on; no starting weights have the digest of nothing.
+settings_of() { # NAME NET WEIGHTS
+  digests "$OURS/solver_$1.prototxt" "$OURS/$2.prototxt" "${3:-/dev/null}"
+}
+
 check_phase() { # NAME NET WEIGHTS SNAPSHOT
   local model=${4##*/} changed
-  [[ -e $model ]] || return 0
+  [[ -e $model ]] || { UNTRAINED+=("$1") && return; }
   [[ -s $model ]] || stop 2 "$model: empty; move it away to train $1 again"
   [[ -z $3 || -e $3 ]] || stop 2 "$3: missing, and $model was made from it; put it back, or move $model away"
   [[ -f $model.made-from ]] || stop 2 "$model: no $model.made-from says what it was made from; move it away"
@@ -176,7 +182,6 @@ find_lmdb() { # LMDB SOURCE
 find_lmdbs() {
   local hosts=("${HOSTS[@]}") answers=() missing='' other='' mute='' i status
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # the Caffe root is one for all nodes
-  BARE=()
   for i in "${!hosts[@]}"; do
     on "${hosts[i]}" find_lmdb "$LMDB" "$LMDB_SOURCE" >/dev/null &
     answers+=("$!")
@@ -295,6 +300,27 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT
     stop 3 "$model: cannot be written; check the disk"
 }
 
+# The means are kept beside the model, below three lines on what they depend on.
+evaluate_model() {
+  local result=$MODEL.evaluation log=$STATE/evaluation.log settings means
+  settings=$(digests "$OURS"/train_val.prototxt "$MODEL"
+    echo "1 batches of $TEST_LMDB: $(stat -L -c '%s bytes, %Y' -- "$TEST_LMDB/data.mdb" 2>&1)")
+  if [[ $(head -n 3 -- "$result" 2>/dev/null) == "$settings" ]]; then
+    means=$(tail -n +4 -- "$result")
+  else
+    command -v -- "$TRAINER" >/dev/null || stop 3 "$MODEL: trained, not evaluated: $TRAINER is not found from $PWD; \
+start run.sh again where it is"
+    say "evaluating $MODEL"
+    logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $log"
+    check_log evaluation
+    means=$(sed -nE '/\] Loss: /,$ s/.*\] ([^ ]+ = [^ ]+).*/\1/p' "$log")
+    [[ -n $means ]] || stop 3 "evaluation: printed no means; read $log"
+    { printf '%s\n' "$settings" "$means" >"$result.part" && mv -- "$result.part" "$result"; } ||
+      stop 3 "$result: cannot be written; check the disk"
+  fi
+  say "done: $MODEL: ${means//$'\n'/, } ($result)"
+}
+
 # Two locks: 7 is the script's alone, 9 is inherited by all it starts. So an mpiexec that outlived its killed
 # script is told from a script at work. Its phase is trained again: what it trained with is not known.
 lock() {
@@ -323,13 +349,15 @@ main() {
   for tool in mpiexec.hydra sha256sum flock; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
-  command -v -- "$TRAINER" >/dev/null || say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
+  command -v -- "$TRAINER" >/dev/null ||
+    say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
   read_hosts
   check_prototxts
   # Training needs it not: whoever puts it there within these hours gets an evaluation.
   [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
+  UNTRAINED=() BARE=()
   chain check_phase
-  find_lmdbs
+  ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the name of now
@@ -337,15 +365,11 @@ main() {
   done
   stage
   place_prototxts
-  [[ -e hostfile ]] || { printf 'localhost\n' >hostfile && say "hostfile: there was none; localhost is written to it"; } ||
+  [[ -e hostfile ]] ||
+    { printf 'localhost\n' >hostfile && say "hostfile: there was none; localhost is written to it"; } ||
     stop 3 "$PWD/hostfile: cannot be written; check the disk"
   chain train_phase
-  command -v -- "$TRAINER" >/dev/null || stop 3 "$MODEL: trained, not evaluated: $TRAINER is not found from $PWD; \
-start run.sh again where it is"
-  say "evaluating $MODEL"
-  logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $STATE/evaluation.log"
-  check_log evaluation
-  say "done: $MODEL"
+  evaluate_model
 }
 
 main "$@"

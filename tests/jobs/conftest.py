@@ -46,7 +46,16 @@ finish() {
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 finish "$@"
 """
-CAFFE = '#!/bin/bash\nprintf "%s\\0" "$@" >"$PLAY/test.argv"\necho "loss3/top-1 = 0.762781" >&2\n'
+CAFFE = r"""#!/bin/bash
+printf "%s\0" "$@" >"$PLAY/test.argv"
+cat >&2 <<END
+I0402 13:18:56.347901 30419 caffe.cpp:500] Batch 999, loss3/top-1 = 0.8
+I0402 13:18:56.347940 30419 caffe.cpp:505] Loss: 0.942313
+I0402 13:18:56.347950 30419 caffe.cpp:517] loss = 0.942313 (* 1 = 0.942313 loss)
+I0402 13:18:56.347960 30419 caffe.cpp:517] loss3/top-1 = 0.762781
+I0402 13:18:56.348022 30419 caffe.cpp:517] loss3/top-5 = 0.931862
+END
+"""
 
 
 @dataclass(frozen=True)

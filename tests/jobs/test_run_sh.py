@@ -23,6 +23,7 @@ OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -P
 scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
 """  # noqa: E501
 EXPORTED = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "39,38,43,42"}
+CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 FINAL = "resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
 
 
@@ -64,15 +65,42 @@ def test_the_last_model_is_evaluated_with_the_net_that_has_a_test_layer(
     assert argv == ["test", f"--model={net}", f"--weights={FINAL}", "--iterations=1000"]
 
 
-def test_a_second_run_trains_nothing_and_evaluates_again(small_cluster: StandInCluster) -> None:
-    assert small_cluster.run().returncode == 0
+def test_a_second_run_repeats_nothing_and_tells_the_result(small_cluster: StandInCluster) -> None:
+    first = small_cluster.run()
+    assert first.returncode == 0, first.stderr
+    result = f"{CYC1}: loss = 0.942313, loss3/top-1 = 0.762781, loss3/top-5 = 0.931862 ({CYC1}.evaluation)"
+    assert first.stderr.splitlines()[-1].endswith(f"done: {result}")
     small_cluster.forget_calls()
     (small_cluster.play / "test.argv").unlink()
+    before = small_cluster.contents()
+    second = small_cluster.run()
+    assert second.returncode == 0, second.stderr
+    assert second.stderr.splitlines()[-1].endswith(f"done: {result}")
+    assert small_cluster.calls("mpiexec.hydra") == small_cluster.calls("scp") == []
+    assert not (small_cluster.play / "test.argv").exists()
+    assert small_cluster.contents() == before
+
+
+def test_a_finished_chain_needs_no_training_lmdb(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    for host in small_cluster.hosts:
+        (small_cluster.node(host) / small_cluster.lmdb).unlink()
     done = small_cluster.run()
     assert done.returncode == 0, done.stderr
-    assert "loss3/top-1 = 0.762781" in done.stdout
-    assert small_cluster.calls("mpiexec.hydra") == small_cluster.calls("scp") == []
-    assert (small_cluster.play / "test.argv").exists()
+
+
+def test_another_model_or_other_test_images_are_evaluated_again(small_cluster: StandInCluster) -> None:
+    assert small_cluster.run().returncode == 0
+    told = small_cluster.play / "test.argv"
+    for change in (
+        small_cluster.root / CYC1,
+        small_cluster.root / small_cluster.recipe.data.test.lmdb / "data.mdb",
+    ):
+        told.unlink()
+        change.write_text("another")
+        done = small_cluster.run()
+        assert done.returncode == 0, done.stderr
+        assert told.exists()
 
 
 def test_a_run_that_failed_in_phase_2_goes_on_there(small_cluster: StandInCluster) -> None:

@@ -105,6 +105,7 @@ def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) ->
     undisturbed = DigitsRoot(tmp_path / "undisturbed")
     said = undisturbed.run()
     assert "] loss3/top-1 = " in said
+    assert f"done: {FINAL}: loss = " in said
 
     killed = DigitsRoot(tmp_path / "killed")
     killed.kill_in("cyc1", alone=True)

@@ -54,6 +54,14 @@ def test_an_evaluation_whose_loss_is_no_number(small_cluster: StandInCluster) ->
     assert f"evaluation: the loss is nan; read {LOGS}/evaluation.log" in done.stderr
 
 
+def test_an_evaluation_that_ends_without_means_is_none(small_cluster: StandInCluster) -> None:
+    (small_cluster.root / "build/tools/caffe").write_text("#!/bin/bash\n")
+    for _ in range(2):
+        done = small_cluster.run()
+        assert done.returncode == 3
+        assert f"evaluation: printed no means; read {LOGS}/evaluation.log" in done.stderr
+
+
 def test_an_early_stop_that_returns_0(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", 'echo "[0] I1120 solver.cpp:441] Optimization stopped early."')
     assert "init: stopped early by a signal" in failed(small_cluster)
