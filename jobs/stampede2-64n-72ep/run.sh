@@ -351,16 +351,16 @@ main() {
   for tool in mpiexec.hydra sha256sum flock ssh scp; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
-  command -v -- "$TRAINER" >/dev/null ||
-    say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
   read_hosts
   check_prototxts
-  # Training needs it not: whoever puts it there within these hours gets an evaluation.
-  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
   UNTRAINED=() BARE=()
   chain check_phase
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
+  command -v -- "$TRAINER" >/dev/null ||
+    say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
+  # Training needs it not: whoever puts it there within these hours gets an evaluation.
+  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
   for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the name of now
     trap "interrupted $signal" "$signal"

@@ -47,7 +47,6 @@ class DigitsRoot:
         for path, text in generate(short_recipe()).items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, "utf-8")
-        (root / "hostfile").write_text("localhost\n")
         build_digits(root / "examples/digits")
         for tool in ("ssh", "scp"):
             (root / tool).write_text("#!/bin/sh\necho no ssh here >&2; exit 255\n")

@@ -38,6 +38,8 @@ def test_it_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
 
 
 def test_without_a_source_the_nodes_that_lack_it_are_named(bare: StandInCluster) -> None:
+    (bare.root / "build/tools/caffe").unlink()
+    (bare.root / bare.recipe.data.test.lmdb / "data.mdb").unlink()
     assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and LMDB_SOURCE ('') holds none" in bare.refused()
 
 
