@@ -27,14 +27,7 @@ class Log:
 
     def info(self, place: str, text: str) -> None:
         """Print one message; `place` is the `file:line` that Caffe's own message bears."""
-        self._write("I", place, text)
-
-    def warning(self, place: str, text: str) -> None:
-        """Print one message that a user should look at."""
-        self._write("W", place, text)
-
-    def _write(self, severity: str, place: str, text: str) -> None:
         if self.enabled:
             stamp = datetime.now().strftime("%m%d %H:%M:%S.%f")
-            self.stream.write(f"{severity}{stamp} {os.getpid():5d} {place}] {text}\n")
+            self.stream.write(f"I{stamp} {os.getpid():5d} {place}] {text}\n")
             self.stream.flush()

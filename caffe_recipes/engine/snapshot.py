@@ -169,7 +169,9 @@ def _check_shape(path: str, net: str, where: str, tensor: Tensor, blob: pb.BlobP
         own = (1,) * (4 - len(own)) + own
     if shape != own:
         what = f"{where} is {show(shape)}, and {show(tensor.shape)} in {net}"
-        raise WeightsError(path, what, "give the weights of this net, or rename the layer to train it anew")
+        raise WeightsError(
+            path, what, "give the weights of this net, or train with -new_layers and the layer's name"
+        )
 
 
 @torch.no_grad()
