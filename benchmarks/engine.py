@@ -5,6 +5,7 @@ The plain net is fed one batch from memory; caffe-torch decodes, augments, shuff
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def our_iteration_s(recipe: Recipe) -> float:
         build_digits(folder / "digits").train.rename(lmdb)
         words = ["train", "-solver", f"{recipe.prototxt_dir}/solver_init.prototxt"]
         command = [str(Path(sys.executable).with_name("caffe-torch")), *words]
-        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=folder, env=one_thread, check=True, capture_output=True, text=True)
     found = re.findall(r"^I\d+ (\S+) .*Iteration (\d+), loss", done.stderr, re.MULTILINE)
     times = {int(iteration): datetime.strptime(clock, "%H:%M:%S.%f") for clock, iteration in found}
     return (times[ITERATIONS + 20] - times[20]).total_seconds() / ITERATIONS
