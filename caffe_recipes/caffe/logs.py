@@ -202,5 +202,13 @@ def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
 
 
 def _put(outputs: dict[str, float], name: str, value: float) -> None:
-    taken = sum(key.partition("#")[0] == name for key in outputs)
-    outputs[f"{name}#{taken}" if taken else name] = value
+    if name not in outputs:
+        outputs[name] = value
+        return
+    # A blob's values come one after the other, thousands of them at times: the last key tells the next.
+    stem, _, number = next(reversed(outputs)).rpartition("#")
+    if stem == name and number.isdigit():
+        taken = int(number) + 1
+    else:
+        taken = sum(key == name or key.startswith(f"{name}#") for key in outputs)
+    outputs[f"{name}#{taken}"] = value

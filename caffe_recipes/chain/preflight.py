@@ -141,7 +141,11 @@ def _check_train_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:
 def _check_builder(setting: Setting, path: Path) -> str:
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
-            raise DataError(path, f"cannot be built without {module}", "pip install 'caffe-recipes[local]'")
+            raise DataError(
+                path,
+                f"cannot be built without {module}",
+                "install this project's extra 'local', as its README says",
+            )
     return f"{setting.show(path)}: will be built"
 
 

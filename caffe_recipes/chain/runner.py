@@ -27,6 +27,7 @@ from caffe_recipes.chain.prepare import prepare
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
+from caffe_recipes.chain.snapshots import verify_kept
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import InputError, RunFailed
@@ -52,6 +53,8 @@ def run_chain(
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
         if latest and _is_complete(recipe, state):
+            last = state.finished[recipe.phases[-1].name]
+            verify_kept(options.root / last.snapshot, last.sha256, last.phase)
             reporter.say(f"{folder} is finished; --new starts another run")
             reporter.show_result(recipe, state.finished, state.outputs)
             return state
@@ -115,6 +118,8 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
     if options.new:
         _check_nothing_trains(folder)
         return None
+    if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
+        raise InputError(journal.path, "is empty beside snapshots", "restore it, or start over with --new")
     if launch and launch.host != socket.gethostname():
         what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
         raise InputError(folder, what, f"go on with it on {launch.host}, or start another run with --new")

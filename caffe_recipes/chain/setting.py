@@ -109,7 +109,9 @@ def find_our_trainer(path: str) -> str:
     """Return where caffe-torch is; raises ClusterError if it is not installed."""
     found = shutil.which(OUR_TRAINER, path=path)
     if found is None:
-        raise ClusterError(OUR_TRAINER, "not found", "install caffe-recipes[engine]")
+        raise ClusterError(
+            OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
+        )
     return found
 
 
@@ -134,6 +136,6 @@ def find_launcher(path: str) -> str:
     found = shutil.which(HYDRA, path=path)
     if found is None:
         raise ClusterError(
-            HYDRA, "not found on PATH", "load an MPI that has it, or install caffe-recipes[local]"
+            HYDRA, "not found on PATH", "load an MPI that has it, or install this project's extra 'local'"
         )
     return found

@@ -57,6 +57,7 @@ def commands() -> None:
 
 def main() -> None:
     """Run the command line; exit 2 for bad input, 1 for a check that fails, 3 for a run that failed."""
+    _open_standard_files()
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
         sys.stdout.flush()
@@ -76,6 +77,16 @@ def main() -> None:
             _drop_output()
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _fail(what, 3 if error.errno in _FAILED else 2)
+
+
+def _open_standard_files() -> None:
+    """Open what was started closed (`>&-`), so that no other file takes the place of a standard one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def _drop_output() -> None:

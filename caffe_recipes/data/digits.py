@@ -116,7 +116,7 @@ def _load(folder: str | Path) -> tuple[NDArray[np.integer], list[int]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         what = f"the digits cannot be built without {str(error.name).partition('.')[0]}"
-        raise DataError(folder, what, "pip install 'caffe-recipes[local]'") from None
+        raise DataError(folder, what, "install this project's extra 'local', as its README says") from None
     digits = load_digits()
     return digits.images.astype("uint8"), digits.target.tolist()
 

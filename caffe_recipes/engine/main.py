@@ -17,6 +17,8 @@ from caffe_recipes.engine.requests import EFFECTS, Requests
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.errors import CaffeRecipesError, InputError
 
+EXTRA = {"torch", "numpy", "cv2", "mpi4py"}  # of the extra 'engine', imported once the flags are checked
+
 USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
 
 usage: caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE.solverstate]
@@ -60,7 +62,13 @@ def _run(words: Sequence[str]) -> int:
         _check_flags(command, flags)
     except CaffeRecipesError as error:
         return _fail(error, leads)
-    return COMMANDS[command](flags)
+    try:
+        return COMMANDS[command](flags)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        hint = "install this project's extra 'engine', as its README says"
+        return _fail(InputError("caffe-torch", f"needs {error.name}", hint), leads)
 
 
 def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:

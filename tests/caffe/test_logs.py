@@ -243,3 +243,14 @@ def test_a_log_is_read_line_by_line_as_it_grows() -> None:
     assert summary.feed("noise") is None
     summary.feed(glog("solver.cpp:440", "Optimization stopped early."))
     assert summary.stopped_early and not summary.done
+
+
+def test_thousands_of_values_of_one_output_keep_their_places() -> None:
+    lines = [
+        f"I1120 11:49:33.581089  6374 solver.cpp:333]     Train net output #{i}: emb = {i}"
+        for i in range(20000)
+    ]
+    first = "I1120 11:49:33.581089  6374 solver.cpp:312] Iteration 0, loss = 2.5"
+    outputs = read_log([first, *lines]).outputs[0]
+    assert len(outputs) == 20000
+    assert (outputs["emb"], outputs["emb#1"], outputs["emb#19999"]) == (0, 1, 19999)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import InputError, RunFailed, WeightsError
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -45,6 +45,24 @@ def test_a_finished_run_repeats_nothing_and_shows_its_table_again(place: Place) 
     place.run()
     assert place.tree() == before
     assert "runs/small-1 is finished" in place.output.getvalue()
+
+
+def test_a_finished_run_whose_model_is_gone_says_so(place: Place) -> None:
+    place.run()
+    model = place.root / "runs/small-1/snapshots/small_last_iter_4.caffemodel"
+    model.write_bytes(model.read_bytes()[:100])
+    with pytest.raises(WeightsError, match="is no longer the snapshot that phase last finished with"):
+        place.run()
+    model.unlink()
+    with pytest.raises(WeightsError, match="cannot be read"):
+        place.run()
+
+
+def test_an_emptied_journal_does_not_train_over_what_is_finished(place: Place) -> None:
+    place.run()
+    (place.root / "runs/small-1/journal.jsonl").write_text("")
+    with pytest.raises(InputError, match="is empty beside snapshots"):
+        place.run()
     assert "loss3/top-1: 75.00 %" in place.output.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -145,3 +146,10 @@ def test_show_leaves_out_what_a_recipe_does_not_say() -> None:
     assert "reported" not in done.stdout
     assert "estimated" not in done.stdout
     assert "1 node x 2 ranks" in done.stdout
+
+
+def test_closed_standard_files_do_no_harm() -> None:
+    command = f"exec {sys.executable} -c {shlex.quote(PROGRAM)} show digits-local"
+    assert subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, check=False).returncode == 0
+    done = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], check=False)
+    assert done.returncode == 0

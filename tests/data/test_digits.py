@@ -132,7 +132,8 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(tmp_path: Path, m
     folder = tmp_path / "examples"
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert done.stdout == (
-        f"{folder}: the digits cannot be built without {module}; pip install 'caffe-recipes[local]'\n"
+        f"{folder}: the digits cannot be built without {module}; "
+        "install this project's extra 'local', as its README says\n"
     )
     assert not folder.exists()
 
