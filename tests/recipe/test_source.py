@@ -56,7 +56,7 @@ def test_a_phase_starts_from_the_one_before_unless_it_says_otherwise() -> None:
 
 def test_a_phase_overrides_the_solver_block() -> None:
     recipe = parse_recipe(DIGITS, "mine.yaml", Path())
-    assert [phase.weight_decay for phase in recipe.phases] == [0.0005, 0.0005, 0.0005, 0.0005, 0.002]
+    assert [phase.weight_decay for phase in recipe.phases] == [0.002, 0.002, 0.002, 0.002, 0.008]
 
 
 def test_a_recipe_is_frozen() -> None:
@@ -107,7 +107,7 @@ def test_a_policy_is_refused_without_what_its_rate_is_made_of(settings: str, nee
         ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "valid integer"),
         ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "valid integer"),
         ("display: 20", "display: yes", "solver.display", "valid integer"),
-        ("weight_decay: 0.0005", "weight_decay: .nan", "solver.weight_decay", "number"),
+        ("weight_decay: 0.002", "weight_decay: .nan", "solver.weight_decay", "number"),
         ("base_lr: 0.1\n", "base_lr: 0\n", "phases[0].base_lr", "greater than 0"),
         ("net: train_val\n", "net: trainval\n", "phases[0].net", "did you mean 'train_val'?"),
         ("evaluation:\n  net: train_val", "evaluation:\n  net: train_val_noaug", "evaluation.net", "no TEST"),
@@ -179,7 +179,7 @@ def test_an_iteration_takes_no_more_images_than_there_are() -> None:
 
 
 def test_scientific_numbers_and_words_are_read_as_a_person_means_them() -> None:
-    text = DIGITS.replace("weight_decay: 0.0005", "weight_decay: 5e-4").replace(
+    text = DIGITS.replace("weight_decay: 0.002", "weight_decay: 5e-4").replace(
         "title: The", "title: no: ' ", 0
     )
     assert parse_recipe(text, "mine.yaml", Path()).phases[0].weight_decay == 5e-4
