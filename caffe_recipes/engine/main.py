@@ -73,7 +73,7 @@ def _run(words: Sequence[str]) -> int:
 
 def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
     if speaks:
-        print(f"caffe-torch: {error}", file=sys.stderr, flush=True)
+        print(f"caffe-torch: {str(error).removeprefix('caffe-torch: ')}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
