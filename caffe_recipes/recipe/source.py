@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ValidationError
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.checks import Location, find_contradictions
 from caffe_recipes.recipe.model import Recipe
+
+_MOST_VALUES = 100_000  # aliases of aliases grow without end
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -76,7 +79,9 @@ def parse_recipe(text: str, where: str | Path, folder: Path) -> Recipe:
     """Validate YAML text into a Recipe; `folder` is what the user's own net is found from."""
     try:
         root = yaml.compose(text, Loader=_Loader)
-        lines = dict(_lines(root, (), where)) if root else {}
+        lines = dict(islice(_lines(root, (), where), _MOST_VALUES)) if root else {}
+        if len(lines) == _MOST_VALUES:
+            raise RecipeError(where, f"holds {_MOST_VALUES:,} values or more", "do not nest YAML aliases")
         raw = _values(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -242,3 +242,10 @@ def test_prepared_digits_lie_where_they_are_built(old: str, new: str) -> None:
 
 def test_a_line_break_in_a_path_is_refused() -> None:
     assert "line break" in str(refuse(DIGITS.replace("lmdb: tmp/digits_train_lmdb", 'lmdb: "tmp/a\\nb"')))
+
+
+def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
+    bomb = "a0: &a0 [x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+    )
+    assert "aliases" in str(refuse(bomb))
