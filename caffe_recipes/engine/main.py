@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from caffe_recipes.engine.flags import Flags, parse_flags
 from caffe_recipes.engine.glog import Log
@@ -17,7 +18,7 @@ from caffe_recipes.engine.requests import EFFECTS, Requests
 from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.errors import CaffeRecipesError, InputError
 
-EXTRA = {"torch", "numpy", "cv2", "mpi4py"}  # of the extra 'engine', imported once the flags are checked
+EXTRA = ("torch", "numpy", "cv2", "mpi4py")  # imported once the flags are checked
 
 USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
 
@@ -60,15 +61,18 @@ def _run(words: Sequence[str]) -> int:
             known = ", ".join(COMMANDS)
             raise InputError("caffe-torch", f"unknown command '{command}'", f"known are {known}")
         _check_flags(command, flags)
+        check_extra()
     except CaffeRecipesError as error:
         return _fail(error, leads)
-    try:
-        return COMMANDS[command](flags)
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
-            raise
-        hint = "install this project's extra 'engine', as its README says"
-        return _fail(InputError("caffe-torch", f"needs {error.name}", hint), leads)
+    return COMMANDS[command](flags)
+
+
+def check_extra(find: Callable[[str], object] = find_spec) -> None:
+    """Raise InputError unless `find` knows every module of the extra 'engine'."""
+    for name in EXTRA:
+        if find(name) is None:
+            hint = "install this project's extra 'engine', as its README says"
+            raise InputError("caffe-torch", f"needs {name}", hint)
 
 
 def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:

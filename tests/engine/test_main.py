@@ -16,6 +16,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.engine.flags import parse_flags
+from caffe_recipes.engine.main import check_extra
 from caffe_recipes.errors import InputError
 
 Run = Callable[..., tuple[int, str]]
@@ -393,3 +394,9 @@ def test_the_program_ends_with_its_code_and_all_it_printed(words: tuple[str, ...
 def test_help_and_version_exit_0(run: Run) -> None:
     assert run("--help")[0] == 0
     assert run("version")[0] == 0
+
+
+@pytest.mark.parametrize("missing", ["torch", "mpi4py"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    with pytest.raises(InputError, match=f"needs {missing}; install this project's extra 'engine'"):
+        check_extra(lambda name: None if name == missing else name)
