@@ -21,7 +21,19 @@ from caffe_recipes.caffe.text_parser import parse_text
 from caffe_recipes.caffe.text_writer import write_text
 from caffe_recipes.errors import PrototxtError
 
-__all__ = ["Comment", "digest", "format_prototxt", "load_prototxt", "parse_prototxt", "render_prototxt"]
+__all__ = [
+    "MOST_BYTES",
+    "Comment",
+    "digest",
+    "format_prototxt",
+    "load_prototxt",
+    "parse_prototxt",
+    "read_prototxt",
+    "render_prototxt",
+]
+
+# No prototxt of the field comes near; a caffemodel or a log given by mistake often lies above.
+MOST_BYTES = 16_000_000
 
 M = TypeVar("M", bound=Message)
 
@@ -47,20 +59,28 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
     Caffe takes an empty file for a message without fields and trains nothing; an empty solver or net is
     a copy that failed, so it is an error here. `parse_prototxt` takes empty text.
     """
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        what = f"is no text: byte {data[error.start]:#04x} at offset {error.start} is not UTF-8"
-        raise PrototxtError(path, what, "give a prototxt") from error
+    text = read_prototxt(path)
     message = parse_prototxt(text, cls, path)
     if not message.ListFields():
         raise PrototxtError(path, f"holds no field of {cls.DESCRIPTOR.name}", "was it copied whole?")
     return message
+
+
+def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
+    """Read a file's text; PrototxtError if it cannot be read, is over `max_bytes`, or is not UTF-8."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
+    if len(data) > max_bytes:
+        raise PrototxtError(path, f"is over {max_bytes:,} bytes", "is it a prototxt? --max-bytes takes more")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        what = f"is no text: byte {data[error.start]:#04x} at offset {error.start} is not UTF-8"
+        raise PrototxtError(path, what, "give a prototxt") from error
 
 
 def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:

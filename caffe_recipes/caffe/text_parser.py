@@ -32,9 +32,14 @@ _FLOATS = {"inf": float("inf"), "infinity": float("inf"), "nan": float("nan")}
 _BOOLS = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
 
 
-def parse_text(text: str, message: Message, path: str | Path) -> Mapping[str, Comment]:
-    """Fill a message from text; return the comments by the path of what they stand by."""
-    return _Parser(text.removeprefix("\ufeff"), path).parse(message)
+def parse_text(
+    text: str, message: Message, path: str | Path, offsets: dict[str, int] | None = None
+) -> Mapping[str, Comment]:
+    """Fill a message from text; return the comments by the path of what they stand by.
+
+    `offsets`, if given, is filled with the character where each field's name, or value in a list, starts.
+    """
+    return _Parser(text.removeprefix("\ufeff"), path, offsets).parse(message)
 
 
 @functools.cache
@@ -50,8 +55,9 @@ def _required(message: Descriptor) -> tuple[str, ...]:
 class _Parser:
     """Recursive descent with one token of lookahead. No message holds itself, so the depth is bounded."""
 
-    def __init__(self, text: str, path: str | Path) -> None:
+    def __init__(self, text: str, path: str | Path, offsets: dict[str, int] | None) -> None:
         self._text = text
+        self._offsets = offsets
         self._path = path
         self._matches = TOKEN.finditer(text)
         self._comments = CommentCollector(text)
@@ -105,6 +111,7 @@ class _Parser:
     def _field(self, message: Message, field: FieldDescriptor) -> None:
         if not field.is_repeated and message.HasField(field.name):
             self._fail(f"'{field.name}' is given twice", "Caffe refuses a second one; keep one of the two")
+        name = self._start
         self._advance()
         if self._value == ":":
             self._advance()
@@ -114,7 +121,7 @@ class _Parser:
         if self._value == "[" and field.is_repeated:
             self._list(message, field)
         else:
-            self._element(message, field)
+            self._element(message, field, name)
         if self._value in (",", ";"):
             self._advance()
         if self._comments.waiting:
@@ -127,7 +134,7 @@ class _Parser:
             return
         while True:
             opening = self._start
-            self._element(message, field)
+            self._element(message, field, opening)
             if self._value not in (",", "]"):
                 self._fail(f"expected ',' or ']' in the list of '{field.name}', not {self._shown()}")
             is_last = self._value == "]"
@@ -137,7 +144,9 @@ class _Parser:
             if is_last:
                 return
 
-    def _element(self, message: Message, field: FieldDescriptor) -> None:
+    def _element(self, message: Message, field: FieldDescriptor, start: int) -> None:
+        if self._offsets is not None:
+            self._offsets[self._path_of(message, field, 0)] = start
         if self._comments.waiting:
             self._comments.above(self._path_of(message, field, 0))
         if field.message_type is not None:

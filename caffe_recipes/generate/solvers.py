@@ -15,7 +15,7 @@ from caffe_recipes.recipe.arithmetic import epochs_of
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
-_OURS = {"name", "net", "weights", "comment"}
+_OURS = {"name", "net", "weights", "weights_iter", "stop_iter", "comment", "reported"}
 
 
 def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:

@@ -16,7 +16,7 @@ def epochs_of(iterations: int, global_batch: int, images: int) -> float:
 
 def total_iterations(recipe: Recipe) -> int:
     """Return the iterations of all phases."""
-    return sum(phase.max_iter for phase in recipe.phases)
+    return sum(phase.last_iter for phase in recipe.phases)
 
 
 def total_epochs(recipe: Recipe) -> float:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from caffe_recipes.recipe.phases import Phase, SolverSettings
+from caffe_recipes.recipe.phases import Phase, Reported, SolverSettings
 from caffe_recipes.recipe.values import (
     Count,
     CountOrZero,
@@ -153,6 +153,9 @@ class Cluster(Value):
     kmp_affinity: Text | None = None
     mlsl: Mlsl | None = None
     fabric: Literal["psm2"] | None = None
+    sockets_per_node: Count | None = None
+    cores_per_socket: Count | None = None
+    tmp_gb: Positive | None = Field(None, description="room in a node's /tmp, in 10^9 bytes")
     copy_with: Literal["ssh", "auto"] = Field(
         "auto", description="how files reach and leave hosts; auto: cp where the host is this machine"
     )
@@ -175,14 +178,12 @@ class Evaluation(Value):
     iterations: Count
 
 
-class Reported(Value):
-    """What the source says of its own run."""
+class Acceptance(Value):
+    """A finding of `lint` that the recipe's author knows of and keeps."""
 
-    images_per_s: Positive | None = None
-    images_per_s_per_node: Positive | None = None
-    minutes: Positive | None = None
-    top1_percent: Annotated[float, Field(gt=0, le=100)] | None = None
-    top5_percent: Annotated[float, Field(gt=0, le=100)] | None = None
+    finding: Text = Field(description="the finding's id, as lint prints it")
+    phase: FileName | None = Field(None, description="of this phase only")
+    reason: Text
 
 
 class Recipe(Value):
@@ -201,6 +202,7 @@ class Recipe(Value):
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     evaluation: Evaluation | None = None
     reported: Reported = Reported()
+    accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are known and meant")
 
     _folder: Path = PrivateAttr(Path())
 

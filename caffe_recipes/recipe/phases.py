@@ -24,6 +24,16 @@ LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc
 _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
 
 
+class Reported(Value):
+    """What the source says of its own run."""
+
+    images_per_s: Positive | None = None
+    images_per_s_per_node: Positive | None = None
+    minutes: Positive | None = None
+    top1_percent: Annotated[float, Field(gt=0, le=100)] | None = None
+    top5_percent: Annotated[float, Field(gt=0, le=100)] | None = None
+
+
 class SolverSettings(Value):
     """Fields of SolverParameter that hold for every phase unless the phase says otherwise."""
 
@@ -68,8 +78,17 @@ class Phase(SolverSettings):
     weights: Text | None = Field(
         None, description="a phase's name, a caffemodel's path, or `none`; default: the phase before"
     )
+    weights_iter: Count | None = Field(
+        None, description="start from the snapshot of this iteration of that phase; default: its last"
+    )
+    stop_iter: Count | None = Field(
+        None, description="stop Caffe once the snapshot of this iteration is whole, short of max_iter"
+    )
     snapshot_prefix: PathText
     comment: Text | None = Field(None, description="one line at the top of the solver")
+    reported: Reported = Field(
+        Reported(), description="what the source says of the run up to this phase's end"
+    )
 
     @model_validator(mode="after")
     def _policy_has_what_it_needs(self) -> Phase:
@@ -79,14 +98,25 @@ class Phase(SolverSettings):
                 raise ValueError(f"lr_policy {self.lr_policy} needs {key}")
         if self.test_interval and not self.test_iter:
             raise ValueError("test_interval needs test_iter")
+        if self.stop_iter and (self.stop_iter >= self.max_iter or self.stop_iter % self.snapshot_every_iter):
+            raise ValueError("stop_iter is an iteration before max_iter at which a snapshot fires")
         return self
 
     @property
     def snapshot_every_iter(self) -> int:
         """Iterations between snapshots."""
-        return self.snapshot or self.max_iter
+        return self.snapshot or self.last_iter
+
+    @property
+    def last_iter(self) -> int:
+        """Number of iterations that the phase trains: max_iter, unless it is stopped before."""
+        return self.stop_iter or self.max_iter
 
     @property
     def final_snapshot(self) -> str:
         """Path of the caffemodel that the last iteration writes, on the first host."""
-        return f"{self.snapshot_prefix}_iter_{self.max_iter}.caffemodel"
+        return self.snapshot_at(self.last_iter)
+
+    def snapshot_at(self, iteration: int) -> str:
+        """Path of the caffemodel of an iteration, on the first host."""
+        return f"{self.snapshot_prefix}_iter_{iteration}.caffemodel"

@@ -1,0 +1,97 @@
+"""A prototxt file as a reader sees it: its message, its comments, and where each field stands.
+
+Which message a file holds shows in the names of its first fields: `layer` is a net's, `base_lr` a solver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Comment, read_prototxt
+from caffe_recipes.caffe.text_parser import parse_text
+from caffe_recipes.caffe.text_tokens import TOKEN, line_column
+from caffe_recipes.errors import PrototxtError
+
+M = TypeVar("M", bound=Message)
+
+# The messages that Caffe and its tools read from a file of their own, by what people call the file.
+KINDS: Mapping[str, type[Message]] = {
+    "net": pb.NetParameter,
+    "solver": pb.SolverParameter,
+    "solver of several phases": pb.MultiPhaseSolverParameter,
+    "label map": pb.LabelMap,
+}
+
+
+@dataclass(frozen=True)
+class Document(Generic[M]):
+    """A prototxt's message with the text it came from; fields are named by path (`layer[3].name`).
+
+    `offsets` counts characters to the name of each field that the text gives, or to the value in a list.
+    """
+
+    path: str
+    text: str
+    message: M
+    comments: Mapping[str, Comment]
+    offsets: Mapping[str, int]
+
+    def where(self, field: str = "") -> str:
+        """Give `file:line:column` of a field, or of the nearest block around it that the text holds."""
+        while field and field not in self.offsets:
+            field = field.rpartition(".")[0]
+        if not field:
+            return self.path
+        line, column = line_column(self.text, self.offsets[field])
+        return f"{self.path}:{line}:{column}"
+
+
+def load_document(
+    path: str | Path, cls: type[M] | None = None, *, max_bytes: int = MOST_BYTES
+) -> Document[M]:
+    """Read a prototxt file, of the message that its fields tell unless `cls` says it.
+
+    Raises PrototxtError if it is missing, no text, over `max_bytes`, holds no field, or is no such message.
+    """
+    document = parse_document(read_prototxt(path, max_bytes), path, cls)
+    if not document.message.ListFields():
+        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+    return document
+
+
+def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None = None) -> Document[M]:
+    """Parse text, into the message that its fields tell unless `cls` says it; raises PrototxtError."""
+    text = text.removeprefix("\ufeff")
+    message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # the caller asks for any
+    offsets: dict[str, int] = {}
+    comments = parse_text(text, message, path, offsets)
+    return Document(str(path), text, message, comments, offsets)
+
+
+def guess_class(text: str, path: str | Path = "") -> type[Message]:
+    """Tell the message of a text by its first field that only one kind has; else by the file's name.
+
+    >>> guess_class("debug_info: true base_lr: 1").DESCRIPTOR.name
+    'SolverParameter'
+    """
+    for name in _outer_names(text):
+        kinds = [cls for cls in KINDS.values() if name in cls.DESCRIPTOR.fields_by_name]
+        if len(kinds) == 1:
+            return kinds[0]
+    return pb.SolverParameter if "solver" in PurePath(path).name else pb.NetParameter
+
+
+def _outer_names(text: str) -> Iterator[str]:
+    """Yield the names of fields outside every block; values that are words come along, and harm nothing."""
+    depth = 0
+    for match in TOKEN.finditer(text):
+        if match.lastgroup == "mark":
+            depth += (match["mark"] in "{<") - (match["mark"] in "}>")
+        elif match.lastgroup == "name" and depth == 0:
+            yield match["name"]

@@ -1,0 +1,1 @@
+"""What changed in meaning between two prototxts, recipes, folders or revisions."""
