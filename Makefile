@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
+RECIPES := stampede2-64n-72ep stampede2-448n-90ep digits-local
 
 .PHONY: demo test check proto generate bench clean
 
@@ -20,7 +21,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/caffe-recipes generate --check stampede2-64n-72ep digits-local
+	$(BIN)/caffe-recipes generate --check $(RECIPES)
 
 ## proto: compile caffe.proto into the descriptor set and the type stub beside it
 proto: $(STAMP)
@@ -28,7 +29,7 @@ proto: $(STAMP)
 
 ## generate: rewrite prototxt/ and jobs/ from the recipes that ship
 generate: $(STAMP)
-	$(BIN)/caffe-recipes generate stampede2-64n-72ep digits-local
+	$(BIN)/caffe-recipes generate $(RECIPES)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = ("stampede2-64n-72ep", "digits-local")
+RECIPES = ("stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local")
 
 
 def build_wheel(work: Path) -> Path:

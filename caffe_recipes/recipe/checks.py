@@ -14,16 +14,14 @@ Location = tuple[str | int, ...]
 def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     """Yield (location, what, hint) of whatever does not fit together."""
     names = [phase.name for phase in recipe.phases]
-    models = [phase.final_snapshot.rpartition("/")[2] for phase in recipe.phases]
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":
             yield (*at, "name"), f"two phases are called '{phase.name}'", "names of phases are unique"
-        if models[index] in models[:index]:
-            what = f"another phase's last snapshot is called {models[index]} too"
-            yield (*at, "snapshot_prefix"), what, "they meet in one folder: give each phase its own name"
         yield from _wrong_net(recipe, phase.net, (*at, "net"), needs_test=phase.test_interval is not None)
         yield from _wrong_start(phase, names[:index], names[index:], (*at, "weights"))
+        yield from _wrong_weights_iter(recipe, phase, names[:index], (*at, "weights_iter"))
+    yield from _shared_snapshots(recipe)
     if recipe.evaluation:
         yield from _wrong_net(recipe, recipe.evaluation.net, ("evaluation", "net"), needs_test=True)
     if len(recipe.data.mean_value) not in (0, 1, 3):
@@ -36,6 +34,22 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.cluster.global_batch > recipe.data.train.images:
         what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+
+
+def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """The snapshots that a chain keeps, each phase's last and what others start from, meet in one folder."""
+    kept = {(index, phase.last_iter) for index, phase in enumerate(recipe.phases)}
+    for phase in recipe.phases:
+        start = recipe.starts_from(phase)
+        if isinstance(start, Phase) and phase.weights_iter:
+            kept.add((recipe.phases.index(start), phase.weights_iter))
+    owners: dict[str, int] = {}
+    for index, iteration in sorted(kept):
+        name = recipe.phases[index].snapshot_at(iteration).rpartition("/")[2]
+        if owners.setdefault(name, index) != index:
+            what = f"a snapshot of another phase is called {name} too"
+            hint = "they meet in one folder: give each phase its own name"
+            yield ("phases", index, "snapshot_prefix"), what, hint
 
 
 def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
@@ -77,3 +91,37 @@ def _wrong_start(
         near = difflib.get_close_matches(weights, earlier, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "name an earlier phase, a .caffemodel file, or none"
         yield at, f"no phase '{weights}'", hint
+
+
+def _wrong_weights_iter(
+    recipe: Recipe, phase: Phase, earlier: list[str], at: Location
+) -> Iterator[tuple[Location, str, str]]:
+    iteration = phase.weights_iter
+    if iteration is None:
+        return
+    start = recipe.starts_from(phase)
+    if not isinstance(start, Phase) or start.name not in earlier:
+        from_what = f"'{phase.weights}'" if phase.weights else "its fillers"
+        what = f"phase '{phase.name}' starts from {from_what}, no earlier phase"
+        yield at, what, "remove it, or name an earlier phase in `weights`"
+    elif iteration > start.last_iter:
+        what = f"phase '{start.name}' ends at iteration {start.last_iter}, before {iteration}"
+        yield at, what, f"take {_nearest_snapshot(start, iteration)}"
+    elif iteration % start.snapshot_every_iter and iteration != start.last_iter:
+        what = (
+            f"phase '{start.name}' snapshots every {start.snapshot_every_iter} iterations, not at {iteration}"
+        )
+        yield at, what, f"take {_nearest_snapshot(start, iteration)}"
+
+
+def _nearest_snapshot(phase: Phase, iteration: int) -> int:
+    """Give the iteration nearest to one at which a snapshot of a phase fires.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> _nearest_snapshot(load_recipe("stampede2-448n-90ep").phases[0], 7700)
+    7638
+    """
+    every, last = phase.snapshot_every_iter, phase.last_iter
+    before = iteration // every * every
+    fires = [at for at in (before, before + every) if 0 < at <= last]
+    return min((*fires, last), key=lambda at: abs(at - iteration))

@@ -15,7 +15,7 @@ from caffe_recipes.recipe.values import Value
 
 Part = TypeVar("Part", bound=Value)
 
-SHIPPED = ("stampede2-64n-72ep", "digits-local")
+SHIPPED = ("stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local")
 HOSTILE = "a b'c\"$(touch hacked)`touch hacked`\\ é* ~ {x,y} #"
 
 
