@@ -55,15 +55,21 @@ def layer(
         "bottom": bottom,
         "top": name if top is None else top,
     }
-    known = {**_LAYER_FIELDS, **own_fields}
-    unknown = [key for key in fields if key not in known]
-    if unknown:
-        raise InputError(where, f"{type} has no field '{unknown[0]}'", nearest(unknown[0], known))
-    own = {key: value for key, value in fields.items() if key in own_fields and value is not None}
-    given |= {key: value for key, value in fields.items() if key not in own_fields}
+    own: dict[str, FieldValue] = {}
+    for key, value in fields.items():
+        if key in own_fields:
+            if value is not None:
+                own[key] = value
+        elif key in _LAYER_FIELDS:
+            given[key] = value
+        else:
+            hint = nearest(key, [*_LAYER_FIELDS, *own_fields])
+            raise InputError(where, f"{type} has no field '{key}'", hint)
     if own and own_name in given:
         raise InputError(where, f"{own_name} is given whole and by {', '.join(own)}", "give it one way")
-    return build_message(pb.LayerParameter, where, given | ({own_name: own} if own else {}))
+    if own:
+        given[own_name] = own
+    return build_message(pb.LayerParameter, where, given)
 
 
 def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> pb.NetParameter:

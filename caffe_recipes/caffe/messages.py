@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
@@ -19,6 +19,9 @@ M = TypeVar("M", bound=Message)
 
 # A scalar, an enum's name, a message, a mapping of its fields, a list of these, or None for "not given".
 FieldValue = Any
+
+# Makes what protobuf takes of a plain value, or raises.
+_Check = Callable[[FieldValue], bool | int | float | str | bytes]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _INTEGERS = {
@@ -57,12 +60,10 @@ def build_message(cls: type[M], where: str, fields: Mapping[str, FieldValue]) ->
 
 def set_fields(message: Message, where: str, fields: Mapping[str, FieldValue]) -> None:
     """Set the fields of a message that is there already, as `build_message` does."""
-    known = fields_of(message.DESCRIPTOR)
-    for name, value in fields.items():
-        if name not in known:
-            raise InputError(where, f"{message.DESCRIPTOR.name} has no field '{name}'", nearest(name, known))
-        if value is not None:
-            _set_field(message, known[name], value, f"{where}: {name}")
+    try:
+        _set_fields(message, fields)
+    except _UnfitError as unfit:
+        raise InputError(": ".join((where, *unfit.path)), unfit.what, unfit.hint) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -84,51 +85,94 @@ def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
     return {field.name: field for field in message.fields}
 
 
-def _set_field(message: Message, field: FieldDescriptor, value: FieldValue, at: str) -> None:
-    if field.is_repeated:
-        is_one = isinstance(value, str | bytes | Mapping | Message) or not isinstance(value, Iterable)
-        for item in (value,) if is_one else value:
-            if field.message_type:
-                _fill(getattr(message, field.name).add(), item, at)
+class _UnfitError(Exception):
+    """A value that does not fit; each block on the way out puts the name of its field before the path."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.path: tuple[str, ...] = ()
+        self.what = what
+        self.hint = hint
+
+
+def _set_fields(message: Message, fields: Mapping[str, FieldValue]) -> None:
+    known = _checks(message.DESCRIPTOR)
+    for name, value in fields.items():
+        if name not in known:
+            raise _UnfitError(f"{message.DESCRIPTOR.name} has no field '{name}'", nearest(name, known))
+        if value is None:
+            continue
+        is_repeated, check = known[name]
+        try:
+            if is_repeated:
+                _extend(getattr(message, name), check, value)
+            elif check:
+                setattr(message, name, check(value))
             else:
-                getattr(message, field.name).append(_scalar(field, item, at))
-    elif field.message_type:
-        _fill(getattr(message, field.name), value, at)
-    else:
-        setattr(message, field.name, _scalar(field, value, at))
+                _fill(getattr(message, name), value)
+        except _UnfitError as unfit:
+            unfit.path = (name, *unfit.path)
+            raise
 
 
-def _fill(target: Message, value: FieldValue, at: str) -> None:
-    if isinstance(value, Mapping):
+def _extend(target: Any, check: _Check | None, value: FieldValue) -> None:  # noqa: ANN401 - protobuf's containers
+    is_one = isinstance(value, (str, bytes, dict, Message, Mapping)) or not isinstance(value, Iterable)
+    for item in (value,) if is_one else value:
+        if check:
+            target.append(check(item))
+        else:
+            _fill(target.add(), item)
+
+
+def _fill(target: Message, value: FieldValue) -> None:
+    if isinstance(value, (dict, Mapping)):  # dict: an abstract Mapping takes longer to tell
         target.SetInParent()
-        set_fields(target, at, value)
+        _set_fields(target, value)
     elif isinstance(value, type(target)):
         target.CopyFrom(value)
     else:
-        raise _unfit(at, value, f"a {target.DESCRIPTOR.name} or a mapping of its fields")
+        raise _unfit(value, f"a {target.DESCRIPTOR.name} or a mapping of its fields")
 
 
-def _scalar(field: FieldDescriptor, value: FieldValue, at: str) -> bool | int | float | str | bytes:
+@functools.cache
+def _checks(message: Descriptor) -> Mapping[str, tuple[bool, _Check | None]]:
+    """Return, by a field's name, whether it repeats, and its check; a message's fields have their own."""
+    return {field.name: (field.is_repeated, _check_of(field)) for field in message.fields}
+
+
+def _check_of(field: FieldDescriptor) -> _Check | None:
+    if field.message_type:
+        return None
     if field.enum_type:
-        return _enum_number(field.enum_type, value, at)
-    is_bool = isinstance(value, bool)
+        return functools.partial(_enum_number, field.enum_type)
     if field.cpp_type in _INTEGERS:
-        least, most = _INTEGERS[field.cpp_type]
-        if isinstance(value, int | SupportsIndex) and not is_bool and least <= index(value) <= most:
-            return index(value)
-        raise _unfit(at, value, f"a whole number from {least} to {most}")
+        return functools.partial(_integer, *_INTEGERS[field.cpp_type])
     if field.cpp_type in _FLOATS:
-        largest = _FLOATS[field.cpp_type]
-        if (
-            isinstance(value, int | float | SupportsFloat)
-            and not is_bool
-            and abs(number := _float(value)) <= largest
-        ):
+        return functools.partial(_number, _FLOATS[field.cpp_type])
+    return functools.partial(_text, *_TEXTS[field.type])
+
+
+def _integer(least: int, most: int, value: FieldValue) -> int:
+    if (
+        isinstance(value, (int, SupportsIndex))
+        and not isinstance(value, bool)
+        and least <= index(value) <= most
+    ):
+        return index(value)
+    raise _unfit(value, f"a whole number from {least} to {most}")
+
+
+def _number(largest: float, value: FieldValue) -> float:
+    if isinstance(value, (float, int, SupportsFloat)) and not isinstance(value, bool):
+        number = _float(value)
+        if abs(number) <= largest:
             return number
-        raise _unfit(at, value, f"a number of at most {float_text(largest)}")
-    python_type, wanted = _TEXTS[field.type]
+    raise _unfit(value, f"a number of at most {float_text(largest)}")
+
+
+def _text(python_type: type[bool | str | bytes], wanted: str, value: FieldValue) -> bool | str | bytes:
     if not isinstance(value, python_type):
-        raise _unfit(at, value, wanted)
+        raise _unfit(value, wanted)
     return value
 
 
@@ -139,17 +183,17 @@ def _float(value: SupportsFloat) -> float:
         return math.nan
 
 
-def _enum_number(enum: EnumDescriptor, value: FieldValue, at: str) -> int:
+def _enum_number(enum: EnumDescriptor, value: FieldValue) -> int:
     if isinstance(value, str) and value in enum.values_by_name:
         return int(enum.values_by_name[value].number)
     if isinstance(value, int) and not isinstance(value, bool) and value in enum.values_by_number:
         return value
     names = enum.values_by_name
-    raise InputError(at, f"{enum.name} has no value {_shown(value)}", nearest(str(value), names))
+    raise _UnfitError(f"{enum.name} has no value {_shown(value)}", nearest(str(value), names))
 
 
-def _unfit(at: str, value: FieldValue, wanted: str) -> InputError:
-    return InputError(at, f"{_shown(value)} does not fit", f"give {wanted}")
+def _unfit(value: FieldValue, wanted: str) -> _UnfitError:
+    return _UnfitError(f"{_shown(value)} does not fit", f"give {wanted}")
 
 
 def _shown(value: FieldValue) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import functools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.field_order import field_ranks
@@ -18,6 +21,7 @@ from caffe_recipes.errors import PrototxtError
 _PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_COMMENT = Comment()
+_SMALL_BYTES = 100
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
@@ -26,13 +30,13 @@ def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
     file = waiting.pop("", _NO_COMMENT)
     if file.beside:
         raise PrototxtError("", "a comment beside the file itself", "give it a field's path, or put it above")
-    body = [*_body(message, "", "", waiting), *_comment_lines(file.below, "")]
+    body = _body(message, "", "", waiting) + _comment_lines(file.below, "")
     head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
     for path in waiting:
         near = difflib.get_close_matches(path, list(_paths(message, "")), n=1)
         hint = f"did you mean '{near[0]}'?" if near else "comment a field that is set"
         raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
-    return "".join(f"{line}\n" for line in head + body)
+    return "\n".join([*head, *body, ""])
 
 
 def float_text(value: float, is_double: bool = False) -> str:
@@ -41,6 +45,8 @@ def float_text(value: float, is_double: bool = False) -> str:
     >>> [float_text(value) for value in (0.1, 5e-05, 1e-08, 1.0, 1281167.0, 0.0078125)]
     ['0.1', '0.00005', '1e-08', '1', '1281167', '0.0078125']
     """
+    if value == 0:
+        return "-0" if math.copysign(1, value) < 0 else "0"
     text = repr(value).removesuffix(".0") if is_double else _shortest_float32(value)
     if "e" not in text:
         return text
@@ -69,6 +75,8 @@ def _escape(char: str, is_byte: bool) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode("latin-1" if is_byte else "utf-8"))
 
 
+# The same few rates and fillers stand in every layer of a net. 0 is left out: it equals -0.
+@functools.lru_cache(maxsize=1024)
 def _shortest_float32(value: float) -> str:
     single = ctypes.c_float(value).value
     # Six digits survive the way through a normal float32 and back; a subnormal one keeps fewer.
@@ -80,60 +88,110 @@ def _shortest_float32(value: float) -> str:
     return f"{single:.9g}"
 
 
-def _scalar_text(field: FieldDescriptor, value: object) -> str:
-    if field.enum_type is not None and isinstance(value, int):
-        return field.enum_type.values_by_number[value].name
-    if isinstance(value, float):
-        return float_text(value, field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE)
-    if isinstance(value, (str, bytes)):
-        return string_text(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+# What writing a field takes: rank, name, whether it repeats, and what makes text of it (none: a block).
+_Row = tuple[int, str, bool, Callable[[Any], str] | None]
 
 
-def _values(message: Message, prefix: str) -> Iterator[tuple[FieldDescriptor, object, str]]:
-    """Yield every value that is set, in the order of writing, with its path."""
-    rank = field_ranks(message.DESCRIPTOR)
-    for field, value in sorted(message.ListFields(), key=lambda item: rank[item[0].number]):
-        if field.is_repeated:
-            for index, item in enumerate(value):
-                yield field, item, f"{prefix}{field.name}[{index}]"
-        else:
-            yield field, value, f"{prefix}{field.name}"
+@functools.cache
+def _rows(message: Descriptor) -> dict[int, _Row]:
+    """Return what writing each field of a message takes, by the field's number."""
+    ranks = field_ranks(message)
+    return {
+        field.number: (ranks[field.number], field.name, field.is_repeated, _text_of(field))
+        for field in message.fields
+    }
+
+
+def _text_of(field: FieldDescriptor) -> Callable[[Any], str] | None:
+    if field.message_type is not None:
+        return None
+    if field.enum_type is not None:
+        return {value.number: value.name for value in field.enum_type.values}.__getitem__
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return functools.partial(float_text, is_double=True)
+    return _TEXTS.get(field.cpp_type, str)
+
+
+_TEXTS: dict[int, Callable[[Any], str]] = {
+    FieldDescriptor.CPPTYPE_FLOAT: float_text,
+    FieldDescriptor.CPPTYPE_STRING: string_text,
+    FieldDescriptor.CPPTYPE_BOOL: {True: "true", False: "false"}.__getitem__,
+}
+
+
+def _in_order(message: Message) -> list[tuple[_Row, Any]]:
+    """Return the fields that are set, in the order of writing; ranks differ, so values never compare."""
+    rows = _rows(message.DESCRIPTOR)
+    return sorted([(rows[field.number], value) for field, value in message.ListFields()])
 
 
 def _paths(message: Message, prefix: str) -> Iterator[str]:
-    for _, value, path in _values(message, prefix):
-        yield path
-        if isinstance(value, Message):
-            yield from _paths(value, f"{path}.")
+    for (_, name, is_repeated, text_of), value in _in_order(message):
+        for index, item in enumerate(value if is_repeated else (value,)):
+            path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
+            yield path
+            if text_of is None:
+                yield from _paths(item, f"{path}.")
 
 
-def _body(message: Message, prefix: str, indent: str, comments: dict[str, Comment]) -> Iterator[str]:
-    """Yield the lines of a message, taking from `comments` those that are written."""
-    for field, value, path in _values(message, prefix):
-        comment = comments.pop(path, _NO_COMMENT)
-        beside = f" # {comment.beside}" if comment.beside else ""
-        yield from _comment_lines(comment.above, indent)
-        if not isinstance(value, Message):
-            if comment.below:
-                raise PrototxtError(path, "a comment below a field that has no block", "put it above")
-            yield f"{indent}{field.name}: {_scalar_text(field, value)}{beside}"
-            continue
-        inner, left = indent + "  ", len(comments)
-        lines = [*_body(value, f"{path}.", inner, comments), *_comment_lines(comment.below, inner)]
-        has_comments = comment.below or len(comments) < left
-        if not lines:
-            yield f"{indent}{field.name} {{ }}{beside}"
-        elif len(lines) == 1 and not has_comments and _is_scalar(value):
-            yield f"{indent}{field.name} {{ {lines[0].strip()} }}{beside}"
+def _body(message: Message, prefix: str, indent: str, comments: dict[str, Comment]) -> list[str]:
+    """Return the lines of a message, taking from `comments` those that are written."""
+    if not comments:
+        return _plain_body(message, indent)
+    lines: list[str] = []
+    for (_, name, is_repeated, text_of), value in _in_order(message):
+        for index, item in enumerate(value if is_repeated else (value,)):
+            path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
+            comment = comments.pop(path, _NO_COMMENT)
+            beside = f" # {comment.beside}" if comment.beside else ""
+            lines += _comment_lines(comment.above, indent)
+            if text_of is not None:
+                if comment.below:
+                    raise PrototxtError(path, "a comment below a field that has no block", "put it above")
+                lines.append(f"{indent}{name}: {text_of(item)}{beside}")
+                continue
+            left = len(comments)
+            inner = _body(item, f"{path}.", f"{indent}  ", comments)
+            is_commented = len(comments) < left or bool(comment.below)
+            inner += _comment_lines(comment.below, f"{indent}  ")
+            lines += _block(name, inner, indent, beside, is_open=is_commented)
+    return lines
+
+
+def _plain_body(message: Message, indent: str) -> list[str]:
+    """Return the lines of a message without comments: the same, and most of the time is spent here."""
+    lines: list[str] = []
+    for (_, name, is_repeated, text_of), value in _in_order(message):
+        if text_of is None:
+            for item in value if is_repeated else (value,):
+                data = item.SerializePartialToString() if indent else b""
+                if 0 < len(data) <= _SMALL_BYTES:
+                    lines += _small_block(name, type(item), data, indent)
+                else:
+                    lines += _block(name, _plain_body(item, f"{indent}  "), indent)
+        elif is_repeated:
+            lines += [f"{indent}{name}: {text_of(item)}" for item in value]
         else:
-            yield from (f"{indent}{field.name} {{{beside}", *lines, f"{indent}}}")
+            lines.append(f"{indent}{name}: {text_of(value)}")
+    return lines
 
 
-def _is_scalar(message: Message) -> bool:
-    return message.ListFields()[0][0].message_type is None
+@functools.lru_cache(maxsize=1024)
+def _small_block(name: str, cls: Callable[[], Message], data: bytes, indent: str) -> list[str]:
+    """Return the lines of a block inside a block: a net repeats a few fillers and `param` a hundred times."""
+    message = cls()
+    message.MergeFromString(data)
+    return _block(name, _plain_body(message, f"{indent}  "), indent)
 
 
-def _comment_lines(texts: tuple[str, ...], indent: str) -> Iterator[str]:
-    for text in texts:
-        yield f"{indent}#{'' if not text or text.startswith('#') else ' '}{text}"
+def _block(name: str, lines: list[str], indent: str, beside: str = "", *, is_open: bool = False) -> list[str]:
+    """Return a block around lines: on one line where it holds one scalar, unless it is to stay open."""
+    if not lines:
+        return [f"{indent}{name} {{ }}{beside}"]
+    if len(lines) == 1 and not is_open and lines[0][-1] != "}":
+        return [f"{indent}{name} {{ {lines[0].lstrip()} }}{beside}"]
+    return [f"{indent}{name} {{{beside}", *lines, f"{indent}}}"]
+
+
+def _comment_lines(texts: tuple[str, ...], indent: str) -> list[str]:
+    return [f"{indent}#{'' if not text or text.startswith('#') else ' '}{text}" for text in texts]

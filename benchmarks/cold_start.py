@@ -1,4 +1,4 @@
-"""Time `caffe-recipes generate stampede2-64n-72ep` from a cold start, against Python's own."""
+"""Time commands on ResNet-50 from a cold start, against Python's own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 CALLS = 15
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+FOLDER = Path(__file__).resolve().parent.parent / "prototxt" / "stampede2-64n-72ep"
+NET, OTHER = str(FOLDER / "train_val.prototxt"), str(FOLDER / "train_val_noaug.prototxt")
 CASES = {
     "python": ["-c", "pass"],
     "caffe-recipes --help": ["-c", PROGRAM, "--help"],
     "caffe-recipes show": ["-c", PROGRAM, "show", "stampede2-64n-72ep"],
     "caffe-recipes generate": ["-c", PROGRAM, "generate", "stampede2-64n-72ep"],
+    "caffe-recipes lint": ["-c", PROGRAM, "lint", NET],
+    "caffe-recipes diff": ["-c", PROGRAM, "diff", NET, OTHER],
+    "caffe-recipes summary": ["-c", PROGRAM, "summary", NET],
 }
 
 
@@ -24,8 +30,12 @@ def seconds_of(words: list[str]) -> list[float]:
     for _ in range(CALLS):
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
-            subprocess.run([sys.executable, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            done = subprocess.run(
+                [sys.executable, *words], cwd=folder, stdout=subprocess.DEVNULL, check=False
+            )
             times.append(time.perf_counter() - start)
+            if done.returncode not in (0, 1):  # 1: lint found something, diff a difference
+                raise SystemExit(f"{' '.join(words[2:])}: exit {done.returncode}")
     return times
 
 
