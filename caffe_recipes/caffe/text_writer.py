@@ -166,7 +166,7 @@ def _plain_body(message: Message, indent: str) -> list[str]:
             for item in value if is_repeated else (value,):
                 data = item.SerializePartialToString() if indent else b""
                 if 0 < len(data) <= _SMALL_BYTES:
-                    lines += _small_block(name, type(item), data, indent)
+                    lines += _small_block(name, item.__class__, data, indent)
                 else:
                     lines += _block(name, _plain_body(item, f"{indent}  "), indent)
         elif is_repeated:
