@@ -74,17 +74,19 @@ def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None =
     return Document(str(path), text, message, comments, offsets)
 
 
-def guess_class(text: str, path: str | Path = "") -> type[Message]:
-    """Tell the message of a text by its first field that only one kind has; else by the file's name.
+def guess_class(
+    text: str, path: str | Path = "", kinds: Mapping[str, type[Message]] = KINDS
+) -> type[Message]:
+    """Tell the message of a text by its first field that only one of `kinds` has; else by the file's name.
 
     >>> guess_class("debug_info: true base_lr: 1").DESCRIPTOR.name
     'SolverParameter'
     """
     for name in _outer_names(text):
-        kinds = [cls for cls in KINDS.values() if name in cls.DESCRIPTOR.fields_by_name]
-        if len(kinds) == 1:
-            return kinds[0]
-    return pb.SolverParameter if "solver" in PurePath(path).name else pb.NetParameter
+        having = [cls for cls in kinds.values() if name in cls.DESCRIPTOR.fields_by_name]
+        if len(having) == 1:
+            return having[0]
+    return kinds["solver" if "solver" in PurePath(path).name else "net"]
 
 
 def _outer_names(text: str) -> Iterator[str]:
