@@ -60,9 +60,8 @@ def parse_lenient(text: str, path: str | Path = "<text>") -> Document[Message]:
 def to_ours(message: Message) -> Message:
     """Turn a message of the schema of all Caffes into ours, without what our Caffe does not have.
 
-    >>> to_ours(parse_lenient("base_lr: 1 rampup_interval: 5").message)
-    base_lr: 1.0
-    <BLANKLINE>
+    >>> to_ours(parse_lenient("base_lr: 1 rampup_interval: 5").message) == pb.SolverParameter(base_lr=1)
+    True
     """
     ours: Message = getattr(pb, message.DESCRIPTOR.name)()
     ours.MergeFromString(message.SerializePartialToString())

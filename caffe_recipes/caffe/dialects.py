@@ -16,15 +16,6 @@ from typing import Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 
-# What our Caffe has in place of a field of another.
-COUNTERPARTS = {
-    ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter",
-    ("SolverParameter", "rampup_lr"): "the warm-up starts at warmup_start_lr",
-    ("SolverParameter", "weights"): "weights are an argument, -weights",
-    ("BatchNormParameter", "scale_filler"): "the scale's filler is filler",
-    ("PoolingParameter", "round_mode"): "pooling rounds its output size up",
-}
-
 
 class Definition(NamedTuple):
     """A field as a dialect defines it; `default` is None where it states none."""

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import COUNTERPARTS, field_dialects
+from caffe_recipes.caffe.dialect_counterparts import find_counterpart
+from caffe_recipes.caffe.dialects import field_dialects
 
 _MOST_OWNERS = 3
 
@@ -17,11 +18,11 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "gama")
     "did you mean 'gamma'?"
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "rampup_interval")
-    'it belongs to nvcaffe; here the warm-up is warmup_iter'
+    'it belongs to nvcaffe; here the warm-up is warmup_iter, linear and not quadratic'
     """
     others = field_dialects(message, name)
     if others:
-        here = COUNTERPARTS.get((message, name))
+        here = find_counterpart("surfsara", message, name)
         return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
     near = difflib.get_close_matches(name, known, n=1)
     if near:

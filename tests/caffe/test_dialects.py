@@ -5,7 +5,6 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import (
-    COUNTERPARTS,
     Definition,
     field_dialects,
     layer_type_dialects,
@@ -48,12 +47,6 @@ def test_words_are_known_to() -> None:
     assert lr_policy_dialects("poly_cyc") == ("surfsara",)
     assert lr_policy_dialects("poly") == ALL
     assert solver_type_dialects("SAG") == ("nvcaffe",)
-
-
-def test_every_counterpart_answers_a_field_of_another_caffe() -> None:
-    for owner, name in COUNTERPARTS:
-        assert field_dialects(owner, name)
-        assert "surfsara" not in field_dialects(owner, name)
 
 
 def test_what_is_missing_or_changed_is_ours_and_what_is_added_is_not() -> None:

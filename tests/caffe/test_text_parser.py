@@ -55,7 +55,7 @@ REFUSED = [
         S,
         "rampup_interval: 3",
         "1:1: SolverParameter has no field 'rampup_interval'; "
-        "it belongs to nvcaffe; here the warm-up is warmup_iter",
+        "it belongs to nvcaffe; here the warm-up is warmup_iter, linear and not quadratic",
     ),
     (
         N,
