@@ -41,6 +41,8 @@ def flatten(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     bottom = bottoms[0]
     start = canonical_axis(bottom, layer.flatten_param.axis)
     end = canonical_axis(bottom, layer.flatten_param.end_axis)
+    if start > end:
+        raise MisfitError(f"has axis {start} behind end_axis {end}")
     return [(*bottom[:start], product(bottom[start : end + 1]), *bottom[end + 1 :])], []
 
 
@@ -83,9 +85,16 @@ def arg_max(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param, bottom = layer.argmax_param, bottoms[0]
     if param.HasField("axis"):
         axis = canonical_axis(bottom, param.axis)
+        _check_top_k(param.top_k, bottom[axis])
         return [(*bottom[:axis], param.top_k, *bottom[axis + 1 :])], []
     ones = [1] * (len(bottom) - 3)
+    _check_top_k(param.top_k, product(bottom[1:]))
     return [(bottom[canonical_axis(bottom, 0)], 1 + param.out_max_val, param.top_k, *ones)], []
+
+
+def _check_top_k(top_k: int, size: Dim) -> None:
+    if top_k < 1 or (size is not None and top_k > size):
+        raise MisfitError(f"has top_k {top_k}, more than its bottom's {size}" if top_k else "has top_k 0")
 
 
 def crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -101,3 +110,28 @@ def crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         if size is not None and kept is not None and kept + offset > size:
             raise MisfitError(f"cannot crop {size} to {kept} at offset {offset}")
     return [(*bottoms[0][:axis], *bottoms[1][axis:])], []
+
+
+def tile(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Repeat the bottom `tiles` times along one axis."""
+    bottom, tiles = bottoms[0], layer.tile_param.tiles
+    axis = canonical_axis(bottom, layer.tile_param.axis)
+    if tiles < 1:
+        raise MisfitError("has no tiles" if not tiles else f"has tiles {tiles}")
+    return [(*bottom[:axis], product([bottom[axis], tiles]), *bottom[axis + 1 :])], []
+
+
+def batch_reindex(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Choose images of the first bottom by the indices in the second."""
+    if len(bottoms[1]) != 1 or not bottoms[0]:
+        raise MisfitError("needs a batch and one axis of indices")
+    return [(bottoms[1][0], *bottoms[0][1:])], []
+
+
+def choose(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep those images for which the last bottom, the selector, is not 0; how many is not known before."""
+    *kept, selector = bottoms
+    if not all(bottoms) or product(selector[1:]) not in (1, None):
+        raise MisfitError("needs a selector of one number an image")
+    merge([shape[:1] for shape in bottoms])
+    return [(None, *shape[1:]) for shape in kept], []

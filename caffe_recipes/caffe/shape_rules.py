@@ -9,18 +9,15 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from caffe_recipes.caffe import pb, shape_moves
+from caffe_recipes.caffe import pb, shape_moves, shape_sequences, shape_windows
 from caffe_recipes.caffe.shape_dims import (
     SCALAR,
-    Dim,
     MisfitError,
     Result,
     Shape,
     Shapes,
     canonical_axis,
-    conv_size,
     merge,
-    pool_size,
     product,
 )
 
@@ -52,81 +49,6 @@ def _split(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 def _no_tops(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [], []
-
-
-def _spatial(
-    param: pb.ConvolutionParameter | pb.PoolingParameter, field: str, axes: int, default: int
-) -> tuple[int, ...]:
-    """Read `kernel_size`, `pad` or `stride`: one number for all axes, one each, or `_h` and `_w`."""
-    stem = field.removesuffix("_size")
-    if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
-        values = [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
-    else:
-        values = list(getattr(param, field)) or [default]
-    if len(values) == 1:
-        values *= axes
-    if len(values) != axes:
-        raise MisfitError(f"gives {len(values)} of {field} for {axes} spatial axes")
-    if min(values, default=default) < default:
-        raise MisfitError(f"has {field} {min(values)}")
-    return tuple(values)
-
-
-def _kernel(param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int) -> tuple[int, ...]:
-    if not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
-        raise MisfitError("has no kernel_size")
-    return _spatial(param, "kernel_size", axes, 1)
-
-
-def _convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    param, bottom = layer.convolution_param, merge(bottoms)
-    channel = canonical_axis(bottom, param.axis)
-    size = bottom[channel + 1 :]
-    kernel = _kernel(param, len(size))
-    stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
-    dilation = _dilation(param, len(size))
-    outputs, channels, group = param.num_output, bottom[channel], param.group
-    if not outputs:
-        raise MisfitError("has no num_output")
-    if not group or outputs % group or (channels or 0) % group:
-        raise MisfitError(f"has group {group}, which does not divide its channels or num_output {outputs}")
-    if layer.type == "Deconvolution":
-        sizes = [_deconv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
-        weights: Shape = (channels, outputs // group, *kernel)
-    else:
-        sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
-        weights = (outputs, None if channels is None else channels // group, *kernel)
-    top = (*bottom[:channel], outputs, *sizes)
-    return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
-
-
-def _dilation(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
-    values = tuple(param.dilation) or (1,)
-    if len(values) not in (1, axes) or min(values) < 1:
-        raise MisfitError(f"has dilation {', '.join(map(str, values))} for {axes} spatial axes")
-    return values * axes if len(values) == 1 else values
-
-
-def _deconv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int) -> Dim:
-    if size is None:
-        return None
-    result = stride * (size - 1) + dilation * (kernel - 1) + 1 - 2 * pad
-    if result < 1:
-        raise MisfitError(f"has pad {pad}, larger than its output")
-    return result
-
-
-def _pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    param, bottom = layer.pooling_param, bottoms[0]
-    channel = canonical_axis(bottom, param.axis)
-    size = bottom[channel + 1 :]
-    if param.global_pooling:
-        pooled: list[Dim] = [1] * len(size)
-    else:
-        kernel = _kernel(param, len(size))
-        stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
-        pooled = [pool_size(*of) for of in zip(size, kernel, stride, pad, strict=True)]
-    return [(*bottom[: channel + 1], *pooled)] * 2, []
 
 
 def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -171,6 +93,32 @@ def _prelu(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], [SCALAR if layer.prelu_param.channel_shared else (channels,)]
 
 
+def _lrn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if layer.lrn_param.local_size % 2 == 0:
+        raise MisfitError(f"has local_size {layer.lrn_param.local_size}, which is not odd")
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs a bottom of 4 axes")
+    return [bottoms[0]], []
+
+
+def _softmax(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    canonical_axis(bottoms[0], layer.softmax_param.axis)
+    return [bottoms[0]], []
+
+
+def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if len(bottoms[0]) < 2:
+        raise MisfitError("needs a bottom of 2 axes or more")
+    return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
+
+
+def _parameter(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    shape = tuple(layer.parameter_param.shape.dim)
+    if any(dim < 0 for dim in shape):
+        raise MisfitError("has a negative dim")
+    return [shape], [shape]
+
+
 def _eltwise(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [merge(bottoms)], []
 
@@ -206,7 +154,7 @@ def _loss_by_image(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 _SHAPE_KEEPING = """
-    AbsVal BNLL Dropout ELU Exp LRN Log MVN Power ReLU Sigmoid Softmax SpatialDropout TanH Threshold
+    AbsVal BNLL Dropout ELU Exp Log MVN Power ReLU Sigmoid SpatialDropout TanH Threshold
 """
 
 RULES: dict[str, Rule] = {
@@ -214,29 +162,43 @@ RULES: dict[str, Rule] = {
     "Accuracy": Rule(_accuracy, 2, 2),
     "ArgMax": Rule(shape_moves.arg_max, 1, 1),
     "BatchNorm": Rule(_batch_norm, 1, 1),
+    "BatchReindex": Rule(shape_moves.batch_reindex, 2, 2),
     "Bias": Rule(_bias, 1, 2),
     "Concat": Rule(shape_moves.concat, 1, math.inf),
     "ContrastiveLoss": Rule(_loss_by_image, 3, 3),
-    "Convolution": Rule(_convolution, 1, math.inf),
+    "Convolution": Rule(shape_windows.convolution, 1, math.inf),
     "Crop": Rule(shape_moves.crop, 2, 2),
-    "Deconvolution": Rule(_convolution, 1, math.inf),
+    "Deconvolution": Rule(shape_windows.convolution, 1, math.inf),
     "Eltwise": Rule(_eltwise, 2, math.inf),
+    "Embed": Rule(shape_sequences.embed, 1, 1),
     "EuclideanLoss": Rule(_loss_by_value, 2, 2),
+    "Filter": Rule(shape_moves.choose, 2, math.inf),
     "Flatten": Rule(shape_moves.flatten, 1, 1),
+    "HDF5Output": Rule(_no_tops, 2, 2),
     "HingeLoss": Rule(_loss_by_image, 2, 2),
+    "Im2col": Rule(shape_windows.im2col, 1, 1),
     "InfogainLoss": Rule(_loss_by_image, 2, 3),
     "InnerProduct": Rule(_inner_product, 1, 1),
+    "LRN": Rule(_lrn, 1, 1),
+    "LSTM": Rule(shape_sequences.lstm, 2, 5),
+    "LSTMUnit": Rule(shape_sequences.lstm_unit, 3, 3),
     "MultinomialLogisticLoss": Rule(_loss_by_image, 2, 2),
+    "Normalize": Rule(_normalize, 1, 1),
     "PReLU": Rule(_prelu, 1, 1),
+    "Parameter": Rule(_parameter, 0, 0),
     "Permute": Rule(shape_moves.permute, 1, 1),
-    "Pooling": Rule(_pooling, 1, 1),
+    "Pooling": Rule(shape_windows.pooling, 1, 1),
+    "RNN": Rule(shape_sequences.rnn, 2, 4),
     "Reduction": Rule(shape_moves.reduction, 1, 1),
     "Reshape": Rule(shape_moves.reshape, 1, 1),
+    "SPP": Rule(shape_windows.spatial_pyramid, 1, 1),
     "Scale": Rule(_scale, 1, 2),
     "SigmoidCrossEntropyLoss": Rule(_loss_by_value, 2, 2),
     "Silence": Rule(_no_tops, 1, math.inf),
     "Slice": Rule(shape_moves.cut, 1, 1),
     "SmoothL1Loss": Rule(_loss_by_value, 2, 4),
+    "Softmax": Rule(_softmax, 1, 1),
     "SoftmaxWithLoss": Rule(_softmax_loss, 2, 3),
     "Split": Rule(_split, 1, 1),
+    "Tile": Rule(shape_moves.tile, 1, 1),
 }

@@ -111,6 +111,7 @@ def _infer(
     unknown: list[Shape | None] = [None] * len(layer.top)
     known = [bottom for bottom in bottoms if bottom is not None]
     learned: Shapes = ()
+    tops: Sequence[Shape | None]
     if layer.type in SOURCES:
         tops = SOURCES[layer.type](layer, images)
     elif layer.type in RULES:

@@ -181,6 +181,45 @@ def test_learned_shapes_are_those_that_caffe_saved() -> None:
         ("type: 'ArgMax' argmax_param { axis: 1 }", [(2, 10, 3, 3)], [(2, 1, 3, 3)], []),
         ("type: 'Reduction' reduction_param { axis: 1 }", [(2, 10, 3)], [(2,)], []),
         ("type: 'Crop'", [(2, 4, 9, 9), (2, 5, 7, 6)], [(2, 4, 7, 6)], []),
+        ("type: 'BatchReindex'", [(8, 4, 3), (5,)], [(5, 4, 3)], []),
+        (
+            "type: 'Embed' embed_param { num_output: 6 input_dim: 100 }",
+            [(9, 2)],
+            [(9, 2, 6)],
+            [(100, 6), (6,)],
+        ),
+        ("type: 'Filter' top: 'p' top: 'q'", [(8, 4), (8,), (8, 1)], [(None, 4), (None,)], []),
+        (
+            "type: 'Im2col' convolution_param { kernel_size: 3 stride: 2 pad: 1 }",
+            [(2, 4, 9, 8)],
+            [(2, 36, 5, 4)],
+            [],
+        ),
+        (
+            "type: 'LSTM' recurrent_param { num_output: 5 }",
+            [(9, 2, 3, 4), (9, 2)],
+            [(9, 2, 5)],
+            [(20, 12), (20,), (20, 5)],
+        ),
+        (
+            "type: 'LSTM' top: 'h' top: 'hT' top: 'cT' recurrent_param { num_output: 5 expose_hidden: true }",
+            [(9, 2, 3), (9, 2), (2, 7), (1, 2, 5), (1, 2, 5)],
+            [(9, 2, 5), (1, 2, 5), (1, 2, 5)],
+            [(20, 3), (20,), (20, 7), (20, 5)],
+        ),
+        ("type: 'LSTMUnit' top: 'c' top: 'h'", [(1, 2, 5), (1, 2, 20), (1, 2)], [(1, 2, 5)] * 2, []),
+        ("type: 'Normalize'", [(2, 4, 3, 3)], [(2, 4, 3, 3)], [()]),
+        ("type: 'Normalize' norm_param { channel_shared: false }", [(2, 4)], [(2, 4)], [(4,)]),
+        ("type: 'Parameter' parameter_param { shape { dim: 3 dim: 4 } }", [], [(3, 4)], [(3, 4)]),
+        (
+            "type: 'RNN' recurrent_param { num_output: 5 }",
+            [(9, 2, 3), (9, 2)],
+            [(9, 2, 5)],
+            [(5, 3), (5,), (5, 5), (5, 5), (5,)],
+        ),
+        ("type: 'SPP' spp_param { pyramid_height: 3 }", [(2, 4, 13, 13)], [(2, 84)], []),
+        ("type: 'SPP' spp_param { pyramid_height: 1 }", [(2, 4, 13, 13)], [(2, 4, 1, 1)], []),
+        ("type: 'Tile' tile_param { axis: 2 tiles: 3 }", [(2, 4, 3)], [(2, 4, 9)], []),
     ],
 )
 def test_layer_types_have_caffes_shapes(
@@ -234,6 +273,27 @@ def test_layer_types_have_caffes_shapes(
         ("type: 'Scale' scale_param { axis: 1 }", [(2, 4, 3), (5,)], "bottoms of one shape"),
         ("type: 'Crop'", [(2, 4, 5, 9), (2, 4, 7, 6)], "cannot crop 5 to 7"),
         ("type: 'Permute' permute_param { order: 3 }", [(2, 4)], "cannot order"),
+        ("type: 'BatchReindex'", [(8, 4), (5, 1)], "one axis of indices"),
+        ("type: 'Embed' embed_param { num_output: 6 }", [(9,)], "no input_dim"),
+        ("type: 'Filter'", [(8, 4), (8, 2)], "a selector of one number"),
+        ("type: 'Filter'", [(8, 4), (7,)], "bottoms of one shape"),
+        ("type: 'LRN'", [(2, 4)], "a bottom of 4 axes"),
+        ("type: 'LRN' lrn_param { local_size: 4 }", [(2, 4, 3, 3)], "local_size 4, which is not odd"),
+        ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3), (9, 3)], "bottoms of one shape"),
+        ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3)], "takes 2 to 5 bottoms"),
+        (
+            "type: 'RNN' recurrent_param { num_output: 5 expose_hidden: true }",
+            [(9, 2, 3), (9, 2)],
+            "takes 3 to 4 bottoms, not 2",
+        ),
+        ("type: 'LSTMUnit'", [(1, 2, 5), (1, 2, 19), (1, 2)], "four gates for each"),
+        ("type: 'SPP' spp_param { pyramid_height: 4 }", [(2, 4, 3, 3)], "cannot part 3 into 4"),
+        ("type: 'Softmax' softmax_param { axis: 2 }", [(2, 4)], "axis 2, which its bottom lacks"),
+        ("type: 'Tile'", [(2, 4)], "has no tiles"),
+        ("type: 'HDF5Output'", [(2, 4), (2,)], "makes 0 tops, not 1"),
+        ("type: 'Flatten' flatten_param { axis: 2 end_axis: 1 }", [(2, 4, 3)], "axis 2 behind end_axis 1"),
+        ("type: 'ArgMax' argmax_param { top_k: 11 }", [(2, 10)], "top_k 11, more than its bottom's 10"),
+        ("type: 'Pooling' pooling_param { kernel_size: 2 pad: 2 }", [(2, 4, 7, 7)], "has pad 2, not smaller"),
     ],
 )
 def test_a_misfit_is_one_line_that_names_the_layer(
@@ -243,6 +303,7 @@ def test_a_misfit_is_one_line_that_names_the_layer(
         one_layer(body, *bottoms)
     assert what in str(caught.value)
     assert "layer 'x'" in str(caught.value)
+    assert str(caught.value).count("(from layer 'in')") == len(bottoms)
     assert "\n" not in str(caught.value)
 
 
@@ -342,7 +403,7 @@ def test_unknown_dimensions_stay_unknown_and_fit_any_other() -> None:
 
 def test_a_layer_type_without_a_rule_makes_blobs_of_unknown_shape() -> None:
     net = net_of(
-        """layer { name: 'h' type: 'HDF5Data' top: 'data' }
+        """layer { name: 'h' type: 'Python' top: 'data' }
         layer { name: 'r' type: 'ReLU' bottom: 'data' top: 'y' }"""
     )
     assert infer_shapes(net, pb.TRAIN).blobs == {"data": None, "y": None}
