@@ -6,9 +6,10 @@ import json
 
 import click
 
-from caffe_recipes.generate.summary import render_list, render_summary
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.review.show import recipe_values, render_list, render_recipe
 
 
 @click.command()
@@ -18,13 +19,24 @@ def recipes() -> None:
 
 
 @click.command()
-@click.argument("recipe", metavar="NAME|FILE.yaml")
-def show(recipe: str) -> None:
-    """Show what a recipe trains, on what, and how: its shape, its phases, and what its source reports."""
-    click.echo(render_summary(load_recipe(recipe)))
+@click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
+@click.option(
+    "--images-per-s",
+    metavar="N",
+    type=click.FloatRange(0, min_open=True),
+    help="Estimate minutes at this speed [default: the reported one]",
+)
+def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None) -> None:
+    """Show what recipes train, on what, and how: shape, rates by phase, snapshots, reported results."""
+    loaded = [load_recipe(recipe) for recipe in recipes]
+    if as_json:
+        click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
+        return
+    click.echo("\n\n\n".join(render_recipe(recipe, images_per_s) for recipe in loaded))
 
 
 @click.command()
 def schema() -> None:
     """Print the JSON schema of a recipe's YAML, for editors that complete and check by one."""
-    click.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+    click.echo(json.dumps(recipe_schema(), indent=2))

@@ -1,0 +1,192 @@
+"""Schedules as a reviewer looks at them: solvers one after another, over the age of the model they train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import Document, load_document
+from caffe_recipes.caffe.messages import nearest
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.rates import POLICIES, lr_at
+from caffe_recipes.errors import PrototxtError
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.recipe.arithmetic import images_before, images_per_iter
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+Unit = Literal["epochs", "iterations"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates that tell a schedule: the first, both sides of the warm-up's end, and the last update's.
+
+    `warmup_end` and `after_warmup` are None where no warm-up ends.
+    """
+
+    first: float
+    warmup_end: float | None
+    after_warmup: float | None
+    last: float
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A solver's part of a schedule; x is the age of the model, in the schedule's unit.
+
+    `taken_iter` is the iteration whose snapshot the next stretch starts from; the stretch itself goes on to
+    `iterations`. `rate_before` is the rate that the weights it starts from were last trained at, if known.
+    """
+
+    name: str
+    solver: pb.SolverParameter
+    iterations: int
+    taken_iter: int
+    begins: float
+    per_iter: float
+    rate_before: float | None = None
+
+    def x_at(self, iteration: int) -> float:
+        """Give the model's age at an iteration."""
+        return self.begins + iteration * self.per_iter
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stretches that train one model, under the name that a reader knows it by."""
+
+    name: str
+    unit: Unit
+    stretches: tuple[Stretch, ...]
+
+
+def rates_between(solver: pb.SolverParameter, iterations: int) -> Rates | None:
+    """Return the telling rates of so many iterations; None for `plateau`, whose rate depends on the losses.
+
+    >>> solver = pb.SolverParameter(lr_policy="poly", power=1, base_lr=1, max_iter=8, warmup_iter=4)
+    >>> rates_between(solver, 8)
+    Rates(first=0.0, warmup_end=0.75, after_warmup=0.5, last=0.125)
+    """
+    if solver.lr_policy not in POLICIES:
+        return None
+    warmup = solver.warmup_iter
+    ends = 0 < warmup < iterations
+    return Rates(
+        first=lr_at(solver, 0),
+        warmup_end=lr_at(solver, warmup - 1) if ends else None,
+        after_warmup=lr_at(solver, warmup) if ends else None,
+        last=lr_at(solver, iterations - 1),
+    )
+
+
+def rate_left(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> float | None:
+    """Return the rate at which a snapshot leaves a solver: of the iteration it would go on with, or the last.
+
+    >>> main = pb.SolverParameter(lr_policy="poly", power=1, base_lr=4.8, max_iter=8040)
+    >>> [f"{rate_left(main, taken, 8040):.6g}" for taken in (7638, 8040)]
+    ['0.24', '0.000597015']
+    """
+    if solver.lr_policy not in POLICIES:
+        return None
+    return lr_at(solver, min(taken_iter, iterations - 1))
+
+
+def rate_before(recipe: Recipe, phase: Phase) -> float | None:
+    """Return the rate at which the snapshot that a phase starts from was made, if a phase makes it."""
+    start = recipe.starts_from(phase)
+    if not isinstance(start, Phase):
+        return None
+    return rate_left(build_solver(recipe, start), phase.weights_iter or start.last_iter, start.last_iter)
+
+
+def load_solvers(path: str | Path, max_bytes: int = MOST_BYTES) -> list[tuple[str, pb.SolverParameter]]:
+    """Read the solvers of a file, each with its name: one, or each of a MultiPhaseSolverParameter.
+
+    Raises PrototxtError for a file that is no solver, and for a solver whose rate nobody can tell: without
+    iterations, of an unknown policy, or of `plateau`.
+    """
+    document: Document[Message] = load_document(path, max_bytes=max_bytes)
+    solvers = list(_solvers_in(document))
+    if not solvers:
+        raise PrototxtError(
+            path, f"is a {document.message.DESCRIPTOR.name}, no solver", "give a solver's file"
+        )
+    for _, solver, field in solvers:
+        _check_tellable(document, solver, field)
+    return [(name, solver) for name, solver, _ in solvers]
+
+
+def schedule_recipe(recipe: Recipe) -> Schedule:
+    """Return a recipe's phases over epochs; a phase that branches off begins where its snapshot was made."""
+    images = recipe.data.train.images
+    stretches = []
+    for phase in recipe.phases:
+        per_iter = images_per_iter(recipe, phase)
+        stretches.append(
+            Stretch(
+                name=phase.name,
+                solver=build_solver(recipe, phase),
+                iterations=phase.last_iter,
+                taken_iter=_taken_iter(recipe, phase),
+                begins=images_before(recipe, phase) / images,
+                per_iter=per_iter / images,
+                rate_before=rate_before(recipe, phase),
+            )
+        )
+    return Schedule(recipe.name, "epochs", tuple(stretches))
+
+
+def schedule_solvers(
+    name: str, solvers: Sequence[tuple[str, pb.SolverParameter]], epochs_per_iter: float | None
+) -> Schedule:
+    """Return solvers one after another, over epochs if an iteration of one batch is known to make so many."""
+    stretches: list[Stretch] = []
+    begins, before = 0.0, None
+    for part, solver in solvers:
+        per_iter = epochs_per_iter * max(solver.iter_size, 1) if epochs_per_iter else 1.0
+        end = solver.max_iter
+        stretches.append(Stretch(part, solver, end, end, begins, per_iter, before))
+        begins = stretches[-1].x_at(end)
+        before = rate_left(solver, end, end)
+    return Schedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
+
+
+def _solvers_in(document: Document[Message]) -> Iterable[tuple[str, pb.SolverParameter, str]]:
+    message = document.message
+    if isinstance(message, pb.SolverParameter):
+        yield document.path, message, ""
+    elif isinstance(message, pb.MultiPhaseSolverParameter):
+        for index, pair in enumerate(message.params_pair):
+            field = f"params_pair[{index}]"
+            yield f"{document.path}:{field}", pair.solver_params, f"{field}.solver_params."
+
+
+def _check_tellable(document: Document[Message], solver: pb.SolverParameter, field: str) -> None:
+    policy = solver.lr_policy
+    if solver.max_iter <= 0:
+        said = f"max_iter is {solver.max_iter}" if solver.HasField("max_iter") else "max_iter is missing"
+        raise PrototxtError(
+            document.where(f"{field}max_iter"), f"{said}: there is no iteration", "give max_iter"
+        )
+    where = document.where(f"{field}lr_policy")
+    if policy == "plateau":
+        what = "the rate of lr_policy plateau depends on the losses"
+        raise PrototxtError(where, what, "read it in the log")
+    if policy not in POLICIES:
+        said = f"lr_policy '{policy}' is unknown" if policy else "lr_policy is missing"
+        raise PrototxtError(where, said, nearest(policy, POLICIES))
+    if policy == "step" and solver.stepsize <= 0:
+        where = document.where(f"{field}stepsize")
+        raise PrototxtError(where, "lr_policy step needs stepsize above 0", "give the iterations of a step")
+
+
+def _taken_iter(recipe: Recipe, phase: Phase) -> int:
+    """Return the last iteration of a phase that the final model, or any later phase, builds on."""
+    later = [other for other in recipe.phases if recipe.starts_from(other) is phase]
+    return max((other.weights_iter or phase.last_iter for other in later), default=phase.last_iter)
