@@ -1,0 +1,80 @@
+"""Which item of one sequence is which item of another: by keys, and by the longest common subsequence."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Items times items; above it (30,000 each) the table of bits would take over 100 MB.
+_MOST_BITS = 900_000_000
+
+
+def match_by_keys(
+    old: Sequence[T], new: Sequence[T], keys: Iterable[Callable[[T], Hashable]]
+) -> dict[int, int]:
+    """Pair items of equal key, the surest key first; of several with one key, the first with the first.
+
+    >>> match_by_keys(["aX", "bX"], ["bY", "aX"], [str, lambda item: item[0]])
+    {0: 1, 1: 0}
+    """
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+    for key in keys:
+        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for j, item in enumerate(new):
+            if j not in taken:
+                waiting[key(item)].append(j)
+        for i, item in enumerate(old):
+            if i not in pairs and waiting[key(item)]:
+                pairs[i] = waiting[key(item)].popleft()
+                taken.add(pairs[i])
+    return pairs
+
+
+def longest_common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Find a longest common subsequence, as pairs of indices in order.
+
+    Hyyrö's bit-parallel algorithm: a row of the table is one integer, so 3,000 against 3,000 items take
+    3,000 additions. Where the table would not fit in memory, only what both begin and end with is paired.
+
+    >>> longest_common("abcd", "bxd")
+    [(1, 0), (3, 2)]
+    """
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    head = [(k, k) for k in range(start)]
+    tail = [(len(old) - k, len(new) - k) for k in range(end, 0, -1)]
+    a, b = old[start : len(old) - end], new[start : len(new) - end]
+    middle = _pairs(a, b) if len(a) * len(b) <= _MOST_BITS else []
+    return [*head, *((i + start, j + start) for i, j in middle), *tail]
+
+
+def _pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+    places: defaultdict[Hashable, int] = defaultdict(int)
+    for j, item in enumerate(b):
+        places[item] |= 1 << j
+    full = (1 << len(b)) - 1
+    row, rows = full, [full]
+    for item in a:
+        met = row & places.get(item, 0)
+        row = ((row + met) | (row - met)) & full
+        rows.append(row)
+    # A zero at bit j of row i: a[:i] and b[:j+1] have one item more in common than a[:i] and b[:j].
+    found = []
+    i, j = len(a), len(b)
+    while i and j:
+        if rows[i] >> (j - 1) & 1:
+            j -= 1
+        elif rows[i - 1] >> (j - 1) & 1:
+            found.append((i - 1, j - 1))
+            i, j = i - 1, j - 1
+        else:
+            i -= 1
+    return found[::-1]
