@@ -69,6 +69,11 @@ class SolverState:
 
 
 @dataclass(frozen=True)
+class SnapshotEnded:
+    """Caffemodel and solverstate are written."""
+
+
+@dataclass(frozen=True)
 class Finetuning:
     """Training starts from the weights of a caffemodel, though Caffe may yet find it empty."""
 
@@ -124,6 +129,6 @@ class Fatal:
 
 
 Event = (
-    Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | Finetuning
-    | Resuming | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
+    Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | SnapshotEnded
+    | Finetuning | Resuming | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
 )  # fmt: skip

@@ -24,6 +24,7 @@ from caffe_recipes.caffe.log_events import (
     Rate,
     Resuming,
     Snapshot,
+    SnapshotEnded,
     SolverState,
     Started,
     StoppedEarly,
@@ -42,7 +43,8 @@ class Entry:
     time: datetime | None = None
 
 
-_RANK = re.compile(r"\[(\d{1,18})\] ?")
+# The label of a rank whose line never came may stand before.
+_RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
 
 _COUNT = r"(\d{1,18})"
@@ -58,6 +60,7 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
     (r"\S+ Solving (.*)", Started),
     (r"\S+ Snapshotting to (?:binary proto|HDF5) file (.+)", Snapshot),
     (r"\S+ Snapshotting solver state to (?:binary proto|HDF5) file (.+)", SolverState),
+    (r"\S+ Snapshot end", SnapshotEnded),
     (r"\S+ Finetuning from (.+)", Finetuning),
     (r"\S+ Resuming from (.+)", Resuming),
     (r"\S+ Optimization Done\.", Done),
@@ -78,7 +81,7 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     >>> parse_line("[0] I1120 11:49:33.597681  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.001").event
     Rate(iteration=0, rate=0.001)
     """
-    rank, line = _split_rank(line.rstrip("\r\n"))
+    rank, line = split_rank(line.rstrip("\r\n"))
     match = _GLOG.fullmatch(line)
     if not match:
         last = _LAST_WORDS.fullmatch(line)
@@ -99,7 +102,12 @@ def _event(said: str) -> Event | None:
     return None
 
 
-def _split_rank(line: str) -> tuple[int | None, str]:
+def split_rank(line: str) -> tuple[int | None, str]:
+    """Take the `[rank] ` of `mpiexec -l` off a line.
+
+    >>> split_rank("[0] [1] no route"), split_rank("no route")
+    ((1, 'no route'), (None, 'no route'))
+    """
     match = _RANK.match(line)
     return (int(match[1]), line[match.end() :]) if match else (None, line)
 
@@ -139,6 +147,7 @@ class LogSummary:
     tests: list[Test] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
     solverstates: list[str] = field(default_factory=list)
+    whole_snapshots: list[str] = field(default_factory=list)
     batches: dict[int, dict[str, float]] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
     mean_loss: float | None = None
@@ -181,6 +190,8 @@ class LogSummary:
                 self.snapshots.append(path)
             case SolverState(path):
                 self.solverstates.append(path)
+            case SnapshotEnded() if self.snapshots:
+                self.whole_snapshots.append(self.snapshots[-1])
             case Started(net):
                 self.net = net
             case Finetuning(path):

@@ -28,7 +28,10 @@ class JournalError(InputError):
 
 @dataclass(frozen=True)
 class Launch:
-    """A trainer that was started; `stamp` is what lay at its snapshot's path before, if anything."""
+    """A trainer that was started; `stamp` is what lay at its last snapshot's path before, if anything.
+
+    `needed` are such stamps of the other snapshots that later phases start from, by path.
+    """
 
     phase: str
     attempt: int
@@ -36,11 +39,15 @@ class Launch:
     host: str
     stamp: str | None
     time_s: float
+    needed: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Finish:
-    """A phase whose snapshot was fetched and verified; paths are from the Caffe root."""
+    """A phase whose snapshot was fetched and verified; paths are from the Caffe root.
+
+    `needed` are the digests of the other snapshots that later phases start from, by path.
+    """
 
     phase: str
     snapshot: str
@@ -48,6 +55,7 @@ class Finish:
     seconds: float
     images_per_s: float | None
     loss: float | None
+    needed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,9 @@ def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunSta
     return replace(state, launch=launch, attempts={**state.attempts, launch.phase: launch.attempt})
 
 
-def _ended(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
-    return replace(state, launch=None)
+def _interrupted(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    """Keep the launch of a trainer that had done all it was to do: what it left is yet to be judged."""
+    return state if said.get("trained") else replace(state, launch=None)
 
 
 def _failed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -94,7 +103,7 @@ _FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = 
     "started": _started,
     "launched": _launched,
     "failed": _failed,
-    "interrupted": _ended,
+    "interrupted": _interrupted,
     "finished": _finished,
     "evaluated": _evaluated,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from collections.abc import Callable
@@ -21,8 +20,10 @@ from caffe_recipes.chain.watch import (
     LogTail,
     find_divergence,
     find_failure,
+    has_passed,
     images_per_s,
     last_value,
+    losses_until,
     measure,
 )
 from caffe_recipes.cluster.hosts import file_stamp
@@ -54,16 +55,18 @@ def train(run: Run, training: Training, state: RunState) -> None:
     left = state.launch
     if left is not None and _resume(run, training, left):
         return
+    attempt = state.attempts.get(training.phase, 0) + 1
     launch = Launch(
         phase=training.phase,
-        attempt=state.attempts.get(training.phase, 0) + 1,
-        log=f"{run.folder}/logs/{training.phase}-{state.attempts.get(training.phase, 0) + 1}.log",
+        attempt=attempt,
+        log=f"{run.folder}/logs/{training.phase}-{attempt}.log",
         host=socket.gethostname(),
-        stamp=file_stamp(run.setting.hosts[0], run.setting.path(training.snapshot)),
+        stamp=_stamp(run, training.snapshot),
         time_s=time.time(),
+        needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
     )
     start = f"from {training.weights}" if training.weights else "from the nets' fillers"
-    run.reporter.say(f"{training.phase}: {training.max_iter:,} iterations {start}")
+    run.reporter.say(f"{training.phase}: {training.last_iter:,} iterations {start}")
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
     command = (run.setting.trainer, *training.arguments)
@@ -75,15 +78,24 @@ def evaluate(run: Run, testing: Testing) -> None:
     """Test the last phase's model on this machine; raises RunFailed."""
     log = _next_log(run)
     run.reporter.say(f"evaluating {testing.weights}")
-    tail = _follow(
-        run, lambda: _launch(run, (run.setting.trainer, *testing.arguments), log), log, lambda _: None
-    )
+    argv = (run.setting.trainer, *testing.arguments)
+    tail = _follow(run, lambda: _launch(run, argv, log), log, lambda _: None)
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:
         reason = tail.summary.fatal or f"no outputs; it said: {tail.last_line[:300]}"
         run.journal.append("failed", reason=reason, log=log)
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.journal.append("evaluated", outputs=outputs, log=log)
+
+
+def has_trained(run: Run, launch: Launch | None) -> bool:
+    """Tell whether a trainer's log says that it has done all it was to do."""
+    training = {step.phase: step for step in run.plan.trainings}.get(launch.phase if launch else "")
+    if launch is None or training is None:
+        return False
+    tail = LogTail(run.path(launch.log))
+    tail.read(to_end=True)
+    return find_failure(tail, training) is None
 
 
 def _resume(run: Run, training: Training, left: Launch) -> bool:
@@ -103,16 +115,14 @@ def _resume(run: Run, training: Training, left: Launch) -> bool:
 def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> None:
     """Follow a trainer to its end and judge it; journal what became of it."""
     later = [step.phase for step in run.plan.trainings].index(training.phase) + 1
-    later_iterations = sum(step.max_iter for step in run.plan.trainings[later:])
+    later_iterations = sum(step.last_iter for step in run.plan.trainings[later:])
+    phase, last, images = training.phase, training.last_iter, training.images_per_iter
 
     def show(tail: LogTail) -> None:
-        progress = measure(
-            tail.summary, training.phase, training.max_iter, training.images_per_iter, later_iterations
-        )
-        run.reporter.show_progress(progress)
+        run.reporter.show_progress(measure(tail.summary, phase, last, images, later_iterations))
 
     try:
-        tail = _follow(run, start, launch.log, show)
+        tail = _follow(run, start, launch.log, show, training)
         finish = _judge(run, training, launch, tail)
     except RunFailed as failure:
         run.journal.append("failed", phase=training.phase, reason=failure.what)
@@ -126,40 +136,69 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
 
 def _judge(run: Run, training: Training, launch: Launch, tail: LogTail) -> Finish:
     """Believe neither exit code nor log alone: the snapshot must be there, new, whole, and fit."""
-    reason = find_failure(tail, training.max_iter)
+    reason = find_failure(tail, training)
     if reason:
         raise RunFailed("", reason)
-    first, path = run.setting.hosts[0], run.setting.path(training.snapshot)
     net = build_net(run.setting.recipe, training.net)
-    digest = fetch_snapshot(first, path, launch.stamp, run.path(training.fetched), net)
+
+    def fetch(path: str, stamp: str | None, to: str) -> str:
+        return fetch_snapshot(run.setting.hosts[0], run.setting.path(path), stamp, run.path(to), net)
+
     ended = run.path(launch.log).stat().st_mtime
-    speed = images_per_s(tail.summary, training.images_per_iter)
-    loss = last_value(tail.summary.losses.values())
-    return Finish(training.phase, training.fetched, digest, ended - launch.time_s, speed, loss)
+    return Finish(
+        phase=training.phase,
+        snapshot=training.fetched,
+        sha256=fetch(training.snapshot, launch.stamp, training.fetched),
+        seconds=ended - launch.time_s,
+        images_per_s=images_per_s(tail.summary, training.images_per_iter),
+        loss=last_value(losses_until(tail.summary, training.last_iter).values()),
+        needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
+    )
 
 
-def _follow(run: Run, start: Callable[[], Trainer], log: str, show: Callable[[LogTail], None]) -> LogTail:
-    """Read a trainer's log until it ends, or is lost; whatever goes wrong here, no trainer is left behind."""
+def _follow(
+    run: Run,
+    start: Callable[[], Trainer],
+    log: str,
+    show: Callable[[LogTail], None],
+    training: Training | None = None,
+) -> LogTail:
+    """Read a trainer's log until it ends, is lost, or has done what it is to be stopped after.
+
+    Whatever goes wrong here, no trainer is left behind.
+    """
     tail = LogTail(run.path(log))
     try:
         with run.interrupts.held():
             trainer = start()
-        lost_at = math.inf
-        while trainer.is_running() and time.monotonic() < lost_at:
+        end_at = None
+        while trainer.is_running() and (end_at is None or time.monotonic() < end_at):
             known = len(tail.summary.losses)
             tail.read()
             if len(tail.summary.losses) > known:
                 show(tail)
-            if find_divergence(tail.summary):
+            if training and find_divergence(losses_until(tail.summary, training.last_iter)):
                 break
-            if tail.summary.fatal:
-                lost_at = min(lost_at, time.monotonic() + _DYING_S)
+            if end_at is None and tail.summary.fatal:
+                end_at = time.monotonic() + _DYING_S
+            elif end_at is None and training and _is_to_stop(tail, training):
+                run.journal.append("stopping", phase=training.phase, iteration=training.last_iter)
+                trainer.interrupt()
+                end_at = time.monotonic() + run.setting.stop_grace_s
             time.sleep(POLL_S)
     finally:
         Trainer(run.path(log)).stop()
         run.reporter.end_progress()
     tail.read(to_end=True)
     return tail
+
+
+def _is_to_stop(tail: LogTail, training: Training) -> bool:
+    return training.is_stopped and has_passed(tail.summary, training.snapshot, training.last_iter)
+
+
+def _stamp(run: Run, snapshot: str) -> str | None:
+    return file_stamp(run.setting.hosts[0], run.setting.path(snapshot))
 
 
 def _launch(run: Run, argv: tuple[str, ...], log: str) -> Trainer:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, parse_prototxt
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.arithmetic import images_per_iter
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
 
 @dataclass(frozen=True)
 class Training:
-    """One phase: the trainer's arguments, and what it leaves on the first host."""
+    """One phase: the trainer's arguments, and what it leaves on the first host.
+
+    `needed` are snapshots on its way from which later phases start: where each lies, and where it is kept.
+    """
 
     phase: str
     net: str
@@ -24,8 +29,16 @@ class Training:
     weights: str | None
     snapshot: str
     fetched: str
-    max_iter: int
+    last_iter: int
+    is_stopped: bool
     images_per_iter: int
+    snapshots: int
+    needed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Where its verified snapshots are kept."""
+        return (self.fetched, *(kept for _, kept in self.needed))
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ def trainer_environment(recipe: Recipe) -> dict[str, str]:
 
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
     start = recipe.starts_from(phase)
-    weights = fetched_snapshot(start, folder) if isinstance(start, Phase) else start
+    weights = fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
     solver = posixpath.join(recipe.prototxt_dir, f"solver_{phase.name}.prototxt")
     return Training(
         phase=phase.name,
@@ -105,14 +118,21 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
         weights=weights,
         snapshot=phase.final_snapshot,
         fetched=fetched_snapshot(phase, folder),
-        max_iter=phase.max_iter,
-        images_per_iter=recipe.cluster.global_batch * (phase.iter_size or 1),
+        last_iter=phase.last_iter,
+        is_stopped=phase.stop_iter is not None,
+        images_per_iter=images_per_iter(recipe, phase),
+        # The one that ends a training between two others, and the one that Caffe writes when it is stopped.
+        snapshots=ceil(phase.last_iter / phase.snapshot_every_iter) + (phase.stop_iter is not None),
+        needed=tuple(
+            (phase.snapshot_at(iteration), fetched_snapshot(phase, folder, iteration))
+            for iteration in recipe.needed_iters(phase)
+        ),
     )
 
 
-def fetched_snapshot(phase: Phase, folder: str) -> str:
-    """Return where a phase's verified snapshot is kept."""
-    return f"{folder}/snapshots/{posixpath.basename(phase.final_snapshot)}"
+def fetched_snapshot(phase: Phase, folder: str, iteration: int | None = None) -> str:
+    """Return where a phase's verified snapshot is kept: its last, or that of an iteration."""
+    return f"{folder}/snapshots/{posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))}"
 
 
 def _plan_test(recipe: Recipe, weights: str) -> Testing | None:

@@ -176,31 +176,41 @@ def _check_records(path: Path, setting: Setting, images: int) -> str:
 
 def _check_start(setting: Setting, plan: Plan, state: RunState) -> str:
     """Look into what the unfinished phases start from, unless an unfinished phase is still to make it."""
-    finished = {done.snapshot: done for done in state.finished.values()}
-    made = {training.fetched for training in plan.trainings} - finished.keys()
+    finished = {
+        path: (digest, done.phase)
+        for done in state.finished.values()
+        for path, digest in ((done.snapshot, done.sha256), *done.needed.items())
+    }
+    made = {path for step in plan.trainings for path in step.kept} - finished.keys()
     needed = [(step.weights, step.net) for step in plan.trainings if step.phase not in state.finished]
     needed += [(plan.testing.weights, plan.testing.net)] if plan.testing else []
     given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
     for path, net in given:
         if path in finished:
-            verify_kept(Path(setting.path(path)), finished[path].sha256, finished[path].phase)
+            verify_kept(Path(setting.path(path)), *finished[path])
         verify_weights(Path(setting.path(path)), build_net(setting.recipe, net))
     first = needed[0][0] if needed else None
     return first or "the nets' fillers"
 
 
 def _check_disk(setting: Setting, plan: Plan, state: RunState) -> str:
-    """Count on a caffemodel and a solverstate for each phase at the first host, and the caffemodel here."""
+    """Count on all caffemodels and solverstates at the first host, and on the caffemodels that are kept here.
+
+    A solverstate is about as large as its caffemodel.
+    """
     unfinished = [step for step in plan.trainings if step.phase not in state.finished]
     # None where only the images tell the number of channels.
-    sizes = [weights_bytes(build_net(setting.recipe, step.net)) for step in unfinished]
+    sizes = {step.net: weights_bytes(build_net(setting.recipe, step.net)) for step in unfinished}
     first, snapshot = setting.hosts[0], setting.path(plan.trainings[0].snapshot)
     room = free_bytes(first, snapshot)
-    needed = (3 if first.is_local else 2) * sum(size or 0 for size in sizes)
+    files = {
+        step.phase: 2 * step.snapshots + (len(step.kept) if first.is_local else 0) for step in unfinished
+    }
+    needed = sum(files[step.phase] * (sizes[step.net] or 0) for step in unfinished)
     _need(first, snapshot, needed, room)
     wanted = (
         "snapshots, whose size the images decide"
-        if None in sizes
+        if None in sizes.values()
         else f"{describe_bytes(needed)} of snapshots"
     )
     return f"{describe_bytes(room)} free on {first.name} for {wanted}"

@@ -20,7 +20,7 @@ from caffe_recipes.chain.journal import Finish
 from caffe_recipes.chain.preflight import Finding
 from caffe_recipes.chain.units import describe_duration
 from caffe_recipes.chain.watch import Progress
-from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.arithmetic import images_of
 from caffe_recipes.recipe.model import Recipe
 
 # A log without a terminal gets a line of progress no more often than this.
@@ -81,7 +81,7 @@ class Reporter:
             line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
             columns = (BarColumn(20), line) if self._console.width >= _WIDE else (line,)
             self._bar = Bar(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=progress.max_iter)
+            self._task = self._bar.add_task("", total=progress.last_iter)
             self._bar.start()
         said = escape(_describe(progress))
         self._bar.update(self._task, completed=progress.iteration, description=said)
@@ -102,7 +102,7 @@ def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]
 
 
 def _describe(progress: Progress) -> str:
-    parts = [progress.phase, f"{progress.iteration}/{progress.max_iter}"]
+    parts = [progress.phase, f"{progress.iteration}/{progress.last_iter}"]
     if progress.rate is not None:
         parts.append(f"lr {progress.rate:.5g}")
     if progress.loss is not None:
@@ -120,20 +120,19 @@ def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:
     table.add_column("phase")
     for title in ("iterations", "epochs", "time", "images/s", "loss"):
         table.add_column(title, justify="right")
-    batch, images = recipe.cluster.global_batch, recipe.data.train.images
+    images = recipe.data.train.images
     rows = [(phase, finished[phase.name]) for phase in recipe.phases if phase.name in finished]
     for phase, done in rows:
         table.add_row(
             phase.name,
-            f"{phase.max_iter:,}",
-            f"{epochs_of(phase.max_iter * (phase.iter_size or 1), batch, images):.2f}",
+            f"{phase.last_iter:,}",
+            f"{images_of(recipe, phase) / images:.2f}",
             describe_duration(done.seconds),
             f"{done.images_per_s:,.0f}" if done.images_per_s else "",
             f"{done.loss:.4g}" if done.loss is not None else "",
         )
-    iterations = [phase.max_iter for phase, _ in rows]
-    passes = sum(phase.max_iter * (phase.iter_size or 1) for phase, _ in rows)
+    iterations = [phase.last_iter for phase, _ in rows]
     seconds = sum(done.seconds for _, done in rows)
-    epochs = f"{epochs_of(passes, batch, images):.2f}"
+    epochs = f"{sum(images_of(recipe, phase) for phase, _ in rows) / images:.2f}"
     table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), "", "")
     return table

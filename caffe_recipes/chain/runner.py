@@ -20,7 +20,7 @@ from caffe_recipes.chain.folder import (
     write_hostfile,
 )
 from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
-from caffe_recipes.chain.phase import Run, evaluate, train
+from caffe_recipes.chain.phase import Run, evaluate, has_trained, train
 from caffe_recipes.chain.plan import Plan, plan_chain
 from caffe_recipes.chain.preflight import run_preflight
 from caffe_recipes.chain.prepare import prepare
@@ -72,7 +72,7 @@ def run_chain(
             launch = journal.state().launch
             if launch:
                 Trainer(run.path(launch.log)).stop()
-            journal.append("interrupted", signal=str(stop))
+            journal.append("interrupted", signal=str(stop), trained=has_trained(run, launch))
             raise
         except InputError as error:  # what the preflight found well is so no more
             journal.append("failed", reason=str(error))

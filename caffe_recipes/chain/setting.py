@@ -18,6 +18,8 @@ from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
 OUR_TRAINER = "caffe-torch"
+# From SIGINT to the end: an iteration, and a snapshot of it.
+STOP_GRACE_S = 120.0
 Connect = Callable[[str, Literal["ssh", "auto"]], Host]
 
 
@@ -30,6 +32,7 @@ class Options:
     lmdb_source: Path | None = None
     new: bool = False
     overwrite: bool = False
+    stop_grace_s: float = STOP_GRACE_S
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Setting:
     environment: dict[str, str]
     lmdb_source: Path | None
     overwrite: bool
+    stop_grace_s: float = STOP_GRACE_S
 
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
@@ -84,6 +88,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
         environment={"PATH": path, **trainer_environment(recipe)},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
+        stop_grace_s=options.stop_grace_s,
     )
 
 

@@ -43,6 +43,10 @@ class Trainer:
         everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return next((pid for pid in everyone if _leads_and_writes(pid, log)), None)
 
+    def interrupt(self) -> None:
+        """Have Caffe stop after its iteration, as Ctrl-C would: hydra hands SIGINT on to all ranks."""
+        self._signal(signal.SIGINT)
+
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Ask the launcher to end its ranks, and kill it if it does not; returns when it has ended.
 

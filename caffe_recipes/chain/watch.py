@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import LogSummary
+from caffe_recipes.caffe.logs import LogSummary, split_rank
+from caffe_recipes.chain.plan import Training
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
+# Hydra's word on a rank that a signal has ended; its advice after it tells nothing.
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
 
@@ -22,7 +26,7 @@ class Progress:
 
     phase: str
     iteration: int
-    max_iter: int
+    last_iter: int
     rate: float | None
     loss: float | None
     images_per_s: float | None
@@ -38,6 +42,7 @@ class LogTail:
         self.path = path
         self.summary = LogSummary()
         self.last_line = ""
+        self.exit_string = ""
         self._offset = 0
 
     def read(self, *, to_end: bool = False) -> None:
@@ -53,7 +58,9 @@ class LogTail:
         self._offset += len(new)
         for line in new.decode(errors="replace").splitlines():
             self.summary.feed(line)
-            self.last_line = line.strip() or self.last_line
+            self.last_line = split_rank(line.strip())[1] or self.last_line
+            ended = _EXIT_STRING.fullmatch(line.strip())
+            self.exit_string = ended[1] if ended else self.exit_string
 
 
 def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None = None) -> float | None:
@@ -67,17 +74,17 @@ def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None
 
 
 def measure(
-    summary: LogSummary, phase: str, max_iter: int, images_per_iter: int, later_iterations: int
+    summary: LogSummary, phase: str, last_iter: int, images_per_iter: int, later_iterations: int
 ) -> Progress:
     """Return a phase's progress; what is left of the chain is reckoned at the speed of now."""
-    iteration = max(summary.losses, default=0)
+    iteration = min(max(summary.losses, default=0), last_iter)
     speed = images_per_s(summary, images_per_iter, _RECENT)
-    left = (max_iter - iteration) * images_per_iter / speed if speed else None
+    left = (last_iter - iteration) * images_per_iter / speed if speed else None
     later = later_iterations * images_per_iter / speed if speed else None
     return Progress(
         phase,
         iteration,
-        max_iter,
+        last_iter,
         summary.rates.get(iteration, last_value(summary.rates.values())),
         last_value(summary.losses.values()),
         speed,
@@ -91,29 +98,44 @@ def last_value(values: Iterable[float]) -> float | None:
     return next(reversed(tuple(values)), None)
 
 
-def find_divergence(summary: LogSummary) -> str | None:
+def losses_until(summary: LogSummary, last_iter: int) -> dict[int, float]:
+    """Return the losses up to an iteration: of what a stopped Caffe trains beyond it nothing is kept."""
+    return {iteration: loss for iteration, loss in summary.losses.items() if iteration <= last_iter}
+
+
+def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
+    """Tell whether the snapshot of an iteration is whole: the log says so, or speaks of what comes after it.
+
+    Caffe trains on when a snapshot has ended, and not all say that it has.
+    """
+    return snapshot in summary.whole_snapshots or max(summary.losses, default=-1) >= iteration
+
+
+def find_divergence(losses: Mapping[int, float]) -> str | None:
     """Say that the loss is lost: not finite, or saturated at two displays on end. Caffe would exit 0."""
-    lost = next(((at, loss) for at, loss in summary.losses.items() if not math.isfinite(loss)), None)
+    lost = next(((at, loss) for at, loss in losses.items() if not math.isfinite(loss)), None)
     if lost:
         return f"the loss is {lost[1]} at iteration {lost[0]}"
-    for (_, before), (at, loss) in pairwise(summary.losses.items()):
+    for (_, before), (at, loss) in pairwise(losses.items()):
         if min(before, loss) >= SATURATED_LOSS:
             return f"the loss is stuck at {loss} at iteration {at}"
     return None
 
 
-def find_failure(tail: LogTail, max_iter: int) -> str | None:
+def find_failure(tail: LogTail, training: Training) -> str | None:
     """Say why a trainer that has ended did not train to the end; its exit code says nothing."""
-    summary = tail.summary
-    if summary.fatal:
+    summary, last = tail.summary, training.last_iter
+    is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
+    if summary.fatal and not is_passed:
         return summary.fatal
-    if summary.stopped_early:
+    if summary.stopped_early and not is_passed:
         return "it was stopped early by a signal"
-    diverged = find_divergence(summary)
+    diverged = find_divergence(losses_until(summary, last))
     if diverged:
         return diverged
-    if not summary.done:
-        at = max(summary.losses, default=None)
-        reached = "before the first iteration" if at is None else f"after iteration {at} of {max_iter}"
-        return f"it ended {reached}" + (f", saying: {tail.last_line[:300]}" if tail.last_line else "")
-    return None
+    if is_passed or (summary.done and not training.is_stopped):
+        return None
+    at = max(summary.losses, default=None)
+    reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
+    said = tail.exit_string or tail.last_line[:300]
+    return f"it ended {reached}" + (f", saying: {said}" if said else "")

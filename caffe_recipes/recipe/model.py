@@ -240,3 +240,8 @@ class Recipe(Value):
             return None
         by_name = {other.name: other for other in self.phases}
         return by_name.get(phase.weights, phase.weights)
+
+    def needed_iters(self, phase: Phase) -> tuple[int, ...]:
+        """Return the iterations of `phase`, short of its last, from whose snapshots later phases start."""
+        needed = {other.weights_iter for other in self.phases if self.starts_from(other) is phase}
+        return tuple(sorted(number for number in needed if number and number != phase.last_iter))

@@ -39,6 +39,45 @@ def snapshot_of(net: pb.NetParameter) -> bytes:
     return weights.SerializeToString()
 
 
+# What a snapshot is instead of whole.
+OTHER = pb.NetParameter(name="other")
+OTHER.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
+SPOILT = {
+    "empty": lambda whole: b"",
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "other": lambda whole: OTHER.SerializeToString(),
+}
+
+
+def snapshot(solver: pb.SolverParameter, iteration: int, behaviour: str) -> None:
+    path = Path(f"{solver.snapshot_prefix}_iter_{iteration}.caffemodel")
+    whole = snapshot_of(load_prototxt(solver.net, pb.NetParameter))
+    say("solver.cpp:708", "Snapshot begin")
+    say("solver.cpp:770", f"Snapshotting to binary proto file {path}")
+    if behaviour == "cut-short":
+        path.write_bytes(whole[: len(whole) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour != "writes-nothing":
+        path.write_bytes(SPOILT.get(behaviour, bytes)(whole))
+    say(
+        "sgd_solver.cpp:750",
+        f"Snapshotting solver state to binary proto file {path.with_suffix('.solverstate')}",
+    )
+    if behaviour != "says-no-end":
+        say("solver.cpp:735", "Snapshot end")
+    if behaviour == "dies-after":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Asked:
+    """Whether SIGINT has come."""
+
+    stop = False
+
+    def listen(self, *_: object) -> None:
+        self.stop = True
+
+
 def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.05)
@@ -63,13 +102,28 @@ def train(flags: dict[str, str]) -> int:
     with Path("trained.txt").open("a") as trained:
         trained.write(f"{name} {flags.get('weights', '-')}\n")
     say("solver.cpp:397", f"Solving {name}")
+    asked = Asked()
+    if behaviour not in ("ignores-int", "ignores-term"):
+        signal.signal(signal.SIGINT, asked.listen)
     for iteration in range(0, solver.max_iter, solver.display):
         lost = {"nan": "nan", "stuck": "87.3365"}.get(behaviour) if iteration else None
+        if behaviour == "nan-after" and iteration > solver.snapshot:
+            lost = "nan"
         say("solver.cpp:312", f"Iteration {iteration}, loss = {lost or 2.5 / (1 + iteration)}")
         say("sgd_solver.cpp:219", f"Iteration {iteration}, lr = {solver.base_lr:.6g}")
         if behaviour in ("waits", "ignores-term", "nan", "stuck") and iteration == 4:
             wait_for(Path("release"))
-        time.sleep(0.01)
+        time.sleep(0 if behaviour == "fast" else 0.01)
+        reached = iteration + solver.display
+        if reached % solver.snapshot == 0 and reached < solver.max_iter and behaviour != "never-snapshots":
+            snapshot(solver, reached, behaviour)
+        if asked.stop:
+            if behaviour == "lingers":
+                wait_for(Path("release"))
+            if reached % solver.snapshot:
+                snapshot(solver, reached, "well")
+            say("solver.cpp:427", "Optimization stopped early.")
+            return 0
     if behaviour == "dies":
         time.sleep(60)
     if behaviour == "ends-early":
@@ -77,13 +131,7 @@ def train(flags: dict[str, str]) -> int:
     if behaviour == "stopped":
         say("solver.cpp:440", "Optimization stopped early.")
         return 0
-    path = Path(f"{solver.snapshot_prefix}_iter_{solver.max_iter}.caffemodel")
-    whole = snapshot_of(load_prototxt(solver.net, pb.NetParameter))
-    other = pb.NetParameter(name="other")
-    other.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
-    content = {"empty": b"", "truncated": whole[: len(whole) // 2], "other": other.SerializeToString()}
-    if behaviour != "writes-nothing":
-        path.write_bytes(content.get(behaviour, whole))
+    snapshot(solver, solver.max_iter, behaviour)
     say("solver.cpp:443", "Optimization Done.")
     return 0
 

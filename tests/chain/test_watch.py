@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.chain.watch import LogTail, find_divergence, find_failure, images_per_s, measure
+from caffe_recipes.chain.plan import Training
+from caffe_recipes.chain.watch import (
+    LogTail,
+    find_divergence,
+    find_failure,
+    has_passed,
+    images_per_s,
+    measure,
+)
+
+TRAINING = Training("init", "net", (), None, "tmp/a_iter_100.caffemodel", "kept", 100, False, 64, 1)
+STOPPED = replace(TRAINING, is_stopped=True)
 
 
 def lines(*losses: tuple[int, float, str]) -> list[str]:
@@ -33,7 +45,7 @@ def test_a_growing_log_is_read_a_whole_line_at_a_time(tmp_path: Path) -> None:
     tail.read()
     assert tail.summary.losses == {0: 2.5, 20: 1.5}
     tail.read(to_end=True)
-    assert tail.last_line == "[0] cut sho"
+    assert tail.last_line == "cut sho"
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_watch(tmp_path: Path) -> None:
@@ -61,14 +73,14 @@ def test_what_is_left_is_reckoned_at_the_speed_of_now() -> None:
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
 def test_a_loss_that_is_no_number_is_lost_at_once(loss: str) -> None:
-    said = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")))
+    said = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")).losses)
     assert said is not None
     assert said.endswith("at iteration 20")
 
 
 def test_a_saturated_loss_is_lost_when_it_stays() -> None:
-    assert find_divergence(summary((0, 0, "2"), (1, 20, "87.3365"), (2, 40, "2"))) is None
-    stuck = find_divergence(summary((0, 0, "2"), (1, 20, "87.3365"), (2, 40, "87.3365")))
+    assert find_divergence(summary((0, 0, "2"), (1, 20, "87.3365"), (2, 40, "2")).losses) is None
+    stuck = find_divergence(summary((0, 0, "2"), (1, 20, "87.3365"), (2, 40, "87.3365")).losses)
     assert stuck == "the loss is stuck at 87.3365 at iteration 40"
 
 
@@ -77,6 +89,76 @@ def test_a_log_without_its_end_fails_with_what_was_said_last(tmp_path: Path) -> 
     log.write_text("[proxy:0@vm] execvp error on file ./caffe (No such file or directory)\n\n")
     tail = LogTail(log)
     tail.read()
-    said = find_failure(tail, 100)
+    said = find_failure(tail, TRAINING)
     assert said is not None
     assert said.startswith("it ended before the first iteration, saying: [proxy:0@vm] execvp error")
+
+
+def tail_of(tmp_path: Path, *lines: str) -> LogTail:
+    (tmp_path / "log").write_text("".join(f"{line}\n" for line in lines))
+    tail = LogTail(tmp_path / "log")
+    tail.read(to_end=True)
+    return tail
+
+
+def said(text: str) -> str:
+    return f"[0] I1120 11:49:33.768350  6374 solver.cpp:770] {text}"
+
+
+SNAPSHOT = said(f"Snapshotting to binary proto file {TRAINING.snapshot}")
+END = said("Snapshot end")
+EARLY = said("Optimization stopped early.")
+
+
+@pytest.mark.parametrize(
+    ("log", "whole"),
+    [
+        ([], False),
+        ([SNAPSHOT], False),
+        ([SNAPSHOT, said("Iteration 80, loss = 2")], False),
+        ([SNAPSHOT, END], True),
+        ([SNAPSHOT.replace("_100", "_50"), END], False),
+        ([SNAPSHOT.replace("_100", "_50"), END, SNAPSHOT], False),
+        ([SNAPSHOT, said("Iteration 100, loss = 2")], True),
+        ([SNAPSHOT, said("Iteration 100, loss = 2").replace("[0]", "[1]")], False),
+    ],
+)
+def test_a_snapshot_is_whole_when_the_log_says_so_or_speaks_of_what_comes_after(
+    tmp_path: Path, log: list[str], whole: bool
+) -> None:
+    tail = tail_of(tmp_path, *log)
+    assert has_passed(tail.summary, TRAINING.snapshot, 100) is whole
+    assert (find_failure(tail, STOPPED) is None) is whole
+
+
+def test_only_a_phase_that_is_to_be_stopped_may_stop_early(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, SNAPSHOT, END, EARLY)
+    assert find_failure(tail, STOPPED) is None
+    assert find_failure(tail, TRAINING) == "it was stopped early by a signal"
+    assert find_failure(tail_of(tmp_path, EARLY), STOPPED) == "it was stopped early by a signal"
+
+
+def test_a_loss_beyond_the_iteration_of_the_stop_is_nobodys(tmp_path: Path) -> None:
+    after = tail_of(tmp_path, SNAPSHOT, END, said("Iteration 120, loss = nan"), EARLY)
+    assert find_failure(after, STOPPED) is None
+    at = tail_of(tmp_path, SNAPSHOT, END, said("Iteration 100, loss = nan"), EARLY)
+    assert find_failure(at, STOPPED) == "the loss is nan at iteration 100"
+
+
+def test_a_rank_ended_by_a_signal_is_told_by_that_signal(tmp_path: Path) -> None:
+    tail = tail_of(
+        tmp_path,
+        *lines((0, 20, "2.5")),
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+        "This typically refers to a problem with your application.",
+        "Please see the FAQ page for debugging suggestions",
+    )
+    assert find_failure(tail, TRAINING) == "it ended after iteration 20 of 100, saying: Killed (signal 9)"
+
+
+def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, "[0] [1] no route to host")
+    assert find_failure(tail, TRAINING) == "it ended before the first iteration, saying: no route to host"
+    tail = tail_of(tmp_path, "[0] [1] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x")
+    assert find_failure(tail, TRAINING) == "Check failed: x"
