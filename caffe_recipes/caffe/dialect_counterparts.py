@@ -11,7 +11,7 @@ from typing import NamedTuple
 from caffe_recipes.caffe.dialects import load_dialects
 
 _SAME_RATE = "poly with max_iter at lr_iter's iteration, stopped early, has the same rate"
-_NO_WARMUP = "there is no warm-up"
+_NO_WARMUP = "no warm-up is known"
 _RELU_LAYER = "a ReLU layer after it does this"
 _SCALE_LAYER = "the Scale layer after it holds scale and shift, with their fillers"
 _RESIZED_BEFORE = "images are resized when the LMDB is built (convert_imageset -resize_height -resize_width)"
@@ -19,7 +19,7 @@ _NO_ENGINE = "the engine is CAFFE, or is left out"
 _ARGUMENT = "weights are an argument, -weights"
 _VALUE_PER_AXIS = "kernel_size, pad and stride take one value per axis"
 
-_Fields = Mapping[tuple[str, str], str]
+_Fields = dict[tuple[str, str], str]
 
 _RELU: _Fields = {
     (f"{layer}Parameter", field): _RELU_LAYER
@@ -123,7 +123,7 @@ def find_counterpart(dialect: str, owner: str, name: str) -> str:
     """Say what a dialect has in place of a field or an enum value that it lacks; empty if it has nothing.
 
     >>> find_counterpart("bvlc", "SolverParameter", "warmup_iter")
-    'there is no warm-up'
+    'no warm-up is known'
     >>> find_counterpart("nvcaffe", "ConvolutionParameter.Engine", "MKLDNN")
     'the engine is CAFFE, or is left out'
     """

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 from collections.abc import Collection, Mapping
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.errors import InputError
 
 
 class Definition(NamedTuple):
@@ -57,6 +59,20 @@ def load_dialects() -> Mapping[str, Dialect]:
     """Return every dialect by its name, ours first."""
     data = json.loads(Path(__file__).with_name("dialects.json").read_bytes())
     return MappingProxyType({name: _dialect(name, entry) for name, entry in data.items()})
+
+
+def find_dialect(name: str) -> Dialect:
+    """Return a dialect by its name; InputError if there is none of that name.
+
+    >>> sorted(find_dialect("bvlc").layer_types - find_dialect("surfsara").layer_types)
+    ['Clip', 'Swish']
+    """
+    known = load_dialects()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+        raise InputError("", f"unknown dialect '{name}'", hint)
+    return known[name]
 
 
 def field_dialects(owner: str, name: str) -> tuple[str, ...]:
