@@ -18,12 +18,14 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text_comments import Comment
 from caffe_recipes.caffe.text_parser import parse_text
+from caffe_recipes.caffe.text_source import read_bytes
 from caffe_recipes.caffe.text_writer import write_text
 from caffe_recipes.errors import PrototxtError
 
 __all__ = [
     "MOST_BYTES",
     "Comment",
+    "decode_prototxt",
     "digest",
     "format_prototxt",
     "load_prototxt",
@@ -69,11 +71,15 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
 def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
     """Read a file's text; PrototxtError if it cannot be read, is over `max_bytes`, or is not UTF-8."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(max_bytes + 1)
+        data = read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
+    return decode_prototxt(data, path, max_bytes)
+
+
+def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) -> str:
+    """Decode a prototxt's bytes; PrototxtError if they are over `max_bytes`, or are not UTF-8."""
     if len(data) > max_bytes:
         raise PrototxtError(path, f"is over {max_bytes:,} bytes", "is it a prototxt? --max-bytes takes more")
     try:

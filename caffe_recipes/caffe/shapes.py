@@ -81,9 +81,7 @@ def infer_shapes(
     """
     where = path or net.name or "net"
     if net.layers:
-        raise PrototxtError(
-            where, "has `layers` of the old format", "run Caffe's upgrade_net_proto_text on it"
-        )
+        raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
     blobs: dict[str, Shape | None] = _inputs(net)
     makers = dict.fromkeys(blobs, "input")
     found = []

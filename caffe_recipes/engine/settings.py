@@ -136,10 +136,9 @@ def load_net(path: str) -> pb.NetParameter:
     """Read a net prototxt; raises InputError for nets of the formats that Caffe upgrades."""
     net = load_prototxt(path, pb.NetParameter)
     if net.layers:
-        hint = "run Caffe's upgrade_net_proto_text on it"
-        raise InputError(path, "has `layers` of the old format", hint)
+        raise InputError(path, "has `layers` of the old format", "run caffe-recipes upgrade on it")
     if net.input:
-        raise InputError(path, "has `input` of the old format", "write a layer of type Input")
+        raise InputError(path, "has `input` of the old format", "run caffe-recipes upgrade on it")
     if not Path(path).is_file() or not net.layer:
         raise InputError(path, "has no layer", "give the prototxt of a net")
     return net

@@ -160,7 +160,7 @@ def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path
 
 def test_layers_of_the_old_format_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, 'layers { name: "r" type: RELU }')
-    with pytest.raises(PrototxtError, match="upgrade_net_proto_text"):
+    with pytest.raises(PrototxtError, match="caffe-recipes upgrade"):
         build_net(recipe, "train_val")
 
 

@@ -1,0 +1,151 @@
+"""Old nets and solvers in today's form, as Caffe itself upgrades them when it reads them.
+
+Caffe's steps in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs, batch norms;
+for a solver its type. Each comment moves with its field; what has no successor leaves it above its layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.caffe.text_comments import Comment
+from caffe_recipes.caffe.upgrade_moves import join_comments, move_comments
+from caffe_recipes.caffe.upgrade_v0 import upgrade_v0
+from caffe_recipes.caffe.upgrade_v1 import upgrade_transforms, upgrade_v1
+from caffe_recipes.caffe.upgrade_v2 import upgrade_batch_norms, upgrade_inputs
+from caffe_recipes.errors import PrototxtError
+
+M_co = TypeVar("M_co", bound=Message, covariant=True)
+
+SOLVER_TYPES = {
+    "SGD": "SGD",
+    "NESTEROV": "Nesterov",
+    "ADAGRAD": "AdaGrad",
+    "RMSPROP": "RMSProp",
+    "ADADELTA": "AdaDelta",
+    "ADAM": "Adam",
+}
+_STEPS = (upgrade_v0, upgrade_transforms, upgrade_v1, upgrade_inputs, upgrade_batch_norms)
+_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Upgrade(Generic[M_co]):
+    """A message in today's form, its comments by path, and what was changed, one line per kind."""
+
+    message: M_co
+    comments: Mapping[str, Comment]
+    changes: tuple[str, ...]
+
+
+def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
+    """Upgrade what a file holds, of whatever kind; PrototxtError says where Caffe would give up."""
+    message = document.message
+    try:
+        if isinstance(message, pb.NetParameter):
+            return upgrade_net(message, document.comments)
+        if isinstance(message, pb.SolverParameter):
+            return upgrade_solver(message, document.comments)
+        if isinstance(message, pb.MultiPhaseSolverParameter):
+            return _upgrade_phases(message, document.comments)
+    except PrototxtError as error:
+        raise PrototxtError(document.where(error.where), error.what, error.hint) from None
+    return Upgrade(message, document.comments, ())
+
+
+def upgrade_net(
+    net: pb.NetParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+) -> Upgrade[pb.NetParameter]:
+    """Return a net in today's form; an upgraded one comes back as it is.
+
+    Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
+    """
+    changes: list[str] = []
+    if net.layer and net.layers:
+        raise PrototxtError("layers[0]", "`layers` stands beside `layer`", "Caffe refuses both in one net")
+    for upgrade_step in _STEPS:
+        step = upgrade_step(net)
+        if step:
+            net, comments = step.net, move_comments(comments, step.moves, step.net)
+            changes += step.changes
+    return Upgrade(net, comments, tuple(changes))
+
+
+def upgrade_solver(
+    solver: pb.SolverParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+) -> Upgrade[pb.SolverParameter]:
+    """Return a solver with its type as text, and the nets within it in today's form.
+
+    Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
+    """
+    new = pb.SolverParameter()
+    new.CopyFrom(solver)
+    changes: list[str] = []
+    if new.HasField("solver_type"):
+        if new.HasField("type"):
+            raise PrototxtError("solver_type", "stands beside `type`", "Caffe refuses both; keep type")
+        old = pb.SolverParameter.SolverType.Name(new.solver_type)
+        new.type = SOLVER_TYPES[old]
+        new.ClearField("solver_type")
+        comments = move_comments(comments, {"solver_type": "type"}, new)
+        changes.append(f'solver_type {old}: now type "{new.type}"')
+    for path, net in _nets(new):
+        comments = _upgrade_within(net, path, comments, changes)
+    return Upgrade(new, comments, tuple(changes))
+
+
+def _upgrade_phases(
+    phases: pb.MultiPhaseSolverParameter, comments: Mapping[str, Comment]
+) -> Upgrade[Message]:
+    new = pb.MultiPhaseSolverParameter()
+    new.CopyFrom(phases)
+    changes: list[str] = []
+    for index, pair in enumerate(new.params_pair):
+        if pair.HasField("solver_params"):
+            path = f"params_pair[{index}].solver_params"
+            comments = _upgrade_within(pair.solver_params, path, comments, changes)
+    return Upgrade(new, comments, tuple(changes))
+
+
+def _nets(solver: pb.SolverParameter) -> list[tuple[str, pb.NetParameter]]:
+    single = [
+        (name, getattr(solver, name)) for name in ("net_param", "train_net_param") if solver.HasField(name)
+    ]
+    tests = [(f"test_net_param[{index}]", net) for index, net in enumerate(solver.test_net_param)]
+    return single + tests
+
+
+def _upgrade_within(
+    message: pb.NetParameter | pb.SolverParameter,
+    path: str,
+    comments: Mapping[str, Comment],
+    changes: list[str],
+) -> Mapping[str, Comment]:
+    """Upgrade a message within another in place; return all comments, and add what changed."""
+    inner = {
+        at.removeprefix(f"{path}."): comment for at, comment in comments.items() if at.startswith(f"{path}.")
+    }
+    try:
+        upgrade: Upgrade[pb.NetParameter] | Upgrade[pb.SolverParameter]
+        if isinstance(message, pb.NetParameter):
+            upgrade = upgrade_net(message, inner)
+        else:
+            upgrade = upgrade_solver(message, inner)
+    except PrototxtError as error:
+        raise PrototxtError(f"{path}.{error.where}", error.what, error.hint) from None
+    if not upgrade.changes:
+        return comments
+    message.CopyFrom(upgrade.message)  # type: ignore[arg-type]  # it is of the same class
+    changes += [f"{path}: {change}" for change in upgrade.changes]
+    outer = {at: comment for at, comment in comments.items() if not at.startswith(f"{path}.")}
+    for at, comment in upgrade.comments.items():
+        place = f"{path}.{at}" if at else path
+        outer[place] = join_comments(outer[place], comment) if place in outer else comment
+    return outer
