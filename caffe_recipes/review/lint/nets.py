@@ -1,0 +1,115 @@
+"""What is wrong with one net: its layers, blobs, shapes, data and weights, in each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import Dialect, load_dialects
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.review.findings import SEVERITIES, Finding, Severity
+from caffe_recipes.review.lint import (
+    net_blobs,
+    net_data,
+    net_fillers,
+    net_labels,
+    net_norms,
+    net_old,
+    net_phases,
+    net_reads,
+    net_refusals,
+    net_shapes,
+    net_transforms,
+)
+from caffe_recipes.review.lint.net_old import upgrade_old
+from caffe_recipes.review.lint.net_view import DatumOf, Draft, NetView, PhaseNet, select_phases
+
+# Each rule's severity, and what it finds.
+NET_RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
+    {
+        **net_old.RULES,
+        **net_phases.RULES,
+        **net_blobs.RULES,
+        **net_shapes.RULES,
+        **net_labels.RULES,
+        **net_data.RULES,
+        **net_transforms.RULES,
+        **net_norms.RULES,
+        **net_fillers.RULES,
+        **net_refusals.RULES,
+        **net_reads.RULES,
+    }
+)
+
+_OF_FILE: tuple[Callable[[NetView], Iterator[Draft]], ...] = (
+    net_phases.check_rules_of_layers,
+    net_phases.check_phases,
+    net_data.check_data,
+    net_transforms.check_transforms,
+    net_fillers.check_fillers,
+    net_refusals.check_refusals,
+    net_reads.check_reads,
+)
+_OF_PHASE: tuple[Callable[[PhaseNet], Iterator[Draft]], ...] = (
+    net_blobs.check_blobs,
+    net_shapes.check_learned,
+    net_data.check_train_data,
+    net_transforms.check_test_transforms,
+    net_norms.check_norms,
+    net_fillers.check_zero_weights,
+)
+
+
+def check_net(
+    document: Document[pb.NetParameter],
+    *,
+    classes: int | None = None,
+    datum_of: DatumOf = lambda source: None,
+    dialect: str = "surfsara",
+) -> list[Finding]:
+    """Check one net, in each phase for which it makes data; gravest first, then as in the file.
+
+    `classes` is how many classes the labels count, `datum_of` gives the first Datum of a source, or None,
+    `dialect` names the Caffe whose layer types there are. A finding of both phases is given once.
+    """
+    old: list[Draft] = []
+    if document.message.layers:
+        document, old = upgrade_old(document)
+    drafts = [*old, *_drafts(document.message, classes, datum_of, load_dialects()[dialect])]
+    merged = dict.fromkeys(drafts)
+    ordered = sorted(merged, key=lambda draft: (_gravity(draft), -1 if draft.layer is None else draft.layer))
+    return [_place(document, draft) for draft in ordered]
+
+
+def _drafts(
+    net: pb.NetParameter, classes: int | None, datum_of: DatumOf, dialect: Dialect
+) -> Iterator[Draft]:
+    inferred = [net_shapes.infer_phase(phase, datum_of) for phase in select_phases(net)]
+    view = NetView(net, tuple(phase for phase, _ in inferred), classes, datum_of, dialect)
+    for check in _OF_FILE:
+        yield from check(view)
+    for phase, unfit in inferred:
+        yield from unfit
+        yield from net_labels.check_labels(view, phase)
+        for check_phase in _OF_PHASE:
+            yield from check_phase(phase)
+
+
+def _gravity(draft: Draft) -> int:
+    return SEVERITIES.index(NET_RULES[draft.rule][0])
+
+
+def _place(document: Document[pb.NetParameter], draft: Draft) -> Finding:
+    path = draft.field
+    if draft.layer is not None:
+        path = f"layer[{draft.layer}].{draft.field}"
+    return Finding(
+        id=draft.rule,
+        severity=NET_RULES[draft.rule][0],
+        where=document.where(path),
+        what=draft.what,
+        effect=draft.effect,
+        write=draft.write,
+        values=MappingProxyType(dict(draft.values)),
+    )
