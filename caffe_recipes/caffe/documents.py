@@ -67,11 +67,11 @@ def load_document(
 
 def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None = None) -> Document[M]:
     """Parse text, into the message that its fields tell unless `cls` says it; raises PrototxtError."""
-    text = text.removeprefix("\ufeff")
     message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # the caller asks for any
     offsets: dict[str, int] = {}
     comments = parse_text(text, message, path, offsets)
-    return Document(str(path), text, message, comments, offsets)
+    # The parser skips one byte-order mark, and counts from behind it.
+    return Document(str(path), text.removeprefix("\ufeff"), message, comments, offsets)
 
 
 def guess_class(

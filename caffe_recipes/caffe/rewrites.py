@@ -92,12 +92,10 @@ def render_diff(rewrite: Rewrite) -> str:
     )
 
 
-def check_writable(path: str) -> None:
-    """Refuse, with InputError, to write to what is there but no file, such as a pipe."""
+def check_writable(path: str, hint: str) -> None:
+    """Refuse, with InputError, to write to what is there but no file, such as a pipe or a folder."""
     if Path(path).exists() and not Path(path).is_file():
-        raise InputError(
-            path, "is no file that could be written in place", "give - to print to standard output"
-        )
+        raise InputError(path, "is no file that could be written", hint)
 
 
 def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
@@ -128,7 +126,8 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 def _walk(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(place, name) for name in sorted(names) if name.endswith(".prototxt"))  # noqa: PTH118
+        files = (os.path.join(place, name) for name in sorted(names) if name.endswith(".prototxt"))  # noqa: PTH118
+        yield from filter(os.path.isfile, files)
 
 
 def _write(temporary: Path, target: Path, text: str) -> None:

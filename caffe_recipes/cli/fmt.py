@@ -51,7 +51,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
         files = find_prototxts(paths)
         if not check and not diff:
             for file in files:
-                check_writable(file)
+                check_writable(file, "give - to go from standard input to standard output")
         rewrites = [plan_format(file, max_bytes=max_bytes) for file in files]
     if check or diff:
         _show(rewrites, check=check, diff=diff)
@@ -73,4 +73,4 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
         of = f"{len(changed)} of {len(rewrites)} files"
         raise CheckFailed("", f"{of} would change", "run caffe-recipes fmt on them")
     if check:
-        click.echo(f"{len(rewrites)} files are as formatted")
+        click.echo(f"0 would change, {len(rewrites)} unchanged")

@@ -74,7 +74,7 @@ def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, chec
     if "-" in paths and (write or len(paths) > 1):
         raise click.UsageError("give - alone: it stands for standard input")
     for path in (*(paths if write else ()), *([out] if out else ())):
-        check_writable(path)
+        check_writable(path, "without --write and --out the text goes to standard output")
 
 
 def _plan(path: str, max_bytes: int) -> tuple[Rewrite, tuple[str, ...]]:

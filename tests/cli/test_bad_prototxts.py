@@ -1,0 +1,146 @@
+"""What is no prototxt: one line that says where and what, exit 2, no traceback, no hang, little memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+COMMANDS = (("fmt",), ("fmt", "--check"), ("upgrade",), ("upgrade", "-w"))
+PATIENCE_S = 60
+
+SOLVER = 'net: "n"\nbase_lr: 0.1\n'
+BAD = {
+    "wrong field": (f"{SOLVER}gama: 2".encode(),
+                    ":3:1: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
+    "field of another block": (b"layer {\n num_output: 3 }",
+                               ":2:2: LayerParameter has no field 'num_output'; it is a field of "),
+    "wrong enum value": (f"{SOLVER}solver_mode: CUP".encode(),
+                         ":3:14: 'solver_mode' takes a value of SolverParameter.SolverMode, not 'CUP'; "
+                         "did you mean 'CPU'?"),
+    "wrong type": (f"{SOLVER}max_iter: 1e5".encode(), ":3:11: 'max_iter' takes an int32, "),
+    "too large": (f"{SOLVER}max_iter: {10**30}".encode(), ":3:11: 'max_iter' takes an int32, "),
+    "block for a scalar": (b"base_lr { }", ":1:9: expected ':' after 'base_lr', not '{'"),
+    "scalar for a block": (b"layer: 3", ":1:8: expected '{' after 'layer', not '3'"),
+    "open brace": (b"layer {\n include {\n }", ":1:7: this block is never closed; add a '}'"),
+    "closing brace": (b"layer { }\n}",
+                      ":2:1: expected a field of NetParameter, not '}'; no block is open here"),
+    "field twice": (f"{SOLVER}base_lr: 1".encode(), ":3:1: 'base_lr' is given twice; "),
+    "open string": (b'net: "a\nbase_lr: 1',
+                    ":1:6: 'net' takes a string in quotes, not a string that does not end"),
+    "binary": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+               ": is no text: byte 0x89 at offset 0 is not UTF-8; give a prototxt"),
+    "not UTF-8": (b"net: 'caf\xe9'", ": is no text: byte 0xe9 at offset 9 is not UTF-8"),
+    "UTF-16": ("net: 'n'".encode("utf-16"), ": is no text: byte 0xff at offset 0"),
+    "lone surrogate": (b"net: '\xed\xa0\x80'", ": is no text: byte 0xed at offset 6"),
+    "escaped surrogate": (rb"net: '\ud800'", ":1:6: 'net' cannot be read as text: \\ud800"),
+    "NUL": (b"net: 'n'\n\0", ":2:1: expected a field of SolverParameter, not '\\x00'"),
+    "NUL in a string": (b"net: 'n\0'", ":1:6: 'net' takes a string in quotes"),
+    "NUL in a comment": (b"net: 'n' # a\0b", ":1:13: expected a field of SolverParameter, not '\\x00'"),
+    "second BOM": (b"\xef\xbb\xbf\xef\xbb\xbfnet: 'n'", ":1:1: expected a field of "),
+    "empty": (b"", ": holds no field at all; was it copied whole?"),
+    "comments only": (b"# nothing\n", ": holds no field at all; was it copied whole?"),
+    "BOM only": (b"\xef\xbb\xbf", ": holds no field at all; was it copied whole?"),
+    "nested deep": (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
+    "brackets deep": (b"layer: " + b"[" * 10_000, ":1:9: expected '{' after 'layer', not '['"),
+    "nested deep where it fits": (b"a{" * 10_000, ":1:1: NetParameter has no field 'a'"),
+    "HTML": (b"<!DOCTYPE html>\n<html>", ":1:1: expected a field of NetParameter, not '<'"),
+    "a log": (b"I1120 11:49:33.581089  6374 solver.cpp:397] Solving",
+              ":1:1: NetParameter has no field 'I1120'"),
+}  # fmt: skip
+
+
+def call(
+    *words: str, memory_bytes: int | None = None, given: bytes = b""
+) -> subprocess.CompletedProcess[str]:
+    limit = (memory_bytes or resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        input=given,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_S,
+        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_AS, limit)) if memory_bytes else None,
+    )
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the one line of a command that refused its input."""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    return line.removeprefix("Error: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp_path: Path) -> None:
+    for name, (content, said) in BAD.items():
+        path = tmp_path / f"{name}.prototxt"
+        path.write_bytes(content)
+        done = call(*command, str(path))
+        assert refusal(done).startswith(f"{path}{said}"), name
+        assert len(done.stderr) < len(str(path)) + 1000, name
+        assert path.read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == len(BAD)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.prototxt"
+    os.mkfifo(pipe)
+    for path, said in (
+        (str(tmp_path / "missing"), "cannot be read (No such file or directory); check the path"),
+        (
+            str(pipe),
+            "pipe that nobody writes to" if "-w" not in command and command != ("fmt",) else "is no file",
+        ),
+        ("/dev/zero", "is no file" if "-w" in command or command == ("fmt",) else "(a device is no file)"),
+        (
+            str(tmp_path),
+            "holds no *.prototxt"
+            if "fmt" in command
+            else "director"
+            if command == ("upgrade",)
+            else "is no file",
+        ),
+    ):
+        assert said in refusal(call(*command, path)), path
+
+
+def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.prototxt"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(["sh", "-c", 'sleep 0.2; printf "layers { }" > "$0"', str(pipe)])
+    done = call("upgrade", str(pipe))
+    assert writer.wait(PATIENCE_S) == 0
+    assert (done.returncode, done.stdout) == (0, "layer { }\n")
+    assert call("upgrade", "/dev/stdin", given=b"layers { }").stdout == "layer { }\n"
+
+
+def test_over_16_mb_is_refused_unless_told(tmp_path: Path) -> None:
+    path = tmp_path / "large.prototxt"
+    path.write_bytes(b'name: "n" # ' + b"." * 16_000_000)
+    said = f"{path}: is over 16,000,000 bytes; is it a prototxt? --max-bytes takes more"
+    for command in COMMANDS:
+        assert refusal(call(*command, str(path))) == said
+    assert call("fmt", "--max-bytes", "17000000", str(path)).returncode == 0
+    assert path.read_text() == f'name: "n" # {"." * 16_000_000}\n'
+
+
+@pytest.mark.parametrize("command", [("fmt",), ("upgrade", "-o", "new")], ids=" ".join)
+def test_a_file_of_15_mb_takes_a_few_times_its_memory(command: tuple[str, ...], tmp_path: Path) -> None:
+    layer = (
+        'layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { pad: 1 } }\n'
+    )
+    path = tmp_path / "large.prototxt"
+    path.write_text(layer * (15_000_000 // len(layer)))
+    path.write_text(path.read_text() + "layer { nmae: 'last' }")
+    done = call(*command, str(path), memory_bytes=600_000_000)
+    assert ": LayerParameter has no field 'nmae'; did you mean 'name'?" in refusal(done)
