@@ -1,0 +1,76 @@
+"""`caffe-recipes summary`: a net's shapes and what its layers cost, and its graph as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.errors import InputError
+from caffe_recipes.review.summary import Options, read_net, summarize
+from caffe_recipes.review.summary_text import render_csv, render_json, render_table
+
+_PATH = click.Path(path_type=Path)
+_MOST_DIM = 2**31 - 1
+
+
+def _image(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= _MOST_DIM for part in parts):
+        raise click.BadParameter(f"'{text}' is not channels,height,width; e.g. 3,256,256")
+    channels, height, width = map(int, parts)
+    return channels, height, width
+
+
+@click.command()
+@click.argument("net", metavar="FILE|NAME[:net]")
+@click.option(
+    "--phase", type=click.Choice(["TRAIN", "TEST"]), help="[default: TRAIN, or TEST of a deployed net]"
+)
+@click.option("--level", type=int, metavar="N", help="Level that the layers' rules ask for.")
+@click.option("--stage", multiple=True, metavar="NAME", help="Stage that the layers' rules ask for.")
+@click.option("--batch", type=click.IntRange(1, _MOST_DIM), metavar="N", help="Images, instead of the net's.")
+@click.option(
+    "--input", "image", callback=_image, metavar="C,H,W", help="Size of images that nothing here tells."
+)
+@click.option("--caffe-root", type=_PATH, metavar="DIR", help="Folder that Caffe is started in.")
+@click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
+@click.option(
+    "--graph", type=_PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
+)
+@click.option("--max-bytes", type=int, default=MOST_BYTES, help="Read files of more than 16 MB.")
+def summary(
+    net: str,
+    phase: str | None,
+    level: int | None,
+    stage: tuple[str, ...],
+    batch: int | None,
+    image: tuple[int, int, int] | None,
+    caffe_root: Path | None,
+    form: str | None,
+    graph: Path | None,
+    max_bytes: int,
+) -> None:
+    """Print a net layer by layer: shapes, parameters, multiply-adds, activations; then the totals.
+
+    FILE is a net's prototxt, or a solver's, whose net is looked for; NAME is a recipe's, and :net one of its.
+    """
+    if graph is not None and graph.suffix != ".svg":
+        raise InputError(graph, "is no .svg file", "graphs are drawn as SVG")
+    number = None if phase is None else pb.Phase.Value(phase)
+    read = read_net(net, Options(number, level, stage, batch, image, caffe_root, max_bytes))
+    found = summarize(read)
+    render = {"json": render_json, "csv": render_csv, None: render_table}[form]
+    text = render(found).rstrip("\n")
+    if graph is not None:
+        from caffe_recipes.generate.tree import write_files
+        from caffe_recipes.review.graph.picture import draw_graph
+
+        write_files({graph.name: draw_graph(read, found)}, graph.parent)
+        click.echo(f"wrote {click.format_filename(graph)}", err=True)
+    click.echo(text)

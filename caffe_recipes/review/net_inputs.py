@@ -1,0 +1,85 @@
+"""What a net reads: the images' size where the net does not say it, and another batch than its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_sources import Image, Images
+from caffe_recipes.errors import DataError, InputError
+
+_BATCHED = ("data_param", "hdf5_data_param", "image_data_param", "memory_data_param", "window_data_param")
+
+
+def image_reader(given: Image | None, caffe_root: Path | None) -> Images:
+    """Make a function that tells the size of a source's images: as given, or of its first record.
+
+    A source that is no LMDB here, or that does not tell, has images of unknown size.
+    Raises DataError for a damaged LMDB.
+    """
+
+    def read(source: str) -> Image | None:
+        if given is not None:
+            return given
+        folder = (caffe_root or Path()) / source
+        return _first_image(folder) if source and (folder / "data.mdb").is_file() else None
+
+    return read
+
+
+def _first_image(folder: Path) -> Image | None:
+    # LMDB's library is loaded only where there is one to read.
+    from caffe_recipes.caffe.datums import datum_shape, open_datums
+
+    with open_datums(folder) as datums:
+        _, datum = next(iter(datums))
+        try:
+            return datum_shape(datum)
+        except ValueError as error:
+            raise DataError(folder, f"its first record {error}", "build the LMDB again") from None
+
+
+def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParameter:
+    """Return a net whose Input layers without a shape make a batch of such images first."""
+    changed = pb.NetParameter()
+    changed.CopyFrom(net)
+    for layer in changed.layer:
+        if layer.type == "Input" and not layer.input_param.shape and len(layer.top) == 1:
+            layer.input_param.shape.add(dim=[batch, *(dim or 0 for dim in image)])
+    return changed
+
+
+def needs_image(net: pb.NetParameter) -> bool:
+    """Whether a layer of the net may lack the size of its images."""
+    return any(
+        layer.type in ("Data", "HDF5Data", "ImageData", "VideoData")
+        or (layer.type == "Input" and not layer.input_param.shape)
+        for layer in net.layer
+    )
+
+
+def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
+    """Return a net whose data layers and inputs make batches of `batch`; InputError if it has none."""
+    changed = pb.NetParameter()
+    changed.CopyFrom(net)
+    found = False
+    for layer in changed.layer:
+        for name in _BATCHED:
+            if layer.HasField(name):
+                getattr(layer, name).batch_size = batch
+                found = True
+        for shape in _shapes(layer):
+            shape.dim[0] = batch
+            found = True
+        for index in range(len(layer.dummy_data_param.num)):
+            layer.dummy_data_param.num[index] = batch
+            found = True
+    if not found:
+        raise InputError(net.name or "net", "has no layer whose batch could be set", "leave --batch out")
+    return changed
+
+
+def _shapes(layer: pb.LayerParameter) -> Iterator[pb.BlobShape]:
+    for param in (layer.input_param, layer.dummy_data_param):
+        yield from (shape for shape in param.shape if shape.dim)

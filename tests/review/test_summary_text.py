@@ -1,0 +1,80 @@
+"""The table, the JSON and the CSV of a summary hold the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
+from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.review.summary import Options, Summary, read_net, summarize
+from caffe_recipes.review.summary_text import render_csv, render_json, render_table
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Summary:
+    net = L.net(
+        "tiny",
+        L.data(source="lmdb", batch_size=2, phase="TRAIN", transform_param={"crop_size": 5}),
+        L.conv('a, "b"', "data", "c", num_output=4, kernel_size=3, param=[{"name": "w"}]),
+        L.relu("relu", "c"),
+        L.conv("again", "data", num_output=4, kernel_size=3, bias_term=False, param=[{"name": "w"}]),
+        L.layer("quiet", "Silence", ["c", "again"], top=[]),
+    )
+    path = tmp_path / "net.prototxt"
+    path.write_text(render_prototxt(net))
+    return summarize(read_net(str(path), Options(image=(3, 9, 9))))
+
+
+def test_the_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
+    lines = render_table(found).splitlines()
+    assert "net 'tiny', phase TRAIN, batches of 2" in lines[0]
+    rows = {line.split("  ")[0]: line for line in lines[4:9]}
+    assert set(rows) == {"data", 'a, "b"', "relu", "again", "quiet"}
+    assert rows['a, "b"'].split()[-4:] == ["2x4x3x3", "112", "972", "288"]
+    assert "2x4x3x3 in place" in rows["relu"]
+    assert 'as a, "b"' in rows["again"]
+    assert "2x4x3x3, 2x4x3x3 ->" in rows["quiet"]
+    assert "TRAIN only" in rows["data"]
+    assert lines[10].split() == ["learned", "parameters", "112", "(448", "bytes)"]
+    assert "1,944 an image, 3,888 a batch: in Convolution" in lines[12]
+
+
+def test_a_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(render_prototxt(L.net("n", L.layer("in", "Input", shape={"dim": [1, 2]}))))
+    assert "phase  " not in render_table(summarize(read_net(str(path), Options())))
+
+
+def test_json_and_csv_hold_the_counts_of_the_summary(found: Summary) -> None:
+    data = json.loads(render_json(found))
+    rows = list(csv.DictReader(io.StringIO(render_csv(found))))
+    for layer, row, one in zip(data["layers"], rows, found.layers, strict=True):
+        assert (layer["name"], row["layer"]) == (one.name, one.name)
+        assert layer["multiply_adds"] == int(row["multiply_adds"]) == one.multiply_adds
+        assert layer["parameters"] == int(row["parameters"]) == one.parameters
+        assert layer["activation_bytes"] == int(row["activation_bytes"]) == one.activation_bytes
+    assert data["totals"]["multiply_adds_per_image"] == 1944
+    assert rows[1]["bottoms"] == "data 2x3x5x5"
+    assert rows[4]["bottoms"] == "c 2x4x3x3;again 2x4x3x3"
+    assert data["layers"][0]["tops"] == [
+        {"name": "data", "shape": [2, 3, 5, 5]},
+        {"name": "label", "shape": [2]},
+    ]
+
+
+def test_what_is_unknown_is_a_question_mark_null_or_empty(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    data = L.data(source="nowhere", batch_size=2, phase="TRAIN")
+    path.write_text(render_prototxt(L.net("n", data, L.conv("c", "data", num_output=4, kernel_size=3))))
+    found = summarize(read_net(str(path), Options()))
+    table = render_table(found)
+    assert "2x?x?x? -> 2x4x?x?" in table
+    assert "at least 0 (0 bytes)" in table
+    assert table.splitlines()[-1].startswith("unknown shapes in 2 layers: layer 'data' (Data)")
+    assert json.loads(render_json(found))["layers"][1]["parameters"] is None
+    assert list(csv.DictReader(io.StringIO(render_csv(found))))[1]["parameters"] == ""
