@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import islice
@@ -53,10 +53,27 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     Raises RecipeError, whose `where` is `file:line`, for an unknown name, unreadable YAML, an unknown key,
     and every value that does not validate.
     """
+    return parse_recipe(*_read(name_or_path))
+
+
+def locate_keys(name_or_path: str | Path) -> Callable[[Location], str]:
+    """Return a function that gives `file:line` of a key of a recipe, or of the nearest key around it.
+
+    >>> locate_keys("digits-local")(("name",))
+    'digits-local.yaml:1'
+    """
+    text, where, _ = _read(name_or_path)
+    root = yaml.compose(text, Loader=_Loader)
+    lines = dict(islice(_lines(root, (), where), _MOST_VALUES)) if root else {}
+    return lambda location: f"{where}:{_line_of(location, lines)}"
+
+
+def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path]:
+    """Read a recipe's text; with what errors call it, and the folder of the user's own net."""
     text = str(name_or_path)
     shipped = shipped_recipes()
     if text in shipped:
-        return parse_recipe(shipped[text].read_text("utf-8"), f"{text}.yaml", Path())
+        return shipped[text].read_text("utf-8"), f"{text}.yaml", Path()
     path = Path(text)
     if not text.endswith((".yaml", ".yml")) and not path.is_file():
         near = difflib.get_close_matches(text, shipped, n=1)
@@ -72,7 +89,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         raise RecipeError(
             path, f"cannot be read: {error.strerror}", "give the path of a recipe's YAML"
         ) from error
-    return parse_recipe(content, path, path.parent)
+    return content, path, path.parent
 
 
 def parse_recipe(text: str, where: str | Path, folder: Path) -> Recipe:

@@ -1,0 +1,88 @@
+"""`caffe-recipes lint`: what is wrong with recipes, chains of solvers, nets, and folders of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.review.findings import SEVERITIES
+from caffe_recipes.review.lint.reader import OURS, Options
+from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
+from caffe_recipes.review.lint.targets import all_rules, explain_rule, is_at_least
+from caffe_recipes.review.lint.targets import lint as find_all
+
+_COUNT = click.IntRange(min=1, max=2**31 - 1)
+
+
+def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(render_rules(all_rules()))
+        ctx.exit()
+
+
+def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        click.echo(render_rules(explain_rule(name)))
+        ctx.exit()
+
+
+@click.command()
+@click.argument("targets", metavar="NAME|FILE.yaml|FILE.prototxt...|FOLDER...", nargs=-1, required=True)
+@click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
+@click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
+@click.option(
+    "--caffe-root",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the solvers' net: paths start.",
+)
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A script, README or log with the commands: ranks, weights, order, MLSL's cores.",
+)
+@click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default=OURS,
+    show_default=True,
+    help="Also say what this Caffe would refuse or read otherwise.",
+)
+@click.option("--alone", is_flag=True, help="The files are no chain: look at each solver alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@click.option("--max-bytes", metavar="N", type=click.IntRange(min=1), default=MOST_BYTES, show_default=True)
+@click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "never"]),
+    default="warning",
+    show_default=True,
+    help="Exit 1 if a finding that is not accepted is this grave.",
+)
+@click.option(
+    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_show_rules, help="List all ids."
+)
+@click.option(
+    "--explain", metavar="ID", is_eager=True, expose_value=False, callback=_explain, help="Explain one id."
+)
+def lint(
+    targets: tuple[str, ...],
+    ranks: int | None,
+    images: int | None,
+    caffe_root: Path | None,
+    script: Path | None,
+    dialect: str,
+    alone: bool,
+    as_json: bool,
+    max_bytes: int,
+    fail_on: str,
+) -> None:
+    """Say what is wrong with recipes, solvers in the order of their chain, nets, or folders of them."""
+    options = Options(ranks, images, caffe_root, script, dialect, max_bytes, alone)
+    found = find_all(targets, options)
+    click.echo(render_json(found) if as_json else render_findings(found))
+    if any(is_at_least(one, fail_on) for one in found):
+        click.get_current_context().exit(1)

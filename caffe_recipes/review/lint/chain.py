@@ -1,0 +1,206 @@
+"""A chain of phases as lint sees it, wherever it came from: solvers, nets, and what each starts from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.caffe.rates import check_rates, lr_at
+from caffe_recipes.caffe.shapes import select_layers
+
+Solver = Document[pb.SolverParameter]
+Net = Document[pb.NetParameter]
+
+_MOST_SNAPSHOTS = 1000
+
+
+@dataclass(frozen=True)
+class Link:
+    """One phase. `weights` is what `--weights` gives, at `weights_where`: None if not known, empty if none.
+
+    `last_iter` counts the iterations that it trains: max_iter, unless it is stopped before.
+    """
+
+    name: str
+    solver: Solver
+    net: Net | None
+    last_iter: int
+    weights: str | None = None
+    weights_where: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the files do not hold; None is not known."""
+
+    ranks: int | None = None
+    images: int | None = None
+    ranks_per_node: int | None = None
+    omp_num_threads: int | None = None
+    mlsl_cores: tuple[int, ...] = ()
+    sockets_per_node: int | None = None
+    cores_per_socket: int | None = None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Phases in order. `is_whole` is false for a solver that may be any phase of a chain not known.
+
+    `tested` are the nets that the chain's own evaluation uses; none if it is not known to have one.
+    """
+
+    links: tuple[Link, ...]
+    setting: Setting = Setting()
+    is_whole: bool = True
+    tested: tuple[Net, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
+
+    `choices` counts the snapshots that it may be, where it is a guess.
+    """
+
+    index: int
+    iteration: int
+    choices: int = 1
+    is_guess: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshots(Sequence[int]):
+    """The iterations at which a phase writes snapshots, in order; as many as there are, none is stored."""
+
+    every: range
+    last: int | None
+
+    def __len__(self) -> int:
+        return len(self.every) + (self.last is not None)
+
+    def __contains__(self, iteration: object) -> bool:
+        return iteration in self.every or (self.last is not None and iteration == self.last)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if self.last is not None and index in (-1, len(self.every)):
+            return self.last
+        return self.every[index + 1 if index < 0 and self.last is not None else index]
+
+    def nearest(self, iteration: int) -> int | None:
+        """Give the snapshot that is nearest to an iteration."""
+        below = iteration // self.every.step * self.every.step
+        near = [
+            number for number in (below, below + self.every.step, self[-1] if self else 0) if number in self
+        ]
+        return min(near, key=lambda number: abs(number - iteration), default=None)
+
+
+def fired_snapshots(link: Link) -> Snapshots:
+    """Give the iterations at which a phase writes snapshots.
+
+    >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
+    >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
+    [400, 800, 1000]
+    """
+    solver, last = link.solver.message, link.last_iter
+    every = range(solver.snapshot, last + 1, solver.snapshot) if solver.snapshot > 0 else range(0)
+    is_stopped = last != solver.max_iter
+    is_written = solver.snapshot_after_train and not is_stopped and last > 0
+    return Snapshots(every, last if is_written and not (every and every[-1] == last) else None)
+
+
+def has_rates(solver: pb.SolverParameter) -> bool:
+    """Whether the rate is known and finite at every iteration of the run."""
+    return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
+
+
+def snapshot_rate(link: Link, iteration: int) -> float:
+    """Give the rate at a snapshot: of its iteration, or of the last update where the run ends with it."""
+    return lr_at(link.solver.message, min(iteration, link.last_iter - 1))
+
+
+def plan_starts(chain: Chain) -> list[Start | None]:
+    """Say what each phase starts from; None for the first, for foreign weights, and where nothing is written.
+
+    Where the weights are not known, it is the snapshot of the phase before whose rate is nearest to the
+    phase's first.
+    """
+    starts: list[Start | None] = []
+    for index, link in enumerate(chain.links):
+        if link.weights is not None:
+            starts.append(_named_start(chain.links[:index], link.weights))
+        else:
+            starts.append(_guessed_start(chain.links[index - 1], link, index - 1) if index else None)
+    return starts
+
+
+def split_weights(weights: str) -> tuple[str, int | None]:
+    """Split the name of a snapshot's file into prefix, without folders, and iteration, None if it has none.
+
+    >>> split_weights("/tmp/resnet_50_iter_7638.caffemodel")
+    ('resnet_50', 7638)
+    """
+    name = weights.rpartition("/")[2]
+    stem = name.partition(".")[0] if "_iter_" not in name else name
+    prefix, mark, rest = stem.rpartition("_iter_")
+    number = rest.partition(".")[0]
+    if not mark or not (number.isascii() and number.isdigit()) or len(number) > 10:
+        return stem, None
+    return prefix, int(number)
+
+
+def prefix_name(link: Link) -> str:
+    """Give a phase's snapshot_prefix without its folders."""
+    return link.solver.message.snapshot_prefix.rpartition("/")[2]
+
+
+def source_layers(net: pb.NetParameter, phase: int) -> list[pb.LayerParameter]:
+    """Give the layers of a phase that make blobs out of nothing: those that read data."""
+    return [layer for layer in select_layers(net, phase) if layer.top and not layer.bottom]
+
+
+def batch_per_rank(link: Link) -> int | None:
+    """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
+    if link.net is None:
+        return None
+    for layer in source_layers(link.net.message, pb.TRAIN):
+        for param in (layer.data_param, layer.image_data_param, layer.memory_data_param):
+            if param.batch_size:
+                return param.batch_size * max(link.solver.message.iter_size, 1)
+    return None
+
+
+def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
+    prefix, iteration = split_weights(weights)
+    for index in reversed(range(len(earlier))):
+        if iteration is not None and prefix == prefix_name(earlier[index]):
+            return Start(index, iteration)
+    return None
+
+
+def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
+    fired = fired_snapshots(before)
+    if not fired:
+        return None
+    if len(fired) == 1 or not (has_rates(before.solver.message) and has_rates(link.solver.message)):
+        return Start(index, fired[-1], len(fired), is_guess=len(fired) > 1)
+    first = lr_at(link.solver.message, 0)
+    candidates = {*fired[:: max(len(fired) // _MOST_SNAPSHOTS, 1)], fired[-1]}
+    nearest = min(candidates, key=lambda iteration: (_distance(before, iteration, first), -iteration))
+    return Start(index, nearest, len(fired), is_guess=True)
+
+
+def _distance(link: Link, iteration: int, rate: float) -> float:
+    """Compare rates by their ratio, as people do."""
+    other = snapshot_rate(link, iteration)
+    return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9

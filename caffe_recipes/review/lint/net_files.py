@@ -1,0 +1,99 @@
+"""Where a solver's net lies: at its path under the Caffe root, or beside the solver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.chain import Net, Solver
+from caffe_recipes.review.lint.rules import finding
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class NetPlace:
+    """The file that holds a solver's net, None if there is none here, and what is to say about its path."""
+
+    file: Path | None
+    findings: tuple[Finding, ...] = ()
+
+
+def net_field(solver: pb.SolverParameter) -> str:
+    """Name the field of a solver that gives the training net; empty if none does.
+
+    >>> net_field(pb.SolverParameter(train_net="a.prototxt"))
+    'train_net'
+    """
+    fields = ("net", "train_net", "net_param", "train_net_param")
+    return next((field for field in fields if solver.HasField(field)), "")
+
+
+def inline_net(solver: Solver, field: str) -> Net:
+    """Take the net that stands inside a solver's file, with its places there."""
+    return part_of(solver, field, getattr(solver.message, field))
+
+
+def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
+    """Take the message inside a document that a field path names, with its places and comments."""
+    start = f"{field}."
+    offsets = {
+        path.removeprefix(start): at for path, at in document.offsets.items() if path.startswith(start)
+    }
+    comments = {
+        path.removeprefix(start): c for path, c in document.comments.items() if path.startswith(start)
+    }
+    return Document(document.path, document.text, message, comments, offsets)
+
+
+def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *, is_ours: bool) -> NetPlace:
+    """Find the net that `field` of a solver gives.
+
+    Without a Caffe root it is sought from here and from each folder above the solver; then, and where it is
+    missing, beside the solver by its file name. The recipe chooses the folder of a file that is generated.
+    """
+    given: str = getattr(solver.message, field)
+    home = Path(solver.path).parent
+    beside = home / PurePosixPath(given).name
+    beside_file = beside if _is_file(beside) else None
+    where = solver.where(field)
+    if caffe_root is not None:
+        if _is_file(caffe_root / given):
+            return NetPlace(caffe_root / given)
+        effect = "Caffe stops with `File not found`"
+        write = f"{field}: the net's path from the Caffe root"
+        what = f"no file {given} under {caffe_root}"
+        return NetPlace(beside_file, (finding("net-missing", where, what, effect, write, phase),))
+    for root in (Path(), *home.absolute().parents):
+        if _is_file(root / given):
+            return NetPlace(root / given)
+    findings = () if is_ours else tuple(_folder(given, home.absolute().name, where, field, phase))
+    if beside_file is None and not findings:
+        what = f"{given} is neither here nor beside the solver"
+        write = "--caffe-root DIR, or a copy of the net beside the solver"
+        findings = (finding("net-not-found", where, what, "its own rules are not looked at", write, phase),)
+    return NetPlace(beside_file, findings)
+
+
+def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterator[Finding]:
+    path = PurePosixPath(given)
+    folder = path.parent.name
+    if folder and folder != ".." and folder != home:
+        what = f"the net lies in {folder}, and the solver in {home}"
+        effect = "Caffe stops with `File not found` if there is no such folder"
+        write = f'{field}: "{path.parent.with_name(home) / path.name}"'
+        yield finding("net-folder", where, what, effect, write, phase, folder=folder, own=home)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path with a NUL, or too long
+        return False

@@ -1,0 +1,115 @@
+"""A recipe as a chain: what it generates, the machine that it states, and the findings that it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.arithmetic import model_epochs, total_epochs
+from caffe_recipes.recipe.checks import Location
+from caffe_recipes.recipe.model import Acceptance, Recipe
+from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.source import load_recipe, locate_keys
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.chain import Chain, Link, Setting
+from caffe_recipes.review.lint.check import check_chain, sort_findings
+from caffe_recipes.review.lint.epochs import check_title
+from caffe_recipes.review.lint.machine import check_cores, check_tmp
+from caffe_recipes.review.lint.nets import check_net
+from caffe_recipes.review.lint.reader import check_text, parse_text
+from caffe_recipes.review.lint.rules import finding
+
+_Locate = Callable[[Location], str]
+
+
+def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
+    """Find what is wrong with a recipe and the prototxts that it generates; what it accepts is marked so.
+
+    Raises RecipeError or PrototxtError for a recipe that nothing can be generated from.
+    """
+    recipe = load_recipe(name_or_path)
+    locate = locate_keys(name_or_path)
+    paths = [*(f"solver_{phase.name}" for phase in recipe.phases), *recipe.nets]
+    found = sort_findings(check_recipe(recipe, locate, dialect), [_path(recipe, name) for name in paths])
+    return accept_findings(found, recipe.accept, lambda index: locate(("accept", index)))
+
+
+def check_recipe(recipe: Recipe, locate: _Locate, dialect: str) -> Iterator[Finding]:
+    """Find what is wrong with a recipe, whether it accepts it or not."""
+    texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
+    documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
+    chain = build_chain(recipe, documents)
+    yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
+    yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
+    cluster, train = recipe.cluster, recipe.data.train
+    if cluster.tmp_gb is not None:
+        where = locate(("cluster", "tmp_gb"))
+        yield from check_tmp(chain, where, cluster.tmp_gb, train.lmdb, train.size_gb or 0)
+    yield from check_chain(chain)
+    for name in recipe.nets:
+        yield from check_net(documents[_path(recipe, name)], classes=recipe.net.classes, dialect=dialect)
+    for path, text in texts.items():
+        yield from check_text(text, path, dialect)
+
+
+def build_chain(recipe: Recipe, documents: dict[str, Document[Any]]) -> Chain:
+    """Make the chain of a recipe's phases out of its generated files."""
+    links = [
+        Link(
+            phase.name,
+            documents[_path(recipe, f"solver_{phase.name}")],
+            documents[_path(recipe, phase.net)],
+            phase.last_iter,
+            _weights(recipe, phase),
+        )
+        for phase in recipe.phases
+    ]
+    cluster, evaluation = recipe.cluster, recipe.evaluation
+    setting = Setting(
+        ranks=cluster.ranks,
+        images=recipe.data.train.images,
+        ranks_per_node=cluster.ranks_per_node,
+        omp_num_threads=cluster.omp_num_threads,
+        mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),
+        sockets_per_node=cluster.sockets_per_node,
+        cores_per_socket=cluster.cores_per_socket,
+    )
+    tested = (documents[_path(recipe, evaluation.net)],) if evaluation else ()
+    return Chain(tuple(links), setting, tested=tested)
+
+
+def accept_findings(
+    findings: Iterable[Finding], accept: Sequence[Acceptance], locate: Callable[[int], str]
+) -> list[Finding]:
+    """Mark the findings that are accepted with their reason; find acceptances that nothing needs."""
+    marked, used = [], set()
+    for found in findings:
+        fitting = [index for index, one in enumerate(accept) if _accepts(one, found)]
+        used.update(fitting)
+        marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
+    for index, one in enumerate(accept):
+        if index not in used:
+            of_phase = f" of phase '{one.phase}'" if one.phase else ""
+            what = f"'{one.finding}'{of_phase} is accepted, and not found"
+            effect = "a later finding of that id would pass unseen"
+            write = "nothing: take the acceptance out, or mend its id or phase"
+            marked.append(finding("unused-accept", locate(index), what, effect, write, one.phase or ""))
+    return marked
+
+
+def _accepts(one: Acceptance, found: Finding) -> bool:
+    return one.finding == found.id and one.phase in (None, found.phase)
+
+
+def _weights(recipe: Recipe, phase: Phase) -> str:
+    start = recipe.starts_from(phase)
+    if isinstance(start, Phase):
+        return start.snapshot_at(phase.weights_iter or start.last_iter)
+    return start or ""
+
+
+def _path(recipe: Recipe, name: str) -> str:
+    return f"prototxt/{recipe.name}/{name}.prototxt"

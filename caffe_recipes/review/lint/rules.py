@@ -1,0 +1,77 @@
+"""Every rule of lint: its id, how grave it is, and what it looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from caffe_recipes.review.findings import Finding, Severity
+
+
+class Rule(NamedTuple):
+    """What a finding's id stands for."""
+
+    severity: Severity
+    looks_for: str
+
+
+RULES: Mapping[str, Rule] = {
+    # A file
+    "byte-order-mark": Rule("error", "a byte-order mark at the start of a file: Caffe's parser refuses it"),
+    "unreadable": Rule("error", "a prototxt of a folder that Caffe could not read"),
+    "label-twice": Rule("warning", "a label map that gives one label, or one name, twice"),
+    # The rate of one solver
+    "base-lr-missing": Rule("error", "no base_lr, or base_lr 0: nothing is learned"),
+    "lr-policy-unknown": Rule("error", "an lr_policy that Caffe does not have"),
+    "lr-policy-incomplete": Rule("error", "an lr_policy without a field that it needs"),
+    "lr-iter-missing": Rule("error", "poly_cyc without lr_iter: the rate is NaN"),
+    "lr-iter-passed": Rule("error", "poly_cyc that runs past its lr_iter"),
+    "rate-not-finite": Rule("error", "a rate that becomes negative, infinite or NaN"),
+    "max-iter-missing": Rule("error", "no max_iter: nothing is trained"),
+    "power-missing": Rule("warning", "poly, poly_cyc or inv without power: a constant rate"),
+    "warmup-never-ends": Rule("warning", "a warmup_iter beyond max_iter"),
+    "warmup-end-jump": Rule("warning", "a jump of the rate of more than 2 % where the warm-up ends"),
+    "final-rate-high": Rule("warning", "a last phase that ends above 1e-5 of its base_lr"),
+    # The chain
+    "join-jump": Rule("warning", "a jump of the rate of more than 2 % from one phase to the next"),
+    "collapse-weight-decay": Rule("warning", "a collapse with other than twice the weight decay before it"),
+    "epochs-claim": Rule("warning", "a comment that claims a number of epochs more than 2 % off"),
+    "title-epochs": Rule("warning", "a recipe's title that claims a number of epochs more than 2 % off"),
+    "global-batch": Rule("warning", "a global batch other than the one that the schedule was made for"),
+    "images-differ": Rule("warning", "a number of images other than the one that the schedule was made for"),
+    # Snapshots
+    "no-final-snapshot": Rule("error", "snapshot_after_train: false, and no snapshot at max_iter"),
+    "snapshot-never-fires": Rule("error", "starting weights of an iteration at which no snapshot fires"),
+    "snapshots-collide": Rule("warning", "two phases that write snapshots of the same names"),
+    "weights-unknown": Rule("warning", "starting weights that no earlier phase writes"),
+    "weights-no-caffemodel": Rule("error", "starting weights that are no caffemodel by their name"),
+    "weights-missing": Rule("error", "a later phase that starts without weights"),
+    "weights-of-other-phase": Rule("warning", "starting weights of another phase than the one before"),
+    # Nets and paths
+    "net-missing": Rule("error", "a net that is not at its path under the Caffe root"),
+    "net-folder": Rule("warning", "a net in another folder than the solver's own"),
+    "net-not-found": Rule("note", "a net that is not there to be looked at"),
+    "net-not-named": Rule("error", "a solver that names no net"),
+    "solver-path": Rule("warning", "a command that gives --solver another folder than the file's"),
+    "no-train-net": Rule("error", "a net without a data layer for TRAIN"),
+    "no-test-net": Rule(
+        "error", "a test during training, or after it, on a net without a data layer for TEST"
+    ),
+    "last-net-without-test": Rule("warning", "a last phase whose net cannot be tested"),
+    "test-interval-alone": Rule("warning", "a test_interval without test_iter: it never tests"),
+    "test-iter-alone": Rule("error", "a test_iter without test_interval: Caffe refuses it"),
+    "solver-mode-absent": Rule("warning", "no solver_mode: the default is GPU"),
+    # Folders and recipes
+    "order-guessed": Rule("note", "the order in which a folder's solvers were taken as one chain"),
+    "order-unknown": Rule("note", "a folder's solvers whose order cannot be told"),
+    "mlsl-on-openmp-cores": Rule("note", "MLSL servers on cores that OpenMP threads also use"),
+    "tmp-too-small": Rule("error", "an LMDB and snapshots that do not fit into the node's /tmp"),
+    "unused-accept": Rule("warning", "an acceptance in a recipe that no finding needs"),
+}
+
+
+def finding(
+    rule: str, where: str, what: str, effect: str, write: str, phase: str = "", **values: float | str
+) -> Finding:
+    """Make a finding of a rule, as grave as the table says."""
+    return Finding(rule, RULES[rule].severity, where, what, effect, write, values, phase)

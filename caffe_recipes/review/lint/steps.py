@@ -1,0 +1,77 @@
+"""What each step of a chain needs of its solver and net: TRAIN data, TEST data, a mode to run in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.chain import Chain, Link, Net, source_layers
+from caffe_recipes.review.lint.rules import finding
+
+_REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"
+
+
+def check_steps(chain: Chain) -> Iterator[Finding]:
+    """Find steps that their nets, or their solvers, do not allow."""
+    for link in chain.links:
+        yield from _solver(link)
+        yield from _data(link)
+    last = chain.links[-1]
+    for net in chain.tested:
+        if not has_source(net, pb.TEST):
+            what = f"the chain's test uses {net.path}, which has no data layer for TEST"
+            yield finding(
+                "no-test-net", net.path, what, _REFUSED, "a data layer with include { phase: TEST }"
+            )
+    if chain.is_whole and not chain.tested and last.net and not has_source(last.net, pb.TEST):
+        what = f"the last phase's net {last.net.path} has no data layer for TEST"
+        effect = f"`caffe test` on it fails with {_REFUSED.partition('with ')[2]}"
+        write = "a data layer with include { phase: TEST } in it, or test with a net that has one"
+        yield finding("last-net-without-test", last.solver.where("net"), what, effect, write, last.name)
+
+
+def has_source(net: Net, phase: int) -> bool:
+    """Whether anything makes data in a phase; a net of the old format is believed to."""
+    message = net.message
+    return bool(message.input or message.layers or source_layers(message, phase))
+
+
+def _solver(link: Link) -> Iterator[Finding]:
+    solver, where = link.solver.message, link.solver.where
+    if not solver.HasField("solver_mode"):
+        effect = "a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`"
+        what = "solver_mode is absent, and the default is GPU"
+        yield finding("solver-mode-absent", link.solver.path, what, effect, "solver_mode: CPU", link.name)
+    if solver.test_interval and not solver.test_iter:
+        what = f"test_interval {solver.test_interval} without test_iter"
+        yield finding(
+            "test-interval-alone",
+            where("test_interval"),
+            what,
+            "Caffe makes no test net, and never tests",
+            "test_iter: the test images / the test batch_size",
+            link.name,
+        )
+    if solver.test_iter and not solver.test_interval:
+        what = "test_iter without test_interval"
+        effect = "Caffe stops with `Check failed: param_.test_interval() > 0`"
+        write = "test_interval: the iterations between tests"
+        yield finding("test-iter-alone", where("test_iter"), what, effect, write, link.name)
+
+
+def _data(link: Link) -> Iterator[Finding]:
+    solver, net = link.solver.message, link.net
+    if net is None:
+        return
+    if not has_source(net, pb.TRAIN):
+        what = f"{net.path} has no data layer for TRAIN"
+        write = "a data layer with include { phase: TRAIN }"
+        yield finding("no-train-net", net.path, what, _REFUSED, write, link.name)
+    tests = bool(solver.test_iter) or bool(solver.test_interval)
+    has_own = bool(solver.test_net or solver.test_net_param)
+    if tests and not has_own and not has_source(net, pb.TEST):
+        what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST"
+        write = "a data layer with include { phase: TEST }, or no test_iter and test_interval"
+        field = "test_iter[0]" if solver.test_iter else "test_interval"
+        yield finding("no-test-net", link.solver.where(field), what, _REFUSED, write, link.name)
