@@ -26,6 +26,7 @@ COMMANDS = {
     "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
     "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe's shape, phases and results."),
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
+    "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
