@@ -6,10 +6,13 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.errors import CheckFailed
+from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.errors import CheckFailed, RecipeError
+from caffe_recipes.generate.dialect import find_parts
 from caffe_recipes.generate.files import generate_all
 from caffe_recipes.generate.tree import find_differences, find_stale, write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.translate import translate
 
 
 @click.command()
@@ -18,9 +21,24 @@ from caffe_recipes.recipe.source import load_recipe
     "--out", metavar="DIR", type=click.Path(path_type=Path), default=".", help="Folder to write into."
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
-def generate(recipes: tuple[str, ...], out: Path, check: bool) -> None:
+@click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default="surfsara",
+    show_default=True,
+    help="The Caffe to write for; for another than the default into prototxt/<recipe>-<dialect>/.",
+)
+def generate(recipes: tuple[str, ...], out: Path, check: bool, dialect: str) -> None:
     """Write the solvers, nets and script of recipes into prototxt/<recipe>/ and jobs/<recipe>/."""
-    files = generate_all(load_recipe(recipe) for recipe in recipes)
+    loaded = [load_recipe(recipe) for recipe in recipes]
+    inexact = [f"{recipe.name}: {part}" for recipe in loaded for part in find_parts(recipe, dialect)]
+    for line in inexact:
+        click.echo(line, err=True)
+    if inexact:
+        count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
+        what = f"{count} no exact equivalent in the dialect {dialect}"
+        raise RecipeError("", what, "nothing is written")
+    files = generate_all(translate(recipe, dialect) for recipe in loaded)
     if check:
         differences = find_differences(files, out)
         for difference in differences:

@@ -11,7 +11,7 @@ from caffe_recipes.caffe.prototxt import Comment, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, lr_at
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.header import header_line
-from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.arithmetic import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -42,42 +42,54 @@ def render_solver(recipe: Recipe, phase: Phase) -> str:
 
 def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mapping[str, Comment]:
     cluster, images = recipe.cluster, recipe.data.train.images
-    batch = cluster.global_batch
+    batch, times = images_per_iter(recipe, phase), f" x {phase.iter_size}" if phase.iter_size else ""
     header = [
         header_line(recipe),
         f"{phase.name}, phase {recipe.phases.index(phase) + 1} of {len(recipe.phases)}. {batch:,} images an "
-        f"iteration ({cluster.ranks} ranks x {cluster.batch_per_rank}), {images:,} an epoch.",
+        f"iteration ({cluster.ranks} ranks x {cluster.batch_per_rank}{times}), {images:,} an epoch.",
+        *_stop_lines(phase),
     ]
     comments = {"": Comment(above=(*header, *([phase.comment] if phase.comment else [])))}
     for key in ("max_iter", "lr_iter", "warmup_iter"):
         if solver.HasField(key):
-            epochs = epochs_of(getattr(solver, key), batch, images)
-            comments[key] = Comment(beside=f"{epochs:.2f} epochs")
-    comments["base_lr"] = Comment(above=tuple(_rate_lines(solver)))
-    times = _times_before(recipe, phase)
-    if times:
-        comments["weight_decay"] = Comment(beside=times)
+            comments[key] = Comment(beside=f"{epochs_of(getattr(solver, key), batch, images):.2f} epochs")
+    if phase.stop_iter:
+        stopped = f"stopped at {phase.stop_iter}, {epochs_of(phase.stop_iter, batch, images):.2f} epochs"
+        comments["max_iter"] = Comment(beside=stopped)
+    comments["base_lr"] = Comment(above=tuple(_rate_lines(solver, phase.last_iter)))
+    decay = _times_before(recipe, phase)
+    if decay:
+        comments["weight_decay"] = Comment(beside=decay)
     return comments
 
 
-def rates_of(solver: pb.SolverParameter) -> dict[int, float]:
+def _stop_lines(phase: Phase) -> list[str]:
+    """Say how a phase ends that does not run to its max_iter."""
+    if not phase.stop_iter:
+        return []
+    end, goes_on = f"after the snapshot of {phase.stop_iter}", f"its rate goes on to {phase.max_iter}"
+    return [f"To be stopped (SIGINT) {end}; {goes_on}."]
+
+
+def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]:
     """Return the rate at the iterations that tell a schedule: first, both sides of the warm-up's end, last.
 
-    Empty for `plateau`, whose rate depends on the losses.
+    The last is that of `max_iter`, unless `last_iter` iterations are all that run. Empty for `plateau`, whose
+    rate depends on the losses.
 
     >>> rates_of(pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=90))
     {0: 0.5, 89: 0.5}
     """
     if solver.lr_policy not in POLICIES:
         return {}
-    last, warmup = solver.max_iter - 1, solver.warmup_iter
+    last, warmup = (last_iter or solver.max_iter) - 1, solver.warmup_iter
     between = (warmup - 1, warmup) if 0 < warmup <= last else ()
     return {iteration: lr_at(solver, iteration) for iteration in (0, *between, last)}
 
 
-def _rate_lines(solver: pb.SolverParameter) -> list[str]:
+def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
     """Say where the rate goes, in the digits of Caffe's log."""
-    rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver).items()]
+    rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver, last_iter).items()]
     if len(rates) < 4:
         return [f"The rate by iteration: {', '.join(rates)}."] if rates else []
     first, end, after, last = rates

@@ -6,6 +6,7 @@ from its working directory (the Caffe root), unless said otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -205,6 +206,7 @@ class Recipe(Value):
     accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are known and meant")
 
     _folder: Path = PrivateAttr(Path())
+    _dialect: str = PrivateAttr("surfsara")
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
         """Keep the folder that the loader read the recipe from."""
@@ -215,6 +217,17 @@ class Recipe(Value):
     def folder(self) -> Path:
         """The recipe file's folder: where the user's own net is found from."""
         return self._folder
+
+    @property
+    def dialect(self) -> str:
+        """The Caffe that the recipe's solvers are written for; a recipe file's is SURFsara's."""
+        return self._dialect
+
+    def in_dialect(self, dialect: str, changes: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with changed keys as one of another dialect; `translate` makes the changes."""
+        changed = self.model_copy(update=dict(changes))
+        changed._dialect = dialect
+        return changed
 
     @model_validator(mode="before")
     @classmethod

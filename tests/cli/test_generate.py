@@ -109,3 +109,61 @@ def test_an_out_that_is_a_file_is_refused(tmp_path: Path, check: list[str]) -> N
     done = call("digits-local", "--out", tmp_path / "out", *check)
     assert isinstance(done.exception, InputError)
     assert "Not a directory" in str(done.exception)
+
+
+def test_another_dialect_is_written_beside_the_default(tmp_path: Path) -> None:
+    call("digits-local", "--out", tmp_path)
+    done = call("digits-local", "stampede2-64n-72ep", "--dialect", "intel", "--out", tmp_path)
+    assert done.exit_code == 0
+    assert {path.name for path in (tmp_path / "prototxt").iterdir()} == {
+        "digits-local",
+        "digits-local-intel",
+        "stampede2-64n-72ep-intel",
+    }
+    assert (tmp_path / "jobs/stampede2-64n-72ep-intel/run.sh").stat().st_mode & 0o100
+    assert {path: text for path, text in state_of(tmp_path).items() if "intel" not in path} == FILES
+    checked = call("--check", "digits-local", "--dialect", "intel", "--out", tmp_path)
+    assert (checked.exit_code, checked.output) == (0, f"{len(FILES)} files are as generated\n")
+
+
+def test_check_sees_a_change_in_another_dialect_s_files(tmp_path: Path) -> None:
+    call("digits-local", "--dialect", "intel", "--out", tmp_path)
+    solver = tmp_path / "prototxt/digits-local-intel/solver_init.prototxt"
+    solver.write_text(solver.read_text().replace("max_iter: 1344", "max_iter: 560"))
+    done = call("digits-local", "--dialect", "intel", "--check", "--out", tmp_path)
+    assert isinstance(done.exception, CheckFailed)
+    assert "solver_init.prototxt (changed)" in str(done.exception)
+    assert isinstance(call("digits-local", "--check", "--out", tmp_path).exception, CheckFailed)
+
+
+@pytest.mark.parametrize("check", [[], ["--check"]])
+@pytest.mark.parametrize(("dialect", "parts"), [("bvlc", 11), ("nvcaffe", 12)])
+def test_what_has_no_equivalent_is_listed_and_nothing_is_written(
+    tmp_path: Path, dialect: str, parts: int, check: list[str]
+) -> None:
+    done = call("digits-local", "--dialect", dialect, "--out", tmp_path / "out", *check)
+    assert isinstance(done.exception, RecipeError)
+    assert str(done.exception) == (
+        f"{parts} parts have no exact equivalent in the dialect {dialect}; nothing is written"
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == parts
+    assert lines[0].startswith("digits-local: phase 'init': warmup_iter: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_recipe_without_an_equivalent_keeps_the_others_from_being_written(tmp_path: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    (tmp_path / "past.yaml").write_text(
+        text.replace("name: digits-local\n", "name: past\n").replace("lr_iter: 1344", "lr_iter: 500")
+    )
+    done = call("digits-local", tmp_path / "past.yaml", "--dialect", "intel", "--out", tmp_path / "out")
+    assert str(done.exception).startswith("1 part has no exact equivalent")
+    assert done.stderr.startswith("past: phase 'init': lr_iter: poly has no rate past its max_iter")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_dialect_is_refused_with_all(tmp_path: Path) -> None:
+    done = call("digits-local", "--dialect", "itel", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "'surfsara', 'intel', 'bvlc', 'nvcaffe'" in done.output

@@ -100,3 +100,23 @@ def test_a_number_beyond_float32_is_refused_by_phase_and_field(make_recipe: Make
     recipe = make_recipe(lambda raw: raw["phases"][0].update(base_lr=1e39))
     with pytest.raises(InputError, match=r"phase 'init': base_lr: 1e\+39 does not fit"):
         build_solver(recipe, recipe.phase("init"))
+
+
+def test_a_phase_that_the_recipe_stops_says_so_and_shows_the_rate_at_its_own_end(
+    make_recipe: MakeRecipe,
+) -> None:
+    stopped = {"lr_policy": "poly", "max_iter": 540, "stop_iter": 270, "lr_iter": None}
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(stopped))
+    text = render_solver(recipe, recipe.phase("cyc1"))
+    assert "# To be stopped (SIGINT) after the snapshot of 270; its rate goes on to 540." in text
+    assert "max_iter: 540 # stopped at 270, 12.02 epochs\n" in text
+    assert "at 269.\n" in text
+    assert "snapshot: 270\n" in text
+    assert "stop_iter" not in text
+
+
+def test_epochs_count_every_batch_of_an_iteration(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(iter_size=2))
+    text = render_solver(recipe, recipe.phase("cyc1"))
+    assert "128 images an iteration (2 ranks x 32 x 2), 1,438 an epoch." in text
+    assert "max_iter: 270 # 24.03 epochs\n" in text
