@@ -12,7 +12,7 @@ import jinja2
 
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.generate.header import header_line
-from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.arithmetic import images_of
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -21,6 +21,8 @@ def render_run_script(recipe: Recipe) -> str:
     """Render `jobs/<recipe>/run.sh`: the published chain, resumable, needing no Python of ours."""
     cluster = recipe.cluster
     threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    phases = [_phase_values(recipe, phase) for phase in recipe.phases]
+    stops, keeps = any(phase["stop_iter"] for phase in phases), any(phase["needed"] for phase in phases)
     values = {
         "recipe": recipe,
         "cluster": cluster,
@@ -32,7 +34,10 @@ def render_run_script(recipe: Recipe) -> str:
         "launch": _launch_lines(recipe, threads),
         "prototxts": [f"solver_{phase.name}.prototxt" for phase in recipe.phases]
         + [f"{net}.prototxt" for net in recipe.nets],
-        "phases": [_phase_values(recipe, phase) for phase in recipe.phases],
+        "phases": phases,
+        "stops": stops,
+        "keeps": keeps,
+        "more": " STOP_ITER NEEDED..." if keeps else " STOP_ITER" if stops else "",
         "given_weights": _given_weights(recipe),
         "model": _model_file(recipe.phases[-1]),
         "lmdb_hint": _lmdb_hint(recipe),
@@ -60,17 +65,20 @@ def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
     return {
         "name": phase.name,
         "net": phase.net,
-        "weights": _model_file(start) if isinstance(start, Phase) else start or "",
+        "weights": _model_file(start, phase.weights_iter) if isinstance(start, Phase) else start or "",
         "snapshot": phase.final_snapshot,
-        "iterations": phase.max_iter,
-        "epochs": epochs_of(phase.max_iter, recipe.cluster.global_batch, recipe.data.train.images),
+        "stop_iter": phase.stop_iter,
+        "needed": [phase.snapshot_at(iteration) for iteration in recipe.needed_iters(phase)],
+        "iterations": phase.last_iter,
+        "max_iter": phase.max_iter,
+        "epochs": images_of(recipe, phase) / recipe.data.train.images,
         "comment": phase.comment,
     }
 
 
-def _model_file(phase: Phase) -> str:
-    """Name a phase's fetched snapshot in the Caffe root."""
-    return posixpath.basename(phase.final_snapshot)
+def _model_file(phase: Phase, iteration: int | None = None) -> str:
+    """Name a phase's fetched snapshot in the Caffe root: its last, or that of an iteration."""
+    return posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))
 
 
 def _given_weights(recipe: Recipe) -> list[str]:

@@ -33,12 +33,14 @@ export MLSL_NUM_SERVERS=2
 export MLSL_SERVER_AFFINITY=39,38,43,42
 
 # The phases: name, net, starting weights, and the snapshot on the first host. DO is called with each.
+# Then the iteration after whose snapshot Caffe is stopped, and the snapshots on its way that later phases need.
 chain() { # DO
   # 8040 iterations, 89.97 epochs
   "$1" main train_val '' \
-    /tmp/resnet_50_448nodes_iter_8040.caffemodel
+    /tmp/resnet_50_448nodes_iter_8040.caffemodel '' \
+    /tmp/resnet_50_448nodes_iter_7638.caffemodel
   # 402 iterations, 4.50 epochs: Starts from iteration 7638 of main. The published file's net lies in resnet_50_448nodes, where nothing is.
-  "$1" collapse train_val_noaug resnet_50_448nodes_iter_8040.caffemodel \
+  "$1" collapse train_val_noaug resnet_50_448nodes_iter_7638.caffemodel \
     /tmp/resnet_50_448nodes_coll_iter_402.caffemodel
 }
 
@@ -147,12 +149,16 @@ settings_of() { # NAME NET WEIGHTS
   digests "$OURS/solver_$1.prototxt" "$OURS/$2.prototxt" "${3:-/dev/null}"
 }
 
-check_phase() { # NAME NET WEIGHTS SNAPSHOT
-  local model=${4##*/} changed
+check_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER NEEDED...
+  local model=${4##*/} changed needed
   [[ -e $model ]] || { UNTRAINED+=("$1") && return; }
   [[ -s $model ]] || stop 2 "$model: empty; move it away to train $1 again"
   [[ -z $3 || -e $3 ]] || stop 2 "$3: missing, and $model was made from it; put it back, or move $model away"
   [[ -f $model.made-from ]] || stop 2 "$model: no $model.made-from says what it was made from; move it away"
+  for needed in "${@:6}"; do
+    needed=${needed##*/}
+    [[ -s $needed ]] || stop 2 "$needed: missing or empty beside $model; put it back, or move $model away"
+  done
   changed=$(settings_of "$@" | grep -vxFf "$model.made-from" | cut -d ' ' -f 3- | paste -sd ' ') || true
   [[ -z $changed ]] || stop 2 "$model: made from another $changed; move it away to train $1 again"
 }
@@ -269,18 +275,9 @@ fetch() { # SNAPSHOT
   if near "${HOSTS[0]}"; then cp -- "$1" .; else scp "${HOSTS[0]}:$1" .; fi
 }
 
-train_phase() { # NAME NET WEIGHTS SNAPSHOT
-  local snapshot=$4 model=${4##*/} host=${HOSTS[0]} log=$STATE/$1.log settings before after
+take() { # NAME SNAPSHOT BEFORE SETTINGS
+  local snapshot=$2 before=$3 settings=$4 model=${2##*/} host=${HOSTS[0]} log=$STATE/$1.log after
   local got=$STATE/incoming/$model
-  [[ ! -e $model ]] || { say "$1: skipped, $model is there" && return; }
-  [[ -z $3 || (-f $3 && -s $3) ]] || stop 2 "$3: missing or empty; $1 starts from it"
-  settings=$(settings_of "$@")
-  [[ $snapshot == /* ]] || snapshot=$PWD/$snapshot
-  before=$(stamp_on "$host" "$snapshot") ||
-    stop 3 "$host:$snapshot: no folder to write to; check ssh and the disk"
-  say "$1: training"
-  logged "$1" train "$PROTOTXT_DIR/solver_$1.prototxt" "$3" || stop 3 "$1: training returned $?; read $log"
-  check_log "$1"
   after=$(stamp_on "$host" "$snapshot") || true
   check_written "$1" "$before" "$after" "$host:$snapshot"
   (fetch "$snapshot") || stop 3 "$host:$snapshot: cannot be fetched; read $log, check ssh and the disk"
@@ -288,6 +285,25 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT
   [[ $after != [0-9]* || ${after%% *} == "$(stat -c %s -- "$got")" ]] || stop 3 "$got: a half copy; check the disk"
   { printf '%s\n' "$settings" >"$model.made-from" && mv -- "$got" "$model"; } ||
     stop 3 "$model: cannot be written; check the disk"
+}
+
+train_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER NEEDED...
+  local model=${4##*/} host=${HOSTS[0]} log=$STATE/$1.log settings snapshots before=() i
+  [[ ! -e $model ]] || { say "$1: skipped, $model is there" && return; }
+  [[ -z $3 || (-f $3 && -s $3) ]] || stop 2 "$3: missing or empty; $1 starts from it"
+  settings=$(settings_of "$@")
+  snapshots=("${@:6}" "$4") # the phase's last comes last: when it is there, so are the others
+  for i in "${!snapshots[@]}"; do
+    [[ ${snapshots[i]} == /* ]] || snapshots[i]=$PWD/${snapshots[i]}
+    before[i]=$(stamp_on "$host" "${snapshots[i]}") ||
+      stop 3 "$host:${snapshots[i]}: no folder to write to; check ssh and the disk"
+  done
+  say "$1: training"
+  logged "$1" train "$PROTOTXT_DIR/solver_$1.prototxt" "$3" || stop 3 "$1: training returned $?; read $log"
+  check_log "$1"
+  for i in "${!snapshots[@]}"; do
+    take "$1" "${snapshots[i]}" "${before[i]}" "$settings"
+  done
 }
 
 # The means are kept beside the model, below three lines on what they depend on.

@@ -43,12 +43,24 @@ def hostile_recipe() -> Recipe:
     )
 
 
+def stopped_recipe() -> Recipe:
+    """A hostile recipe with a phase that is stopped and one that starts from a snapshot on its way."""
+    recipe = hostile_recipe()
+    first, second = recipe.phases
+    first = changed(first, lr_policy="poly", max_iter=18720, stop_iter=7800, snapshot=3900)
+    return changed(recipe, phases=(first, changed(second, weights=None, weights_iter=3900)))
+
+
 def check_bash(script: str) -> None:
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("recipe", [*map(load_recipe, SHIPPED), hostile_recipe()], ids=[*SHIPPED, "hostile"])
+@pytest.mark.parametrize(
+    "recipe",
+    [*map(load_recipe, SHIPPED), hostile_recipe(), stopped_recipe()],
+    ids=[*SHIPPED, "hostile", "stopped"],
+)
 def test_the_script_is_clean_bash(recipe: Recipe) -> None:
     script = render_run_script(recipe)
     check_bash(script)
@@ -86,6 +98,71 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     assert f"{HOSTILE}.caffemodel" in lines
     assert lines[-4:] == [f"/tmp/{HOSTILE}", HOSTILE, HOSTILE, HOSTILE]
     assert list(tmp_path.iterdir()) == []
+
+
+def ask_script(recipe: Recipe, question: str, *words: str) -> str:
+    """Read a script without its start, ask, and return what is printed."""
+    text = render_run_script(recipe).removesuffix('main "$@"\n') + question
+    done = subprocess.run(["bash", "-s", *words], input=text, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_phase_names_where_it_is_stopped_and_what_later_phases_need() -> None:
+    first, second = ask_script(
+        stopped_recipe(), "show() { printf '<%s>' \"$@\"; echo; }; chain show"
+    ).splitlines()
+    path = f"/tmp/{HOSTILE}_iter"
+    assert first == f"<init><train_val><><{path}_7800.caffemodel><7800><{path}_3900.caffemodel>"
+    assert second.startswith(f"<cyc1><train_val><{HOSTILE}_iter_3900.caffemodel>")
+    script = render_run_script(stopped_recipe())
+    assert "  # 7800 iterations, 24.94 epochs, of a schedule of 18720: " in script
+
+
+WHOLE = """
+is_whole "$1" "$2" 7800 && echo whole || echo not
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "answer"),
+    [
+        ("", "not"),
+        ("[0] I1120 11:49:33.7 6374 solver.cpp:770] Snapshotting to binary proto file {path}", "not"),
+        ("[0] I1120 11:49:33.7 6374 solver.cpp:735] Snapshot end", "not"),
+        ("Snapshotting to binary proto file {path}\n[1] I1120 1 2 solver.cpp:735] Snapshot end", "not"),
+        ("Snapshotting to binary proto file {path}\n[0] I1120 1 2 solver.cpp:735] Snapshot end", "whole"),
+        ("Snapshotting to binary proto file {path}\nI1120 1 2 solver.cpp:735] Snapshot end", "whole"),
+        ("Snapshotting to binary proto file {path}.part\nI1120 1 2 solver.cpp:735] Snapshot begin", "not"),
+        ("[0] I1120 1 2 solver.cpp:312] Iteration 7760, loss = 0.1", "not"),
+        ("[0] I1120 1 2 solver.cpp:312] Iteration 7800, loss = 0.1", "whole"),
+        ("[1] I1120 1 2 solver.cpp:312] Iteration 7800, loss = 0.1", "not"),
+    ],
+)
+def test_a_snapshot_is_whole_when_rank_0_says_so_or_trains_on(tmp_path: Path, log: str, answer: str) -> None:
+    path = f"/tmp/{HOSTILE}_iter_7800.caffemodel"
+    (tmp_path / "log").write_text(log.format(path=path) + "\n" if log else "")
+    assert ask_script(stopped_recipe(), WHOLE, str(tmp_path / "log"), path) == f"{answer}\n"
+
+
+@pytest.mark.parametrize(("stop_iter", "loss"), [("", "nan"), ("7800", "0.2"), ("7760", "0.1"), ("20", "")])
+def test_the_loss_that_counts_is_the_last_of_the_phases_own(
+    tmp_path: Path, stop_iter: str, loss: str
+) -> None:
+    lines = (("7760", "0.1"), ("7800", "0.2"), ("7840", "nan"))
+    text = "".join(f"[0] I1120 1 2 solver.cpp:312] Iteration {at}, loss = {value}\n" for at, value in lines)
+    (tmp_path / "log").write_text(text)
+    said = ask_script(stopped_recipe(), 'last_loss "$1" "$2"\n', str(tmp_path / "log"), stop_iter)
+    assert said.rstrip("\n") == loss
+
+
+def test_a_script_without_stops_and_branches_holds_nothing_of_them() -> None:
+    for name in ("stampede2-64n-72ep", "digits-local"):
+        script = render_run_script(load_recipe(name))
+        assert not [word for word in ("STOP", "is_whole", "until_whole", "NEEDED", "take(") if word in script]
+    branched = render_run_script(load_recipe("stampede2-448n-90ep"))
+    assert "until_whole" not in branched
+    assert "STOP_GRACE_S" not in branched
 
 
 HERE = """
