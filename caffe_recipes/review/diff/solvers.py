@@ -20,14 +20,38 @@ _NETS = ("net_param", "train_net_param")
 
 @dataclass(frozen=True)
 class Scale:
-    """What one iteration trains on, of how many: images in all ranks' batches, images of an epoch."""
+    """What the solver file does not hold: images of an epoch, images of all ranks' batches, iterations.
+
+    `iterations` are those that are trained, where somebody stops Caffe before `max_iter`.
+    """
 
     images: int | None = None
     batch: int | None = None
+    iterations: int | None = None
 
-    def epochs(self, iterations: int) -> float | None:
-        """Give the epochs of so many iterations, where both numbers are known."""
-        return iterations * self.batch / self.images if self.batch and self.images else None
+
+@dataclass(frozen=True)
+class _Schedule:
+    """A solver's rate over the iterations that it trains."""
+
+    solver: pb.SolverParameter
+    scale: Scale
+
+    @property
+    def iterations(self) -> int:
+        return max(0, self.scale.iterations or self.solver.max_iter)
+
+    @property
+    def epochs(self) -> float | None:
+        images, batch = self.scale.images, self.scale.batch
+        return self.iterations * self.solver.iter_size * batch / images if images and batch else None
+
+    @property
+    def warmup_end(self) -> int | None:
+        return self.solver.warmup_iter if 0 < self.solver.warmup_iter < self.iterations else None
+
+    def rate(self, iteration: int) -> float:
+        return lr_at(self.solver, iteration)
 
 
 def diff_solvers(old: pb.SolverParameter, new: pb.SolverParameter, *, defaults: bool = False) -> list[Change]:
@@ -62,67 +86,48 @@ def diff_rates(
     >>> [(rate.name, rate.old, round(rate.new, 2)) for rate in diff_rates(solver("fixed"), solver("poly"))]
     [('start', 1.0, 1.0), ('end', 1.0, 0.01), ('iterations', 100, 100), ('greatest ratio', 1.0, 0.01)]
     """
-    rates = _rate_of(old), _rate_of(new)
-    at_places = (_rate_change(name, rates, (place(old), place(new))) for name, place in _PLACES.items())
-    found = [change for change in at_places if change.old is not None or change.new is not None]
-    iterations = RateChange("iterations", old.max_iter, new.max_iter)
-    epochs = scales[0].epochs(old.max_iter), scales[1].epochs(new.max_iter)
-    ratio = _greatest_ratio(old, new) if rates[0] and rates[1] else None
-    changed = any(change.old != change.new for change in (*found, iterations)) or epochs[0] != epochs[1]
-    if not changed and ratio is None:
-        return []
-    found.append(iterations)
-    if any(epochs):
-        found.append(RateChange("epochs", *epochs))
-    return [*found, *([ratio] if ratio else [])]
+    both = _Schedule(old, scales[0]), _Schedule(new, scales[1])
+    problems = find_rate_problem(old), find_rate_problem(new)
+    found = []
+    for name, place in _PLACES.items():
+        at = tuple(place(schedule) for schedule in both)
+        rates = [
+            None if problem or iteration is None else schedule.rate(iteration)
+            for schedule, iteration, problem in zip(both, at, problems, strict=True)
+        ]
+        if rates != [None, None]:
+            found.append(RateChange(name, rates[0], rates[1], (at[0], at[1])))
+    found.append(RateChange("iterations", both[0].iterations, both[1].iterations))
+    if any(schedule.epochs for schedule in both):
+        found.append(RateChange("epochs", both[0].epochs, both[1].epochs))
+    ratio = None if any(problems) else _greatest_ratio(*both)
+    if ratio is None:
+        return found if any(change.old != change.new for change in found) else []
+    return [*found, ratio]
 
 
-def _warmup_end(solver: pb.SolverParameter) -> int | None:
-    return solver.warmup_iter if 0 < solver.warmup_iter < solver.max_iter else None
-
-
-def _before_warmup_end(solver: pb.SolverParameter) -> int | None:
-    end = _warmup_end(solver)
-    return None if end is None else end - 1
-
-
-_PLACES: dict[str, Callable[[pb.SolverParameter], int | None]] = {
-    "start": lambda solver: 0 if solver.max_iter > 0 else None,
-    "end of warm-up": _before_warmup_end,
-    "after warm-up": _warmup_end,
-    "end": lambda solver: solver.max_iter - 1 if solver.max_iter > 0 else None,
+_PLACES: dict[str, Callable[[_Schedule], int | None]] = {
+    "start": lambda schedule: 0 if schedule.iterations else None,
+    "end of warm-up": lambda schedule: schedule.warmup_end - 1 if schedule.warmup_end else None,
+    "after warm-up": lambda schedule: schedule.warmup_end,
+    "end": lambda schedule: schedule.iterations - 1 if schedule.iterations else None,
 }
 
 
-def _rate_of(solver: pb.SolverParameter) -> Callable[[int], float] | None:
-    return None if find_rate_problem(solver) else lambda iteration: lr_at(solver, iteration)
-
-
-def _rate_change(
-    name: str,
-    rates: tuple[Callable[[int], float] | None, Callable[[int], float] | None],
-    places: tuple[int | None, int | None],
-) -> RateChange:
-    old, new = (
-        rate(place) if rate and place is not None else None for rate, place in zip(rates, places, strict=True)
-    )
-    return RateChange(name, old, new, places)
-
-
-def _greatest_ratio(old: pb.SolverParameter, new: pb.SolverParameter) -> RateChange | None:
+def _greatest_ratio(old: _Schedule, new: _Schedule) -> RateChange | None:
     """Find where the two rates differ by the greatest factor, among the iterations that both train.
 
-    Up to 2,000 iterations all are looked at; beyond, an even grid, the ends of every step and warm-up, and
-    then all around the best of them, ever closer: exact for rates that bend slowly in between.
+    Up to 2,000 iterations all are looked at; beyond, an even grid, both sides of every jump, and then all
+    around the best of them, ever closer: exact for rates that bend slowly in between.
     """
-    last = min(old.max_iter, new.max_iter) - 1
+    last = min(old.iterations, new.iterations) - 1
 
     def factor(iteration: int) -> float:
-        a, b = lr_at(old, iteration), lr_at(new, iteration)
+        a, b = old.rate(iteration), new.rate(iteration)
         return abs(math.log(b / a)) if a > 0 and b > 0 else 0.0
 
     step = max(1, last // _GRID)
-    places = {*range(0, last + 1, step), *_bends(old, last), *_bends(new, last), last}
+    places = {*range(0, last + 1, step), *_jumps(old.solver, last), *_jumps(new.solver, last), last}
     best = max(sorted(place for place in places if 0 <= place <= last), key=factor, default=0)
     while step > 1:
         low, high = max(0, best - step), min(last, best + step)
@@ -130,10 +135,10 @@ def _greatest_ratio(old: pb.SolverParameter, new: pb.SolverParameter) -> RateCha
         best = max(best, *range(low, high + 1, step), key=factor)
     if last < 0 or factor(best) == 0:
         return None
-    return RateChange("greatest ratio", lr_at(old, best), lr_at(new, best), (best, best))
+    return RateChange("greatest ratio", old.rate(best), new.rate(best), (best, best))
 
 
-def _bends(solver: pb.SolverParameter, last: int) -> Iterator[int]:
+def _jumps(solver: pb.SolverParameter, last: int) -> Iterator[int]:
     """Yield the iterations on both sides of each jump of a rate."""
     jumps = [solver.warmup_iter, *solver.stepvalue]
     if solver.lr_policy == "step":

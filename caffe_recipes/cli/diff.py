@@ -1,0 +1,96 @@
+"""`caffe-recipes diff`: what changed in meaning."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.errors import InputError
+from caffe_recipes.review.diff.compare import Options, compare_sides
+from caffe_recipes.review.diff.external import render_for_git
+from caffe_recipes.review.diff.report import Paint, render_comparison, render_json
+from caffe_recipes.review.diff.sources import open_sides
+
+_REST = "caffe_recipes.diff.rest"
+
+
+class _Diff(click.Command):
+    """Keeps the words after `--` apart, which are paths as with git, and those that git adds to `--git`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        mark = next((word for word in args if word in ("--", "--git")), None)
+        place = args.index(mark) if mark else len(args)
+        ctx.meta[_REST] = args[place + 1 :]
+        return super().parse_args(ctx, [*args[:place], *([mark] if mark == "--git" else [])])
+
+
+@click.command(cls=_Diff)
+@click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1)
+@click.option("--defaults", is_flag=True, help="Tell a default that is written from one that is not.")
+@click.option("--images", type=click.IntRange(1), metavar="N", help="Images of an epoch, for solvers.")
+@click.option("--ranks", metavar="N[,N]", help="MPI ranks, of A and B if they differ, for solvers.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; only exit.")
+@click.option(
+    "--git", is_flag=True, help='Last: git config diff.prototxt.command "caffe-recipes diff --git".'
+)
+@click.option("--max-bytes", type=click.IntRange(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
+@click.pass_context
+def diff(
+    ctx: click.Context,
+    sides: tuple[str, ...],
+    defaults: bool,
+    images: int | None,
+    ranks: str | None,
+    as_json: bool,
+    quiet: bool,
+    git: bool,
+    max_bytes: int,
+) -> None:
+    """Compare two prototxts, recipes, folders or git revisions by what they mean; exit 1 where they differ.
+
+    One revision is compared with the working tree; PATHs limit what is compared. Order of fields, comments
+    and formatting do not count. With --images and --ranks, and the net beside the solver, epochs are told.
+    """
+    rest = ctx.meta[_REST]
+    options = Options(defaults, images, _read_ranks(ranks), max_bytes)
+    if git:
+        click.echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
+        return
+    if not sides:
+        raise click.UsageError("Missing argument 'A'.", ctx)
+    if (images is None) != (ranks is None):
+        raise InputError("", "--images and --ranks go together", "give both, or none")
+    comparison = compare_sides(open_sides(sides, rest, max_bytes=max_bytes), options)
+    if as_json and not quiet:
+        click.echo(render_json(comparison))
+    elif not quiet:
+        text = render_comparison(comparison, _paint(sys.stdout.isatty()))
+        click.echo(text or "no difference in meaning\n", nl=False)
+    ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
+
+
+def _read_ranks(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
+    if len(numbers) != len(parts) or len(numbers) > 2 or 0 in numbers:
+        raise click.BadParameter(f"'{text}' is not one count of ranks, or two with a comma")
+    return numbers[0], numbers[-1]
+
+
+def _is_shown() -> bool:
+    """Whether a person sees what git shows of us: its pager takes colours, though we see only a pipe."""
+    return os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or sys.stdout.isatty()
+
+
+def _paint(is_shown: bool) -> Paint:
+    if not is_shown or os.environ.get("NO_COLOR"):
+        return lambda text, colour: text
+    return lambda text, colour: click.style(
+        text, fg=None if colour == "bold" else colour, bold=colour == "bold" or None
+    )

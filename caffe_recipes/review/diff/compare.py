@@ -1,0 +1,102 @@
+"""Two sides as a whole: which files differ, and in what."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.diff.changes import Comparison, FileDiff
+from caffe_recipes.review.diff.documents import diff_documents
+from caffe_recipes.review.diff.layers import phase_of
+from caffe_recipes.review.diff.reading import kind_of, read_message
+from caffe_recipes.review.diff.solvers import Scale
+from caffe_recipes.review.diff.sources import Read, RecipeSide, Sides, TextFile, Tree
+from caffe_recipes.review.diff.trees import compare_trees
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare; with `images` and `ranks` of each side a solver's epochs are known."""
+
+    defaults: bool = False
+    images: int | None = None
+    ranks: tuple[int, int] | None = None
+    max_bytes: int = MOST_BYTES
+
+
+def compare_sides(sides: Sides, options: Options = Options()) -> Comparison:
+    """Compare what `open_sides` opened. Raises InputError where two files cannot be compared."""
+    old, new = sides
+    if isinstance(old, RecipeSide) and isinstance(new, RecipeSide):
+        from caffe_recipes.review.diff.recipes import compare_recipes  # pydantic: not for files
+
+        return compare_recipes(old, new, options.defaults)
+    if isinstance(old, Tree) and isinstance(new, Tree):
+        files = compare_trees(old, new, lambda a, b: compare_files(a, b, options))
+        return Comparison(old.label, new.label, tuple(files))
+    assert isinstance(old, TextFile) and isinstance(new, TextFile)
+    found = compare_files(old, new, options)
+    return Comparison(old.label, new.label, (found,) if found else (), single=True)
+
+
+def compare_files(old: TextFile, new: TextFile, options: Options) -> FileDiff | None:
+    """Compare two files; None if they mean the same. Raises PrototxtError for one that is no prototxt."""
+    before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
+    if type(before) is not type(after):
+        what = f"'{old.label}' is a {kind_of(before)}, '{new.label}' a {kind_of(after)}"
+        raise InputError("", what, "compare two of one kind")
+    scales, note = _scales((before, after), (old, new), options)
+    return diff_documents(before, after, new.path, options.defaults, scales, note)
+
+
+def _scales(
+    messages: tuple[Message, Message], files: tuple[TextFile, TextFile], options: Options
+) -> tuple[tuple[Scale, Scale], str]:
+    """Work out what an iteration trains on, from the net that stands beside each solver."""
+    if options.images is None or options.ranks is None:
+        return (Scale(), Scale()), ""
+    scales, missing = [], []
+    for message, file, ranks in zip(messages, files, options.ranks, strict=True):
+        batch = None
+        if isinstance(message, pb.SolverParameter):
+            batch = _batch_of(message, file.path, file.read)
+            if batch is None:
+                missing.append(f"epochs unknown: no batch_size in a net beside {file.label}")
+        scales.append(Scale(options.images, batch * ranks if batch else None))
+    return (scales[0], scales[1]), "; ".join(missing)
+
+
+def _batch_of(solver: pb.SolverParameter, path: str, read: Read) -> int | None:
+    """Read the training batch of one rank from the solver's net, in it or in the file beside it."""
+    for name in ("net_param", "train_net_param"):
+        if solver.HasField(name):
+            return batch_size(getattr(solver, name))
+    net = posixpath.basename(solver.net or solver.train_net)
+    folder = path[: path.rindex("/") + 1] if "/" in path else path[: path.rfind(":") + 1]
+    data = read(folder + net) if net else None
+    try:
+        message = read_message(data, net) if data else None
+    except PrototxtError:
+        return None
+    return batch_size(message) if isinstance(message, pb.NetParameter) else None
+
+
+def batch_size(net: pb.NetParameter) -> int | None:
+    """Give the batch_size of a net's first training data layer, or None.
+
+    >>> batch_size(pb.NetParameter(layer=[pb.LayerParameter(data_param=pb.DataParameter(batch_size=32))]))
+    32
+    """
+    for layer in net.layer:
+        if phase_of(layer) == "TEST":
+            continue
+        for field, value in layer.ListFields():
+            known = field.message_type.fields_by_name if field.message_type is not None else {}
+            if not field.is_repeated and "batch_size" in known and value.batch_size:
+                return int(value.batch_size)
+    return None

@@ -1,0 +1,43 @@
+"""Two messages of one kind of file, compared as what they are."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.review.diff.changes import Change, FileDiff, RateChange
+from caffe_recipes.review.diff.messages import diff_messages
+from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.diff.reading import kind_of
+from caffe_recipes.review.diff.solvers import Scale, diff_rates, diff_solvers, find_rate_problem
+
+
+def diff_documents(
+    old: Message,
+    new: Message,
+    path: str,
+    defaults: bool = False,
+    scales: tuple[Scale, Scale] = (Scale(), Scale()),
+    note: str = "",
+) -> FileDiff | None:
+    """Compare two messages of one kind by what they are; None if they mean the same."""
+    changes: list[Change]
+    rates: list[RateChange] = []
+    if isinstance(old, pb.NetParameter) and isinstance(new, pb.NetParameter):
+        changes = diff_nets(old, new, defaults=defaults)
+    elif isinstance(old, pb.SolverParameter) and isinstance(new, pb.SolverParameter):
+        changes = diff_solvers(old, new, defaults=defaults)
+        rates = diff_rates(old, new, scales)
+        note = "; ".join(filter(None, [*_rate_problems(old, new, bool(changes)), note]))
+    else:
+        changes = diff_messages(old, new, defaults=defaults)
+    if not changes and not rates:
+        return None
+    return FileDiff(path, "changed", kind_of(new), tuple(changes), tuple(rates), note=note)
+
+
+def _rate_problems(old: pb.SolverParameter, new: pb.SolverParameter, is_changed: bool) -> list[str]:
+    found = find_rate_problem(old), find_rate_problem(new)
+    if not is_changed or found[0] == found[1]:
+        return []
+    return [f"{side}: {what}" for side, what in zip(("before", "after"), found, strict=True) if what]

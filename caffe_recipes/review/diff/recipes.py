@@ -1,0 +1,112 @@
+"""Two recipes: what they generate, and those of their own values that no prototxt holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase, SolverSettings
+from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, Given, Json
+from caffe_recipes.review.diff.documents import diff_documents
+from caffe_recipes.review.diff.solvers import Scale
+from caffe_recipes.review.diff.sources import RecipeSide
+
+# Keys whose values stand in the generated solvers and nets, where their changes are told.
+_IN_PROTOTXTS = frozenset(
+    {
+        "solver",
+        "nets",
+        *(f"net.{key}" for key in ("classes", "batch_norm_fraction", "zero_init", "fillers")),
+        *(f"data.{key}" for key in ("crop_size", "mirror", "mean_value", "scale")),
+        *(f"data.train.{key}" for key in ("lmdb", "shuffle", "prefetch")),
+        *(f"data.test.{key}" for key in ("lmdb", "batch_size", "shorter_side_px", "interp_mode")),
+        "cluster.batch_per_rank",
+        *(f"phases.*.{key}" for key in (*SolverSettings.model_fields, "name", "net", "snapshot_prefix")),
+    }
+)
+
+
+def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) -> Comparison:
+    """Compare the solvers and nets of two recipes by name, and the values that only the recipes hold.
+
+    Raises RecipeError or PrototxtError for a recipe that generates nothing.
+    """
+    before, after = _build_all(old.recipe), _build_all(new.recipe)
+    files = []
+    for path in dict.fromkeys([*after, *before]):
+        if path not in before or path not in after:
+            files.append(FileDiff(path, "added" if path in after else "removed"))
+            continue
+        scales = _scale(old.recipe, path), _scale(new.recipe, path)
+        found = diff_documents(before[path], after[path], path, defaults, scales)
+        if found:
+            files.append(found)
+    values = tuple(_diff_values(old.recipe, new.recipe))
+    return Comparison(old.label, new.label, tuple(files), values)
+
+
+def _build_all(recipe: Recipe) -> dict[str, Message]:
+    """Build what `generate` writes; `net:` is told from `prototxt_dir`, whose change is one of the recipe."""
+    found: dict[str, Message] = {}
+    for phase in recipe.phases:
+        solver = build_solver(recipe, phase)
+        solver.net = solver.net.removeprefix(f"{recipe.prototxt_dir}/")
+        found[_solver_path(phase)] = solver
+    nets: dict[str, pb.NetParameter] = {name: build_net(recipe, name) for name in recipe.nets}
+    return found | {f"{name}.prototxt": net for name, net in nets.items()}
+
+
+def _solver_path(phase: Phase) -> str:
+    return f"solver_{phase.name}.prototxt"
+
+
+def _scale(recipe: Recipe, path: str) -> Scale:
+    trained = {_solver_path(phase): phase.last_iter for phase in recipe.phases}
+    return Scale(recipe.data.train.images, recipe.cluster.global_batch, trained.get(path))
+
+
+def _diff_values(old: Recipe, new: Recipe) -> Iterator[Change]:
+    before, after = dict(_own_values(old)), dict(_own_values(new))
+    for key in dict.fromkeys([*before, *after]):
+        if before.get(key) != after.get(key):
+            yield Change("changed", key, _given(before.get(key)), _given(after.get(key)))
+
+
+def _own_values(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    yield from _flatten(recipe.model_dump(mode="json"), "", "")
+    yield "images an iteration", recipe.cluster.global_batch
+
+
+def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[tuple[str, Any]]:
+    """Yield what is set, by its path; a phase goes by its name, and counts as `*` in the table above."""
+    for key, value in values.items():
+        if f"{pattern}{key}" in _IN_PROTOTXTS:
+            continue
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.", f"{pattern}{key}.")
+        elif key == "phases":
+            yield "phases", [phase["name"] for phase in value]
+            for phase in value:
+                yield from _flatten(phase, f"phases.{phase['name']}.", "phases.*.")
+        elif value not in (None, []):
+            yield f"{prefix}{key}", value
+
+
+def _given(value: Any) -> Given:  # noqa: ANN401 - any value of a recipe, as JSON
+    return NOT_SET if value is None else Given(_text(value), value)
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items() if item is not None)}}}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value).removesuffix(".0")

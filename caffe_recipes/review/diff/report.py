@@ -1,0 +1,186 @@
+"""A comparison as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
+
+from caffe_recipes.review.diff.changes import Change, Comparison, FileDiff, Given, Json, RateChange
+
+# From so many layers on, one change that all of them show is one line, and so is a row of new ones.
+_FOLDED = 3
+_ROW = 6
+_MOST_NAMED = 3
+
+Paint = Callable[[str, str], str]
+
+
+def render_comparison(comparison: Comparison, paint: Paint = lambda text, colour: text) -> str:
+    """Write a comparison as text; `paint(text, colour)` may put colours in. Empty where both are equal.
+
+    Files with the very same changes are told of together.
+    """
+    lines = [f"recipe: {_change_line(change, paint)}" for change in comparison.values]
+    groups: defaultdict[Hashable, list[FileDiff]] = defaultdict(list)
+    for file in comparison.files:
+        key = file.path if file.status != "changed" else repr((file.changes, file.rates, file.note))
+        groups[key].append(file)
+    for files in groups.values():
+        inner = _file_lines(files[0], paint)
+        if comparison.single:
+            lines += inner
+        elif files[0].status == "changed":
+            title = ", ".join(_printable(file.path) for file in files)
+            lines += [paint(f"{title}:", "bold"), *(f"  {line}" for line in inner)]
+        else:
+            lines += [_status_line(files[0], paint)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_json(comparison: Comparison) -> str:
+    """Write a comparison as JSON: each change by itself, values as Caffe reads them."""
+    return json.dumps(
+        {
+            "old": comparison.old,
+            "new": comparison.new,
+            "equal": comparison.equal,
+            "recipe": [_change_json(change) for change in comparison.values],
+            "files": [_file_json(file) for file in comparison.files],
+        },
+        indent=2,
+    )
+
+
+def _status_line(file: FileDiff, paint: Paint) -> str:
+    path = _printable(file.path)
+    if file.status == "renamed":
+        return f"{_painted('renamed', paint)} {_printable(file.renamed_from)} -> {path}"
+    if file.status == "unreadable":
+        return f"{paint('not compared', 'red')} {path}: {file.note}"
+    return f"{_painted(file.status, paint)} {path}"
+
+
+def _painted(verb: str, paint: Paint) -> str:
+    return paint(verb, {"added": "green", "removed": "red"}.get(verb, "yellow"))
+
+
+def _file_lines(file: FileDiff, paint: Paint) -> list[str]:
+    lines = [*_change_lines(file.changes, paint), *_rate_lines(file.rates)]
+    return [*lines, *([f"note: {file.note}"] if file.note else [])]
+
+
+def _change_lines(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
+    """Write each change on a line, those that many layers share once, where the first stands."""
+    layers: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for change in changes:
+        layers[_sort_of(change)].append(change.layer)
+    told = set()
+    for kind, run in groupby(changes, key=lambda change: change.kind):
+        row = list(run)
+        if kind in ("added", "removed") and len(row) >= _ROW:
+            yield _row_line(row, paint)
+            continue
+        for change in row:
+            sort = _sort_of(change)
+            if not change.layer or len(layers[sort]) < _FOLDED:
+                yield _change_line(change, paint)
+            elif sort not in told:
+                told.add(sort)
+                yield f"{change.field} {_old_to_new(change, paint)} in {_named(layers[sort])}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} layers ({', '.join(names[:_MOST_NAMED])}{more})"
+
+
+def _row_line(row: Sequence[Change], paint: Paint) -> str:
+    """Name many layers that come or go one after another; what is in each stands in the JSON."""
+    verb, place = (row[0].kind, row[0].new if row[0].kind == "added" else row[0].old)
+    names = ", ".join(f"{change.layer} ({change.note.partition(' ')[0]})" for change in row)
+    return f"{_painted(verb, paint)} {len(row)} layers, {place.text}: {names}"
+
+
+def _sort_of(change: Change) -> Hashable:
+    if change.kind != "changed":
+        return id(change)
+    return change.field, change.old.text, change.new.text, change.note
+
+
+def _change_line(change: Change, paint: Paint) -> str:
+    note = f" ({change.note})" if change.note else ""
+    if change.kind == "changed":
+        layer = f"{change.layer}: " if change.layer else ""
+        return f"{layer}{change.field} {_old_to_new(change, paint)}{note}"
+    verb = _painted(change.kind, paint)
+    if change.kind == "added":
+        return f"{verb} {change.layer}, {change.new.text}: {change.note}"
+    if change.kind == "removed":
+        return f"{verb} {change.layer}, {change.old.text}{note}"
+    what = "" if change.kind == "renamed" else f"{change.layer}: "
+    return f"{verb} {what}{change.old.text} -> {change.new.text}{note}"
+
+
+def _old_to_new(change: Change, paint: Paint) -> str:
+    return f"{paint(change.old.text, 'red')} -> {paint(change.new.text, 'green')}"
+
+
+def _rate_lines(rates: Sequence[RateChange]) -> Iterator[str]:
+    if rates:
+        yield "the rate:"
+    width = max((len(rate.name) for rate in rates), default=0)
+    for rate in rates:
+        yield f"  {rate.name.ljust(width)}  {_rate_text(rate)}"
+
+
+def _rate_text(rate: RateChange) -> str:
+    places = rate.iterations
+    if rate.name == "greatest ratio" and rate.old and rate.new:
+        times = f"{rate.new / rate.old:.4g} times"
+        return f"{rate.old:.6g} -> {rate.new:.6g} at iteration {places[0]} ({times})"
+    shown = {"iterations": "{:,.0f}", "epochs": "{:.2f}"}.get(rate.name, "{:.6g}")
+    old, new = ("none" if value is None else shown.format(value) for value in (rate.old, rate.new))
+    text = f"{old} as before" if rate.old == rate.new else f"{old} -> {new}"
+    if places[0] != places[1] and None not in places:
+        return f"{text} (iteration {places[0]} -> {places[1]})"
+    place = next((place for place in places if place), None)
+    return text if place is None else f"{text} (iteration {place})"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _file_json(file: FileDiff) -> Json:
+    return {
+        "path": _printable(file.path),
+        "status": file.status,
+        "kind": file.kind or None,
+        "renamed_from": _printable(file.renamed_from) or None,
+        "note": file.note or None,
+        "changes": [_change_json(change) for change in file.changes],
+        "rate": {rate.name.replace(" ", "_"): _rate_json(rate) for rate in file.rates},
+    }
+
+
+def _change_json(change: Change) -> Json:
+    return {
+        "kind": change.kind,
+        "layer": change.layer or None,
+        "field": change.field or None,
+        "old": change.old.value,
+        "new": change.new.value,
+        "defaults": [side for side in ("old", "new") if _is_default(getattr(change, side))],
+        "note": change.note or None,
+    }
+
+
+def _is_default(given: Given) -> bool:
+    return not given.is_set and given.value is not None
+
+
+def _rate_json(rate: RateChange) -> Json:
+    places: dict[str, Json] = {"iteration": list(rate.iterations)} if rate.iterations != (None, None) else {}
+    return {"old": rate.old, "new": rate.new, **places}
