@@ -47,6 +47,8 @@ def float_text(value: float, is_double: bool = False) -> str:
     """
     if value == 0:
         return "-0" if math.copysign(1, value) < 0 else "0"
+    if value != value:
+        return "nan" if math.copysign(1, value) > 0 else "-nan"
     text = repr(value).removesuffix(".0") if is_double else _shortest_float32(value)
     if "e" not in text:
         return text
