@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialect_check import RULES, TITLES, Difference, check_message
 from caffe_recipes.caffe.dialect_readings import READINGS
 from caffe_recipes.caffe.dialect_schema import lenient_schema, parse_lenient
-from caffe_recipes.caffe.dialects import Definition, find_dialect, load_dialects
+from caffe_recipes.caffe.dialects import Definition, Dialect, find_dialect, load_dialects
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import InputError
 
@@ -244,6 +248,63 @@ def default_text(field: FieldDescriptor) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_each_field_of_any_caffe_is_refused_by_those_that_lack_it(dialect: str) -> None:
+    judge = find_dialect(dialect)
+    lacking = 0
+    for descriptor in lenient_schema().message_types_by_name.values():
+        if judge.missing.get(descriptor.name, "") is None:
+            continue
+        for field in descriptor.fields:
+            message = message_factory.GetMessageClass(descriptor)()
+            set_one(message, field)
+            told = names_of("dialect-field", message, judge)
+            name = f"{descriptor.name}.{field.name}"
+            assert (name in told) == (not judge.knows(descriptor.name, field.name)), name
+            lacking += name in told
+    assert lacking > 50
+
+
+@pytest.mark.parametrize("dialect", ALL)
+def test_each_value_of_any_caffe_is_refused_by_those_that_lack_it(dialect: str) -> None:
+    judge = find_dialect(dialect)
+    seen = 0
+    for descriptor in lenient_schema().message_types_by_name.values():
+        for field in descriptor.fields:
+            if field.enum_type is None or not judge.knows(descriptor.name, field.name):
+                continue
+            owner = field.enum_type.full_name.removeprefix("caffe.")
+            for value in field.enum_type.values:
+                message = message_factory.GetMessageClass(descriptor)()
+                set_one(message, field, value.number)
+                told = names_of("dialect-value", message, judge)
+                assert (f"{owner}.{value.name}" in told) == (not judge.knows(owner, value.name))
+                seen += 1
+    assert seen > 100
+
+
+def names_of(rule: str, message: Message, judge: Dialect) -> set[str]:
+    return {difference.name for difference in check_message(message, judge) if difference.rule == rule}
+
+
+def set_one(message: Message, field: FieldDescriptor, value: Any = None) -> None:  # noqa: ANN401 - any field's
+    """Set one field to its default, or to a value."""
+    if field.message_type is not None:
+        holder = getattr(message, field.name)
+        holder.add() if field.is_repeated else holder.SetInParent()
+        return
+    kind: object = 1
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        kind = b"x" if field.type == FieldDescriptor.TYPE_BYTES else "x"
+    if field.enum_type is not None:
+        kind = field.enum_type.values[0].number
+    value = kind if value is None else value
+    if field.is_repeated:
+        getattr(message, field.name).append(value)
+    else:
+        setattr(message, field.name, value)
 
 
 def test_a_message_of_ours_is_judged_without_its_text() -> None:
