@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import Options
+from caffe_recipes.chain.setting import STOP_GRACE_S, Options
 from caffe_recipes.chain.signals import Interrupted
+from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.source import load_recipe
 
 _PATH = click.Path(path_type=Path)
@@ -40,6 +42,23 @@ _PATH = click.Path(path_type=Path)
     show_envvar=True,
     help="The training LMDB to stage on hosts that lack it.",
 )
+@click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default="surfsara",
+    show_default=True,
+    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
+)
+@click.option(
+    "--stop-grace-s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    envvar="STOP_GRACE_S",
+    default=STOP_GRACE_S,
+    show_default=True,
+    show_envvar=True,
+    help="For Caffe to end where it is stopped short of its schedule's end; then it is killed.",
+)
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
 def run(
@@ -48,6 +67,8 @@ def run(
     caffe: str | None,
     caffe_root: Path,
     lmdb_source: Path | None,
+    dialect: str,
+    stop_grace_s: float,
     new: bool,
     overwrite: bool,
 ) -> None:
@@ -55,11 +76,11 @@ def run(
 
     The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/.
     """
-    loaded = load_recipe(recipe)
+    loaded = translate_whole(load_recipe(recipe), dialect)
     if caffe is not None:
         loaded = loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
     source = lmdb_source.absolute() if lmdb_source else None
-    options = Options(caffe_root, hostfile, source, new, overwrite)
+    options = Options(caffe_root, hostfile, source, new, overwrite, stop_grace_s)
     try:
         run_chain(loaded, options, Reporter())
     except Interrupted as stop:

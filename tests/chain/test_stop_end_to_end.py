@@ -1,0 +1,109 @@
+"""The digits for Intel's Caffe, for real: poly stopped where poly_cyc ends trains the same models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caffe_recipes.chain.journal import load_journal
+from caffe_recipes.generate.dialect import translate_whole
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.source import load_recipe
+
+for module in ("torch", "cv2", "sklearn", "mpi4py"):
+    pytest.importorskip(module, reason="the extra `local` is not installed")
+
+PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+RUN = (sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "run", "short.yaml")
+FEW = {
+    "init": {"max_iter": 12, "lr_iter": 4000, "warmup_iter": 4},
+    "cyc1": {"max_iter": 8, "lr_iter": 4000},
+    "collapse": {"max_iter": 4},
+}
+
+
+def write_short_recipe(root: Path) -> Path:
+    """Write three phases of the digits, of a few iterations each, whose rates go on for minutes."""
+    text = resources.files("caffe_recipes").joinpath("recipes/digits-local.yaml").read_text("utf-8")
+    recipe = yaml.safe_load(text)
+    phases = {phase["name"]: phase for phase in recipe["phases"]}
+    recipe["name"] = "short"
+    recipe["phases"] = [{**phases[name], **few, "display": 2} for name, few in FEW.items()]
+    path = root / "short.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return path
+
+
+def start(root: Path, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv,
+        cwd=root,
+        env={**os.environ, "PATH": PROGRAMS},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def call(root: Path, *argv: str) -> str:
+    process = start(root, *argv)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said[-3000:]
+    return said
+
+
+def kill_in_cyc1(root: Path, log: Path) -> None:
+    """Begin the chain for Intel's Caffe, and kill the run, and it alone, while its second phase starts."""
+    process = start(root, *RUN, "--dialect", "intel")
+    deadline = time.monotonic() + 300
+    while not log.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.skipif(
+    not all(shutil.which(tool, path=PROGRAMS) for tool in ("mpiexec.hydra", "caffe-torch", "flock")),
+    reason="the extra `local` is not installed: no mpiexec.hydra or no caffe-torch",
+)
+def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path: Path) -> None:
+    short = write_short_recipe(tmp_path)
+    call(tmp_path, *RUN)
+    ours, theirs = tmp_path / "runs/short-1", tmp_path / "runs/short-intel-1"
+    kill_in_cyc1(tmp_path, theirs / "logs/cyc1-1.log")
+    said = call(tmp_path, *RUN, "--dialect", "intel")
+    assert "cyc1: the trainer of a killed run is still training" in said
+    assert "/4000" not in said
+
+    translated = translate_whole(load_recipe(short), "intel")
+    names = [Path(phase.final_snapshot).name for phase in translated.phases]
+    kept = [ours / "snapshots" / Path(phase.final_snapshot).name for phase in load_recipe(short).phases]
+    models = [path.read_bytes() for path in kept]
+    assert sorted(path.name for path in (theirs / "snapshots").iterdir()) == sorted(names)
+    assert [(theirs / "snapshots" / name).read_bytes() for name in names] == models
+    logs = [(theirs / f"logs/{phase}-1.log").read_text() for phase in FEW]
+    assert ["Optimization stopped early." in log for log in logs] == [True, True, False]
+    outputs = load_journal(ours / "journal.jsonl").outputs
+    assert outputs
+    assert outputs == load_journal(theirs / "journal.jsonl").outputs
+
+    for path, text in generate(translated).items():
+        (tmp_path / "made" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "made" / path).write_text(text, "utf-8")
+    said = call(tmp_path, "bash", "made/jobs/short-intel/run.sh")
+    assert f"done: {names[-1]}: loss = " in said
+    assert [(tmp_path / name).read_bytes() for name in names] == models
+    for phase in ("init", "cyc1"):
+        assert "Optimization stopped early." in (tmp_path / f"logs/short-intel/{phase}.log").read_text()
