@@ -21,6 +21,19 @@ RUNS = "runs"
 _RECIPE = "recipe.json"
 # The recipe only names a net of the user's own: what that net was is told by the digests.
 _PROTOTXTS = "prototxts.json"
+# What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
+_TELLING = {
+    "title",
+    "source",
+    "reported",
+    "accept",
+    "phases[*].comment",
+    "phases[*].reported",
+    "data.train.size_gb",
+    "cluster.sockets_per_node",
+    "cluster.cores_per_socket",
+    "cluster.tmp_gb",
+}
 # So many values that differ are named.
 _NAMED = 5
 
@@ -85,7 +98,8 @@ def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
 def describe_changes(folder: Path, recipe: Recipe) -> str | None:
     """Say what differs between what a run was started with and the recipe, with its nets, now.
 
-    Raises InputError if the run's copy cannot be read.
+    What only tells of the training, as a title does, may change. Raises InputError if the run's copy cannot
+    be read.
     """
     values = list(_differences(_load(folder / _RECIPE), freeze_recipe(recipe), ""))
     if values:
@@ -108,7 +122,9 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _differences(before: object, now: object, at: str) -> Iterator[str]:
-    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs."""
+    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs and does not only tell."""
+    if re.sub(r"\[\d+\]", "[*]", at) in _TELLING:
+        return
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
             yield from _differences(before.get(key), now.get(key), f"{at}.{key}" if at else str(key))

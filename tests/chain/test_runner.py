@@ -90,6 +90,37 @@ def test_a_changed_recipe_is_refused_with_what_changed(place: Place) -> None:
     assert place.tree() == before
 
 
+def test_a_title_and_what_else_only_tells_may_change(place: Place) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.behave()
+    place.edit("title: Three short phases", "title: Three phases\nsource: nowhere")
+    place.edit("top1_percent: 76.3", "top1_percent: 80")
+    place.edit("name: cyc1,", "name: cyc1, comment: 'a phase, and not a kind', reported: {minutes: 3},")
+    place.edit("omp_num_threads: 1", "omp_num_threads: 1, tmp_gb: 100")
+    assert place.run(overwrite=True).outputs  # the comment stands in a prototxt
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("source: data/train_lmdb", "source: data/test_lmdb"),
+        ("omp_num_threads: 1", "omp_num_threads: 2"),
+        ("max_iter: 8", "max_iter: 16, stop_iter: 8"),
+        ("iterations: 1", "iterations: 2"),
+    ],
+)
+def test_what_changes_the_training_may_not_change(place: Place, before: str, after: str) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.edit(before, after)
+    with pytest.raises(InputError, match="the recipe has changed since"):
+        place.run()
+
+
 OWN_NET = """\
 name: "Own"
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN } }
