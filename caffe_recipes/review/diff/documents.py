@@ -31,6 +31,8 @@ def diff_documents(
         note = "; ".join(filter(None, [*_rate_problems(old, new, bool(changes)), note]))
     else:
         changes = diff_messages(old, new, defaults=defaults)
+    if not changes:
+        rates = [rate for rate in rates if rate.old != rate.new]  # only the scale differs
     if not changes and not rates:
         return None
     return FileDiff(path, "changed", kind_of(new), tuple(changes), tuple(rates), note=note)

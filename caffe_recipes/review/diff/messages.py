@@ -1,14 +1,14 @@
 """Two messages of one type, field by field.
 
 A default that is written and its absence are equal unless asked for. That is so for the defaults that the
-schema declares; without one Caffe may ask whether the field is there (`use_global_stats`, a rule's `phase`,
-`kernel_h`), so there a written zero and its absence differ.
+schema declares, and a few that only Caffe's code does; without one Caffe may ask whether the field is there
+(`use_global_stats`, a rule's `phase`, `kernel_h`), so there a written zero and its absence differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -21,6 +21,16 @@ from caffe_recipes.review.diff.alignment import longest_common, match_by_keys
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Given, Json
 
 _MOST_SHOWN = 8  # values of a list
+
+# Lists that Caffe takes for one such value where they are empty, as the schema cannot say.
+_LIST_DEFAULTS: Mapping[tuple[str, str], int] = {
+    ("ConvolutionParameter", "pad"): 0,
+    ("ConvolutionParameter", "stride"): 1,
+    ("ConvolutionParameter", "dilation"): 1,
+}
+
+# Blocks that say nothing at the end of their list if they are empty: Caffe takes defaults past it.
+_PADDING = ("ParamSpec",)
 
 # The items of these lists are known by a field, not by their place.
 _KEYS: dict[str, tuple[str, ...]] = {"LabelMapItem": ("label", "name")}
@@ -48,7 +58,8 @@ def diff_messages(
         path = f"{prefix}{field.name}"
         if field.is_repeated:
             compare = _diff_blocks if field.message_type else _diff_list
-            found += compare(path, field, list(a), list(b), defaults)
+            lists = (list(a), list(b)) if defaults else (_meant(field, a), _meant(field, b))
+            found += compare(path, field, *lists, defaults)
         elif field.message_type is not None:
             both = old.HasField(field.name), new.HasField(field.name)
             found += _diff_block(path, a, b, both, defaults)
@@ -80,6 +91,8 @@ def block_text(message: Message) -> str:
 def _strip(message: Message) -> None:
     default = type(message)()
     for field, value in message.ListFields():
+        if field.is_repeated:
+            del value[len(_meant(field, value)) :]
         if field.message_type is not None:
             for item in value if field.is_repeated else [value]:
                 _strip(item)
@@ -87,6 +100,22 @@ def _strip(message: Message) -> None:
                 message.ClearField(field.name)
         elif not field.is_repeated and field.has_default_value and value == getattr(default, field.name):
             message.ClearField(field.name)
+
+
+def _meant(field: FieldDescriptor, values: Sequence[Any]) -> list[Any]:
+    """Give a list without what Caffe would take anyway."""
+    kept = list(values)
+    schema = field.message_type
+    if schema is not None and schema.name in _PADDING:
+        while kept and not strip_defaults(kept[-1]).ListFields():
+            kept.pop()
+    elif len(kept) == 1 and _list_default(field) == kept[0]:
+        kept.clear()
+    return kept
+
+
+def _list_default(field: FieldDescriptor) -> int | None:
+    return _LIST_DEFAULTS.get((field.containing_type.name, field.name)) if field.containing_type else None
 
 
 def _same(a: object, b: object) -> bool:
@@ -189,7 +218,8 @@ def _given(field: FieldDescriptor, value: object, is_set: bool = True) -> Given:
 
 def _given_list(field: FieldDescriptor, values: list[object], is_rest: bool) -> Given:
     if not values and not is_rest:
-        return NOT_SET
+        default = _list_default(field)
+        return NOT_SET if default is None else Given(f"{default} (default)", [default], is_set=False)
     items = [_scalar(field, value) for value in values]
     texts = [text for text, _ in items[:_MOST_SHOWN]]
     more = [f"... {len(values) - _MOST_SHOWN:,} more"] if len(values) > _MOST_SHOWN else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.review.diff.blobs import count_readers, find_blob_renames, find_rewired
@@ -60,17 +61,17 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
 def _diff_layers(nets: _Nets, told: set[str]) -> Iterator[Change]:
     """Walk the new net; what was removed comes where it stood. `told` are blobs whose new name is told."""
     old_of = {j: i for i, j in nets.matching.pairs.items()}
-    next_old = 0
+    stays = [*sorted(nets.matching.in_place), len(nets.old)]
+    next_stay = dict(pairwise(stays))
+    yield from _removed(nets, range(stays[0]))
     for j in range(len(nets.new)):
         i = old_of.get(j)
         if i is None:
             yield _whole("added", nets.new, j)
             continue
-        if i in nets.matching.in_place:
-            yield from _removed(nets, range(next_old, i))
-            next_old = i + 1
         yield from _diff_pair(nets, i, j, told)
-    yield from _removed(nets, range(next_old, len(nets.old)))
+        if i in next_stay:
+            yield from _removed(nets, range(i + 1, next_stay[i]))
 
 
 def _removed(nets: _Nets, indices: range) -> Iterator[Change]:

@@ -1,0 +1,377 @@
+"""`caffe-recipes diff`: what it takes, what it says, how it exits, and as git's driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from caffe_recipes.errors import CaffeRecipesError
+
+NET = """name: "n"
+layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
+layer { name: "relu" type: "ReLU" bottom: "data" top: "data" }
+"""
+SOLVER = 'net: "models/net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 100\n'
+AUTHORS = Path(__file__).resolve().parents[3] / "shared" / "reference" / "surfsara"
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+
+
+def call(*words: str | Path) -> tuple[int, str]:
+    from caffe_recipes.cli.diff import diff
+
+    done = CliRunner().invoke(diff, [str(word) for word in words])
+    if isinstance(done.exception, CaffeRecipesError):
+        return done.exception.exit_code, str(done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def write(folder: Path, **texts: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.prototxt").write_text(text)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+def git(*words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", *who, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def repo(here: Path) -> Path:
+    """Two commits: a batch size changed, a net renamed, a solver added, a recipe beside them."""
+    git("init", "-q", "-b", "main")
+    write(here / "nets", net=NET, old=NET.replace("relu", "act"))
+    (here / "notes.txt").write_text("not a prototxt")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    write(here / "nets", net=NET.replace("32", "16"), solver=SOLVER)
+    (here / "nets" / "old.prototxt").rename(here / "nets" / "new.prototxt")
+    (here / "nets" / "new.prototxt").write_text("# moved\n" + (here / "nets" / "new.prototxt").read_text())
+    git("add", ".")
+    git("commit", "-qm", "two")
+    return here
+
+
+@pytest.mark.skipif(not AUTHORS.is_dir(), reason="the published files are not beside this checkout")
+def test_the_published_nets_say_one_thing() -> None:
+    files = [
+        AUTHORS / folder / "train_val.prototxt" for folder in ("resnet50_custom_lr", "resnet50_448nodes")
+    ]
+    assert call(*files) == (1, "data (TRAIN): data_param.batch_size 32 -> 16\n")
+
+
+def test_equal_files_say_so_and_exit_with_0(here: Path) -> None:
+    write(here, a=NET, b=f"# a comment\n{NET}")
+    assert call("a.prototxt", "b.prototxt") == (0, "no difference in meaning\n")
+    assert call("a.prototxt", "b.prototxt", "--quiet") == (0, "")
+
+
+def test_quiet_says_only_by_its_exit_code(here: Path) -> None:
+    write(here, a=NET, b=NET.replace("32", "16"))
+    assert call("-q", "a.prototxt", "b.prototxt") == (1, "")
+    assert call("-q", "--json", "a.prototxt", "b.prototxt") == (1, "")
+
+
+def test_json_holds_values_as_they_are(here: Path) -> None:
+    write(here, a=NET, b=NET.replace("batch_size: 32", "batch_size: 16 prefetch: 2"))
+    code, output = call("--json", "a.prototxt", "b.prototxt")
+    said = json.loads(output)
+    assert (code, said["equal"], said["files"][0]["kind"]) == (1, False, "net")
+    assert [(c["layer"], c["field"], c["old"], c["new"]) for c in said["files"][0]["changes"]] == [
+        ("data", "data_param.batch_size", 32, 16),
+        ("data", "data_param.prefetch", 4, 2),
+    ]
+    assert said["files"][0]["changes"][1]["defaults"] == ["old"]
+    assert json.loads(call("--json", "a.prototxt", "a.prototxt")[1])["equal"] is True
+
+
+def test_many_layers_that_change_alike_are_one_line(here: Path) -> None:
+    layers = "".join(
+        f'layer {{ name: "bn{k}" type: "BatchNorm" batch_norm_param {{ moving_average_fraction: 0.9 }} }}\n'
+        for k in range(5)
+    )
+    write(here, a=layers, b=layers.replace("0.9", "0.95"))
+    field = "batch_norm_param.moving_average_fraction"
+    assert call("a.prototxt", "b.prototxt") == (1, f"{field} 0.9 -> 0.95 in 5 layers (bn0, bn1, bn2, ...)\n")
+
+
+def test_a_row_of_new_layers_is_one_line(here: Path) -> None:
+    row = "".join(f'layer {{ name: "r{k}" type: "ReLU" }}\n' for k in range(6))
+    write(here, a=NET, b=NET + row)
+    names = ", ".join(f"r{k} (ReLU)" for k in range(6))
+    assert call("a.prototxt", "b.prototxt") == (1, f"added 6 layers, after relu: {names}\n")
+
+
+def test_solvers_show_their_epochs_with_the_net_beside(here: Path) -> None:
+    write(here, solver_a=SOLVER, solver_b=SOLVER.replace("100", "200"), net=NET)
+    code, output = call("solver_a.prototxt", "solver_b.prototxt", "--images", "6400", "--ranks", "2,4")
+    assert code == 1
+    assert output.splitlines() == [
+        "max_iter 100 -> 200",
+        "the rate:",
+        "  start       1 as before",
+        "  end         1 as before (iteration 99 -> 199)",
+        "  iterations  100 -> 200",
+        "  epochs      1.00 -> 4.00",
+    ]
+    (here / "net.prototxt").unlink()
+    said = call("solver_a.prototxt", "solver_b.prototxt", "--images", "6400", "--ranks", "2")[1]
+    assert "note: epochs unknown: no batch_size in a net beside solver_a.prototxt" in said
+
+
+def test_folders_compare_by_path_and_see_a_renamed_file(here: Path) -> None:
+    write(here / "a", net=NET, gone=SOLVER, was=NET.replace("relu", "act"))
+    write(here / "b", net=NET.replace("32", "16"), come=SOLVER.replace("100", "7"))
+    write(here / "b" / "sub", now="# moved\n" + NET.replace("relu", "act"))
+    (here / "b" / "readme.txt").write_text("no prototxt")
+    code, output = call("a", "b")
+    assert code == 1
+    assert output.splitlines() == [
+        "added come.prototxt",
+        "removed gone.prototxt",
+        "net.prototxt:",
+        "  data: data_param.batch_size 32 -> 16",
+        "renamed was.prototxt -> sub/now.prototxt",
+    ]
+    assert call("a", "b", "--", "come.prototxt") == (1, "added come.prototxt\n")
+
+
+def test_a_broken_file_of_a_folder_hides_no_other_and_exits_with_2(here: Path) -> None:
+    write(here / "a", net=NET, bad=NET, kind=NET)
+    write(here / "b", net=NET.replace("32", "16"), bad="layer {", kind=SOLVER)
+    code, output = call("a", "b")
+    assert code == 2
+    assert "not compared bad.prototxt: b/bad.prototxt:1:7: this block is never closed" in output
+    assert "not compared kind.prototxt: 'a/kind.prototxt' is a net, 'b/kind.prototxt' a solver" in output
+    assert "batch_size 32 -> 16" in output
+
+
+def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
+    write(
+        here,
+        a='layers { name: "r" type: RELU bottom: "x" top: "x" }',
+        b='layer { name: "r" type: "ReLU" bottom: "x" top: "x" }',
+    )
+    assert call("a.prototxt", "b.prototxt")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.prototxt", "solver.prototxt"], "'a.prototxt' is a net, 'solver.prototxt' a solver"),
+        (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of one kind"),
+        (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
+        (["a.prototxt", "none.prototxt"], "none.prototxt: there is no such file"),
+        (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
+        (["a.prototxt", "bytes.prototxt"], "bytes.prototxt: is no text"),
+        (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
+        (["a.prototxt"], "nothing to compare 'a.prototxt' with"),
+        (["a.prototxt", "a.prototxt", "more"], "'more' is one too many"),
+        (["nothing", "a.prototxt"], "'nothing' is no file, folder, recipe or revision"),
+        (["a" * 5000, "a.prototxt"], "is no file, folder, recipe or revision"),
+        (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks go together"),
+        (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not one count of ranks"),
+        ([], "Missing argument 'A'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(here: Path, words: list[str], said: str) -> None:
+    write(here, a=NET, solver=SOLVER, empty="")
+    (here / "bytes.prototxt").write_bytes(b"\xff\xfe")
+    code, output = call(*words)
+    assert code == 2
+    assert said in output
+
+
+def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    (here / "mine.yaml").write_text(text.replace("base_lr: 0.064", "base_lr: 0.128").replace("1438", "1440"))
+    assert call("digits-local", "digits-local") == (0, "no difference in meaning\n")
+    code, output = call("digits-local", "mine.yaml")
+    assert code == 1
+    assert output.splitlines()[:4] == [
+        "recipe: data.train.images 1438 -> 1440",
+        "solver_init.prototxt:",
+        "  the rate:",
+        "    epochs  24.92 -> 24.89",
+    ]
+    assert "  base_lr 0.064 -> 0.128" in output.splitlines()
+    assert "    start           0.064 -> 0.128" in output.splitlines()
+    assert "train_val" not in output
+
+
+def test_a_recipe_s_phase_that_came_is_an_added_solver(here: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    (here / "mine.yaml").write_text(text.replace("name: cyc1", "name: second"))
+    lines = call("digits-local", "mine.yaml")[1].splitlines()
+    assert {"added solver_second.prototxt", "removed solver_cyc1.prototxt"} <= set(lines)
+
+
+@needs_git
+def test_two_revisions_compare_without_a_checkout(repo: Path) -> None:
+    (repo / "nets" / "net.prototxt").write_text("broken {")
+    expected = [
+        "nets/net.prototxt:",
+        "  data: data_param.batch_size 32 -> 16",
+        "renamed nets/old.prototxt -> nets/new.prototxt",
+        "added nets/solver.prototxt",
+    ]
+    assert call("HEAD~1", "HEAD")[1].splitlines() == expected
+    assert call("HEAD~1..HEAD")[1].splitlines() == expected
+    assert call("HEAD~1...HEAD")[1].splitlines() == expected
+    assert call("HEAD~1:nets", "HEAD:nets")[1].splitlines() == [
+        line.replace("nets/", "") for line in expected
+    ]
+
+
+@needs_git
+def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = "nets/net.prototxt:\n  data: data_param.batch_size 32 -> 16\n"
+    assert call("HEAD~1", "HEAD", "--", "nets/net.prototxt") == (1, only)
+    assert call("HEAD~1", "HEAD", "nets/net.prototxt") == (1, only)
+    monkeypatch.chdir(repo / "nets")
+    assert call("HEAD~1", "HEAD", "--", "net.prototxt") == (1, only)
+    assert call("HEAD~1", "HEAD", "--", str(repo / "nets" / "net.prototxt")) == (1, only)
+    code, output = call("HEAD~1", "HEAD", "--", "nat.prototxt")
+    assert (code, "neither side has a prototxt there" in output) == (2, True)
+
+
+@needs_git
+def test_one_revision_compares_with_the_tracked_files_of_the_working_tree(repo: Path) -> None:
+    write(repo / "nets", net=NET.replace("32", "8"), untracked=NET)
+    (repo / "nets" / "solver.prototxt").unlink()
+    code, output = call("HEAD")
+    assert code == 1
+    assert output.splitlines() == [
+        "nets/net.prototxt:",
+        "  data: data_param.batch_size 16 -> 8",
+        "removed nets/solver.prototxt",
+    ]
+    assert call("HEAD", "nets/new.prototxt") == (0, "no difference in meaning\n")
+
+
+@needs_git
+def test_a_file_of_a_revision_compares_with_a_file(repo: Path) -> None:
+    line = "data: data_param.batch_size 32 -> 16\n"
+    assert call("HEAD~1:nets/net.prototxt", "nets/net.prototxt") == (1, line)
+    assert call("HEAD~1:nets/net.prototxt", "HEAD:nets/net.prototxt") == (1, line)
+    assert call("HEAD~1:nets/net.prototxt") == (1, line)
+
+
+@needs_git
+def test_a_file_goes_before_a_revision_of_its_name(repo: Path) -> None:
+    (repo / "main").write_text(NET)
+    assert call("main", "nets/net.prototxt")[1] == "data: data_param.batch_size 32 -> 16\n"
+
+
+@needs_git
+def test_mixed_kinds_and_missing_revisions_are_refused(repo: Path) -> None:
+    assert call("nets", "HEAD") == (2, "'nets' is a folder, 'HEAD' a revision; compare two of one kind")
+    assert call("HEAD", "v9")[0] == 2
+    assert call("HEAD:nets/none.prototxt", "HEAD")[0] == 2
+
+
+@needs_git
+def test_outside_a_repository_it_says_so(here: Path) -> None:
+    code, output = call("HEAD", "HEAD~1")
+    assert (code, "not a git repository" in output) == (2, True)
+
+
+@pytest.fixture
+def driven(repo: Path) -> Path:
+    driver = f'{sys.executable} -c "{PROGRAM}" diff --git'
+    git("config", "diff.prototxt.command", driver)
+    (repo / ".gitattributes").write_text("*.prototxt diff=prototxt\n")
+    return repo
+
+
+@needs_git
+def test_git_diff_shows_the_meaning(driven: Path) -> None:
+    assert git("diff", "HEAD~1", "HEAD", "--", "nets/net.prototxt").splitlines() == [
+        "diff nets/net.prototxt",
+        "data: data_param.batch_size 32 -> 16",
+    ]
+    write(driven / "nets", net="# only a comment\n" + NET.replace("32", "16"))
+    assert git("diff").splitlines() == ["diff nets/net.prototxt", "no difference in meaning"]
+
+
+@needs_git
+def test_git_log_shows_added_and_renamed_files_too(driven: Path) -> None:
+    shown = git("log", "-p", "--ext-diff", "-M", "--format=%s")
+    assert "diff nets/old.prototxt -> nets/new.prototxt\nno difference in meaning\n" in shown
+    assert re.search(r'diff nets/solver\.prototxt\nadded\n@@ .*\n\+net: "models', shown)
+    assert shown.startswith("two\n") and "\none\n" in shown
+
+
+@needs_git
+def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
+    (driven / "nets" / "net.prototxt").write_text("layer {\n")
+    (driven / "nets" / "solver.prototxt").write_bytes(b"\x00\xff")
+    (driven / "nets" / "new.prototxt").chmod(0o755)
+    shown = git("diff")
+    assert "as text, since nets/net.prototxt:1:7: this block is never closed" in shown
+    assert "\n+layer {\n" in shown
+    assert "diff nets/solver.prototxt\nas text, since nets/solver.prototxt: is no text" in shown
+    assert "diff nets/new.prototxt\nmode 100644 -> 100755\n" in shown
+
+
+@needs_git
+def test_git_diff_goes_on_at_a_path_that_is_not_merged(driven: Path) -> None:
+    git("checkout", "-qb", "other", "HEAD~1")
+    write(driven / "nets", net=NET.replace("32", "64"))
+    git("commit", "-qam", "three")
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "merge", "-q", "main"], capture_output=True
+    )
+    assert git("diff").startswith("diff --cc nets/net.prototxt")
+    assert "nets/net.prototxt: not merged\n" in git("diff", "--cached")
+
+
+@needs_git
+def test_the_driver_s_words_may_look_like_options(driven: Path) -> None:
+    (driven / "--json.prototxt").write_text(NET)
+    git("add", ".")
+    assert git("diff", "--cached", "--", "--json.prototxt").startswith("diff --json.prototxt\nadded\n")
+
+
+def test_words_that_git_never_gives_are_refused() -> None:
+    code, output = call("--git", "a", "b")
+    assert (code, "git gives 7 or 9 words, not 2" in output) == (2, True)
+
+
+def test_colours_are_for_terminals_only(here: Path) -> None:
+    write(here, a=NET, b=NET.replace("32", "16"))
+    assert "\x1b" not in call("a.prototxt", "b.prototxt")[1]
+
+
+def test_comparing_files_loads_no_recipe_code(here: Path) -> None:
+    write(here, a=NET, b=NET)
+    code = f"{PROGRAM.replace('main()', '')}\ntry: main()\nfinally: print('pydantic' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "diff", "a.prototxt", "b.prototxt"], capture_output=True, text=True
+    )
+    assert done.stdout == "no difference in meaning\nFalse\n", done.stderr
