@@ -27,7 +27,7 @@ RULES: dict[str, tuple[Severity, str]] = {
     "no-top": ("error", "a layer without the top that its type needs"),
     "unused-top": ("warning", "a top that nothing reads, in a net with a loss or an accuracy"),
     "weights-name-twice": ("error", "two layers of one name in a phase, one of which learns"),
-    "layer-name-twice": ("warning", "two layers of one name in a phase, neither of which learns"),
+    "layer-name-twice": ("note", "two layers of one name in a phase, neither of which learns"),
 }
 
 # What stands at the end of a net: its unread tops are results.
@@ -42,6 +42,7 @@ _NOT_IN_PLACE_WORDS = """
     Normalize Permute Pooling Reduction Reshape SPP Slice Split Tile
 """
 _NOT_IN_PLACE = frozenset(_NOT_IN_PLACE_WORDS.split())
+_MOST_UNKNOWN = 20
 _TOPLESS = frozenset(("HDF5Output", "Silence"))
 
 
@@ -55,7 +56,8 @@ def check_blobs(phase: PhaseNet) -> Iterator[Draft]:
 
 
 def _unknown_bottoms(phase: PhaseNet) -> Iterator[Draft]:
-    for i, b in phase.flow.missing:
+    most = len(phase.flow.missing) if len(phase.flow.missing) <= _MOST_UNKNOWN else _MOST_UNKNOWN - 1
+    for i, b in phase.flow.missing[:most]:
         layer, name = phase.layers[i], phase.layers[i].bottom[b]
         yield Draft(
             "unknown-bottom",
@@ -64,6 +66,17 @@ def _unknown_bottoms(phase: PhaseNet) -> Iterator[Draft]:
             f"{title(layer)} reads blob '{name}', which no layer above it makes",
             f"Caffe stops: Unknown bottom blob '{name}'",
             _mend_bottom(phase, i, name),
+        )
+    rest = phase.flow.missing[most:]
+    if rest:
+        yield Draft(
+            "unknown-bottom",
+            phase.where(rest[0][0]),
+            f"bottom[{rest[0][1]}]",
+            f"{len(rest)} more bottoms are blobs that no layer above makes",
+            "Caffe stops: Unknown bottom blob",
+            "mend the first ones",
+            (("bottoms", len(rest)),),
         )
 
 
@@ -126,7 +139,8 @@ def _in_place(phase: PhaseNet) -> Iterator[Draft]:
 
 
 def _tops(phase: PhaseNet) -> Iterator[Draft]:
-    ends = not phase.is_fed and any(is_loss(layer) or layer.type == "Accuracy" for layer in phase.layers)
+    # A bottom of a wrong name leaves a top without a reader: the one finding is enough.
+    ends = not phase.is_fed and not phase.flow.missing and any(map(_is_end, phase.layers))
     for i, layer in enumerate(phase.layers):
         if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES) and not is_loss(layer):
             if layer.type not in _TOPLESS:
@@ -140,7 +154,7 @@ def _tops(phase: PhaseNet) -> Iterator[Draft]:
                 )
             continue
         # What a phase has for itself and nothing reads is there to be looked at.
-        if not ends or is_loss(layer) or layer.type in _ENDS or (layer.bottom and layer.include):
+        if not ends or _is_end(layer) or layer.type in _ENDS or (layer.bottom and layer.include):
             continue
         for t, name in enumerate(layer.top):
             if not phase.flow.readers[i, t]:
@@ -152,6 +166,10 @@ def _tops(phase: PhaseNet) -> Iterator[Draft]:
                     "Caffe takes it for an output of the net and prints all its values at every display",
                     _mend_top(layer, name),
                 )
+
+
+def _is_end(layer: pb.LayerParameter) -> bool:
+    return is_loss(layer) or "Loss" in layer.type or layer.type == "Accuracy"
 
 
 def _mend_top(layer: pb.LayerParameter, name: str) -> str:

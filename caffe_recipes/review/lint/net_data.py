@@ -126,8 +126,9 @@ def _order(phase: PhaseNet, i: int, block: str) -> Iterator[Draft]:
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
         return
-    # A net of Data without a phase's own layers serves to test or to extract features.
-    if getattr(layer, block).shuffle or not layer.include:
+    # What is in TRAIN by stage, or for want of a rule, may not be there to be trained on.
+    trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
+    if getattr(layer, block).shuffle or not trained:
         return
     yield Draft(
         "train-unshuffled",

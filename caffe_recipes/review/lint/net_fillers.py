@@ -13,8 +13,8 @@ from caffe_recipes.review.lint.net_view import Draft, NetView, PhaseNet, is_loss
 RULES: dict[str, tuple[Severity, str]] = {
     "unknown-filler": ("error", "a filler type that Caffe has not"),
     "filler-default-spread": ("warning", "a gaussian filler without std, or a uniform one without range"),
-    "zero-weights": ("warning", "some weights without a filler, which start at 0"),
-    "no-fillers": ("note", "no weights with a filler: all start at 0 without --weights"),
+    "zero-weights": ("warning", "a few weights without a filler, which start at 0"),
+    "no-fillers": ("note", "most weights without a filler: a net to go on from --weights"),
 }
 
 _TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
@@ -66,13 +66,13 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Draft]:
     if not empty:
         return
     names = _names(phase, empty)
-    if len(empty) == len(weighted):
+    if 2 * len(empty) > len(weighted):
         yield Draft(
             "no-fillers",
             phase.where(empty[0]),
             "type",
-            f"{names} have no weight_filler, like all others",
-            "the net serves to go on from weights; without --weights all start at 0 and nothing is learned",
+            f"{names} without weight_filler, of {len(weighted)} with weights",
+            "the net serves to go on from weights: without --weights these start at 0 and learn nothing",
             'weight_filler { type: "msra" } in each, to train from the start',
             (("layers", len(empty)),),
         )

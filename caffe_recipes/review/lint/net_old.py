@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from caffe_recipes.caffe import pb
@@ -11,6 +12,8 @@ from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.findings import Severity
 from caffe_recipes.review.lint.net_view import Draft
+
+_GIVEN = re.compile(r"layers\[(\d+)\]")
 
 RULES: dict[str, tuple[Severity, str]] = {
     "old-format": ("note", "a net of `layers`, the old format"),
@@ -39,27 +42,22 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
             "upgrade-refused", None, error.where, error.what, "Caffe stops when it reads the net", error.hint
         )
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
+    now = {index: new for new, index in enumerate(_find(net.layer, old)) if index is not None}
     offsets = dict(document.offsets)
-    for new, index in enumerate(_find(net.layer, old)):
-        if index is None:
-            continue
-        given = f"layers[{index}]"
-        moved = {
-            f"layer[{new}]{path.removeprefix(given)}": offset
-            for path, offset in document.offsets.items()
-            if path == given or path.startswith(f"{given}.")
-        }
-        offsets |= moved
+    for path, offset in document.offsets.items():
+        given = _GIVEN.match(path)
+        if given and int(given[1]) in now:
+            offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
     return dataclasses.replace(document, message=net, offsets=offsets), [note]
 
 
 def _find(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
     """Give the index of the old layer that each layer was; they keep their order, and names."""
     found: list[int | None] = []
+    names = [each.name or each.layer.name for each in old]
     start = 0
     for layer in layers:
-        names = [each.name or each.layer.name for each in old[start:]]
-        index = start + names.index(layer.name) if layer.name in names else None
+        index = next((i for i in range(start, len(names)) if names[i] == layer.name), None)
         found.append(index)
         start = start if index is None else index + 1
     return found

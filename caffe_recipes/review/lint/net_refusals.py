@@ -12,8 +12,6 @@ from caffe_recipes.review.lint.net_view import Draft, NetView, number, title
 RULES: dict[str, tuple[Severity, str]] = {
     "size-given-twice": ("error", "kernel_size, pad or stride given for both axes and for each"),
     "global-pooling-sized": ("error", "global_pooling with kernel_size, pad or stride"),
-    "pooling-pad": ("error", "pooling with a pad as large as its kernel"),
-    "lrn-even": ("error", "LRN over an even local_size"),
     "dropout-ratio": ("error", "dropout_ratio not between 0 and 1"),
     "eltwise-coeff": ("error", "coeff of Eltwise for a product, or not one for each bottom"),
     "loss-weight-count": ("error", "loss_weight not given once for each top"),
@@ -91,30 +89,6 @@ def _pooling(layer: pb.LayerParameter) -> Iterator[Fault]:
                 "Caffe stops: with global_pooling the kernel is the whole image, pad 0 and stride 1",
                 f"take {' and '.join(wrong)} out, or global_pooling",
             )
-    elif kernel and any(p >= k for p, k in zip(_both(pad), _both(kernel), strict=False)):
-        yield Fault(
-            "pooling-pad",
-            "pooling_param.pad[0]" if param.pad else "pooling_param.pad_h",
-            f"has pad {max(pad)}, not below kernel_size {min(kernel)}",
-            "Caffe stops: Check failed: pad < kernel",
-            f"pad: {min(kernel) // 2}",
-        )
-
-
-def _both(sides: list[int]) -> list[int]:
-    return sides * 2 if len(sides) == 1 else sides
-
-
-def _lrn(layer: pb.LayerParameter) -> Iterator[Fault]:
-    size = layer.lrn_param.local_size
-    if size % 2 == 0:
-        yield Fault(
-            "lrn-even",
-            "lrn_param.local_size",
-            f"has local_size {size}",
-            "Caffe stops: LRN only supports odd values for local_size",
-            f"local_size: {size + 1}",
-        )
 
 
 def _dropout(layer: pb.LayerParameter) -> Iterator[Fault]:
@@ -182,6 +156,5 @@ _BY_TYPE: dict[str, tuple[Callable[[pb.LayerParameter], Iterator[Fault]], ...]] 
     "Deconvolution": (_spatial,),
     "Dropout": (_dropout,),
     "Eltwise": (_eltwise,),
-    "LRN": (_lrn,),
     "Pooling": (_spatial, _pooling),
 }

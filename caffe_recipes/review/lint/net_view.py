@@ -32,6 +32,8 @@ _LEARNED_TYPES_WORDS = """
 """
 LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
 
+_MOST_STAGES = 8
+
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
 
 
@@ -141,6 +143,8 @@ def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
     stages = dict.fromkeys(
         stage for layer in net.layer for rule in (*layer.include, *layer.exclude) for stage in rule.stage
     )
+    # Nobody writes so many; each costs a look at the whole net.
+    stages = dict.fromkeys([*stages][:_MOST_STAGES])
     states = [
         (phase, names) for names in [(), *((stage,) for stage in stages)] for phase in (pb.TRAIN, pb.TEST)
     ]
@@ -157,8 +161,9 @@ def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNe
     indexes: list[int] = []
     layers: list[pb.LayerParameter] = []
     for index, layer in enumerate(net.layer):
-        # Equal layers have equal rules, so the first that equals the next chosen one is it.
-        if len(layers) < len(chosen) and layer == chosen[len(layers)]:
+        # Equal layers have equal rules: the first that equals the next chosen is it. NaN equals nothing.
+        at = len(layers)
+        if at < len(chosen) and (layer is chosen[at] or layer == chosen[at]):
             indexes.append(index)
             layers.append(layer)
     return PhaseNet(net, phase, stages, tuple(indexes), tuple(layers))
