@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
@@ -50,6 +51,7 @@ def render_json(comparison: Comparison) -> str:
             "files": [_file_json(file) for file in comparison.files],
         },
         indent=2,
+        allow_nan=False,
     )
 
 
@@ -183,4 +185,8 @@ def _is_default(given: Given) -> bool:
 
 def _rate_json(rate: RateChange) -> Json:
     places: dict[str, Json] = {"iteration": list(rate.iterations)} if rate.iterations != (None, None) else {}
-    return {"old": rate.old, "new": rate.new, **places}
+    return {"old": _number(rate.old), "new": _number(rate.new), **places}
+
+
+def _number(value: float | None) -> Json:
+    return value if value is None or math.isfinite(value) else str(value)  # JSON has no infinity
