@@ -14,11 +14,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from caffe_recipes.caffe.text_source import read_bytes
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.checks import Location, find_contradictions
 from caffe_recipes.recipe.model import Recipe
 
 _MOST_VALUES = 100_000  # aliases of aliases grow without end
+_MOST_BYTES = 1_000_000
+_MOST_SHOWN = 80
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -82,7 +85,10 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path]:
             "", f"unknown recipe '{text}'", f"{meant}there are {', '.join(shipped)}, or give a .yaml file"
         )
     try:
-        content = path.read_text("utf-8")
+        data = read_bytes(path, _MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise RecipeError(path, f"is over {_MOST_BYTES:,} bytes", "is it a recipe?")
+        content = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(path, "not UTF-8 text", "a recipe is a YAML file") from error
     except OSError as error:
@@ -134,7 +140,7 @@ def _lines(node: yaml.Node, at: Location, where: str | Path) -> Iterator[tuple[L
             if name in names[:index]:
                 raise RecipeError(
                     f"{where}:{node.value[index][0].start_mark.line + 1}",
-                    f"key '{name}' is given twice",
+                    f"key '{_short(name)}' is given twice",
                     "keep one",
                 )
     elif isinstance(node, yaml.SequenceNode):
@@ -171,7 +177,11 @@ def _line_of(location: Location, lines: Mapping[Location, int]) -> int:
 def _key(location: Location) -> str:
     """Write a location as a person would: `phases[2].base_lr`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return text.removeprefix(".")
+    return _short(text.removeprefix("."))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def _first_error(error: ValidationError, lines: Mapping[Location, int], where: str | Path) -> RecipeError:
@@ -201,7 +211,7 @@ def _first_error(error: ValidationError, lines: Mapping[Location, int], where: s
     message = found["msg"].removeprefix("Value error, ")
     given = found.get("input")
     shown = (
-        f", not {given!r}"
+        f", not {_short(repr(given))}"
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
         else ""
     )

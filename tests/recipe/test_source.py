@@ -249,3 +249,24 @@ def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
     )
     assert "aliases" in str(refuse(bomb))
+
+
+def test_what_was_given_is_shown_in_part_where_it_is_long() -> None:
+    number, key = "9" * 5000, "k" * 5000
+    for text in (
+        DIGITS.replace("display: 20", f"display: '{number}'"),
+        f"{key}: 1\n{DIGITS}",
+        f"{key}: 1\n{key}: 2\n",
+    ):
+        assert len(str(refuse(text))) < 500
+
+
+def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("#" * 1_000_001)
+    with pytest.raises(RecipeError, match=r"mine.yaml: is over 1,000,000 bytes; is it a recipe\?$"):
+        load_recipe(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RecipeError, match=r"cannot be read: a device is no file; give"):
+        load_recipe(path)
