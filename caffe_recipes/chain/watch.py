@@ -58,7 +58,7 @@ class LogTail:
         self._offset += len(new)
         for line in new.decode(errors="replace").splitlines():
             self.summary.feed(line)
-            self.last_line = split_rank(line.strip())[1] or self.last_line
+            self.last_line = split_rank(line)[1].strip() or self.last_line
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
 

@@ -162,3 +162,5 @@ def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path:
     assert find_failure(tail, TRAINING) == "it ended before the first iteration, saying: no route to host"
     tail = tail_of(tmp_path, "[0] [1] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x")
     assert find_failure(tail, TRAINING) == "Check failed: x"
+    tail = tail_of(tmp_path, "[0] caffe-torch: no such LMDB[0] ")
+    assert find_failure(tail, TRAINING) == "no such LMDB"
