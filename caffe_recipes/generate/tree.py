@@ -73,6 +73,20 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     return changed
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write one file in one step: whole, or not at all. Raises InputError, naming the path."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        hint = "check the path, its permissions and the disk"
+        raise InputError(path, f"cannot be written: {error.strerror}", hint) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
 def _compare(path: str, text: str, out: Path) -> Iterator[Difference]:
     on_disk = _read(out / path)
     if on_disk is None:

