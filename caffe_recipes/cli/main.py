@@ -30,6 +30,8 @@ COMMANDS = {
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
     "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
+    "fmt": _Lazy("caffe_recipes.cli.fmt", "fmt", "Write prototxts in canonical form."),
+    "upgrade": _Lazy("caffe_recipes.cli.upgrade", "upgrade", "Turn old nets and solvers into today's form."),
     "diff": _Lazy("caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."),
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
