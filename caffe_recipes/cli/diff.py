@@ -8,6 +8,7 @@ import sys
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import Options, compare_sides
 from caffe_recipes.review.diff.external import render_for_git
@@ -28,7 +29,7 @@ class _Diff(click.Command):
 
 
 @click.command(cls=_Diff)
-@click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1)
+@click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1, type=RECIPE_OR_PROTOTXT)
 @click.option("--defaults", is_flag=True, help="Tell a default that is written from one that is not.")
 @click.option("--images", type=click.IntRange(1), metavar="N", help="Images of an epoch, for solvers.")
 @click.option("--ranks", metavar="N[,N]", help="MPI ranks, of A and B if they differ, for solvers.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.errors import CheckFailed, RecipeError
 from caffe_recipes.generate.dialect import find_parts
 from caffe_recipes.generate.files import generate_all
@@ -16,7 +17,7 @@ from caffe_recipes.recipe.translate import translate
 
 
 @click.command()
-@click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True)
+@click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), default=".", help="Folder to write into."
 )

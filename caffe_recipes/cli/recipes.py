@@ -6,7 +6,9 @@ import json
 
 import click
 
+from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 from caffe_recipes.review.show import recipe_values, render_list, render_recipe
@@ -27,9 +29,16 @@ def recipes() -> None:
     type=click.FloatRange(0, min_open=True),
     help="Estimate minutes at this speed [default: the reported one]",
 )
-def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None) -> None:
+@click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default="surfsara",
+    show_default=True,
+    help="Show the recipe as it is for another Caffe.",
+)
+def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
     """Show what recipes train, on what, and how: shape, rates by phase, snapshots, reported results."""
-    loaded = [load_recipe(recipe) for recipe in recipes]
+    loaded = [translate_whole(load_recipe(recipe), dialect) for recipe in recipes]
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return

@@ -13,6 +13,7 @@ from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import STOP_GRACE_S, Options
 from caffe_recipes.chain.signals import Interrupted
+from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.source import load_recipe
 
@@ -20,7 +21,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("recipe", metavar="NAME|FILE.yaml")
+@click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @click.option(
     "--hostfile", type=_PATH, metavar="FILE", help="Hosts, one a line [default: hostfile, if there]"
 )

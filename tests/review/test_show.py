@@ -116,8 +116,9 @@ def test_a_stop_and_iter_size_count_in_epochs_images_and_the_last_rate() -> None
 
 
 def test_accepted_findings_stand_there_with_their_reasons() -> None:
-    accept = "accept:\n  - {finding: some-id, phase: collapse, reason: as published}\n"
-    recipe = parse_recipe(DIGITS + accept, "a.yaml", Path())
+    raw = yaml.safe_load(DIGITS)
+    raw["accept"] = [{"finding": "some-id", "phase": "collapse", "reason": "as published"}]
+    recipe = parse_recipe(yaml.safe_dump(raw), "a.yaml", Path())
     assert "accepted  some-id (collapse): as published" in render_recipe(recipe)
 
 
@@ -150,3 +151,13 @@ def test_one_unknown_name_of_several_shows_nothing() -> None:
     done = call("digits-local", "digits-lokal")
     assert "did you mean 'digits-local'?" in str(done.exception)
     assert done.output == ""
+
+
+def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
+    text = call("stampede2-64n-72ep", "--dialect", "intel").output
+    init = rows_of(text, "policy")[0]
+    assert init[:6] == ["init", "poly", "7,800", "24.94", "31,948,800", "0.1"]
+    assert "/tmp/resnet_50_64nodes_init-intel_iter_7800.caffemodel" in text
+    refused = call("digits-local", "--dialect", "bvlc")
+    assert "no exact equivalent in BVLC's Caffe" in str(refused.exception)
+    assert refused.output == ""

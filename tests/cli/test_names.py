@@ -1,0 +1,79 @@
+"""What a shell completes: names of recipes that ship, and the files that a command reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cli.names import RecipeName
+from caffe_recipes.recipe.source import shipped_recipes
+
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+TAKE_RECIPES = ["show", "generate", "run", "plot", "diff"]
+
+
+def complete(line: str, cwd: Path) -> list[str]:
+    """What bash is told for the last word of a line."""
+    words = line.split(" ")
+    environment = {
+        **os.environ,
+        "_CAFFE_RECIPES_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=cwd, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("command", TAKE_RECIPES)
+def test_a_recipe_s_name_is_completed(command: str, tmp_path: Path) -> None:
+    found = complete(f"caffe-recipes {command} stam", tmp_path)
+    assert found == ["plain,stampede2-448n-90ep", "plain,stampede2-64n-72ep"]
+
+
+def test_all_that_ship_are_offered_and_the_folder_s_recipes(tmp_path: Path) -> None:
+    for name in ("mine.yaml", "notes.txt", "net.prototxt"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.yaml").mkdir()
+    found = complete("caffe-recipes show ", tmp_path)
+    assert found == [f"plain,{name}" for name in sorted(shipped_recipes())] + ["plain,mine.yaml"]
+    assert "plain,net.prototxt" in complete("caffe-recipes plot ", tmp_path)
+
+
+def test_files_are_completed_in_the_folder_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.yaml").touch()
+    assert complete("caffe-recipes show mine/", tmp_path) == ["plain,mine/a.yaml"]
+    assert complete("caffe-recipes show mi", tmp_path) == ["file,mi"]
+    assert complete("caffe-recipes show none/a", tmp_path) == ["file,none/a"]
+
+
+def test_what_was_given_is_not_offered_again(tmp_path: Path) -> None:
+    found = complete("caffe-recipes show digits-local ", tmp_path)
+    assert "plain,digits-local" not in found
+    assert "plain,stampede2-64n-72ep" in found
+
+
+def test_commands_and_options_are_completed_too(tmp_path: Path) -> None:
+    assert complete("caffe-recipes sho", tmp_path) == ["plain,show"]
+    assert "plain,--dialect" in complete("caffe-recipes generate --d", tmp_path)
+
+
+def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: Path) -> None:
+    code = (
+        "import click, sys; from caffe_recipes.cli.names import RecipeName;"
+        "RecipeName().shell_complete(click.Context(click.Command('x')), click.Argument(['a']), '');"
+        "print(sorted({'yaml', 'pydantic', 'matplotlib', 'google.protobuf'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_folder_that_may_not_be_read_offers_no_files(tmp_path: Path) -> None:
+    assert RecipeName()._files(str(tmp_path / "none" / "x")) == []

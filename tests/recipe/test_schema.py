@@ -1,0 +1,105 @@
+"""The JSON schema of a recipe: sound, and met by the recipes that ship as editors will hold them to it."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from caffe_recipes.recipe import schema
+from caffe_recipes.recipe.schema import recipe_schema
+from caffe_recipes.recipe.source import _Loader, shipped_recipes
+
+SCHEMA = recipe_schema()
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None),
+    "boolean": bool,
+}  # fmt: skip
+
+
+def is_of(value: object, name: str) -> bool:
+    return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+
+
+def mistakes(value: Any, rule: dict[str, Any], at: str) -> Iterator[str]:  # noqa: ANN401 - any YAML
+    """Hold a value against the parts of JSON Schema that a recipe's schema uses."""
+    if "$ref" in rule:
+        yield from mistakes(value, SCHEMA["$defs"][rule["$ref"].removeprefix("#/$defs/")], at)
+    if "anyOf" in rule and all(list(mistakes(value, each, at)) for each in rule["anyOf"]):
+        yield f"{at}: none of {rule['anyOf']}"
+    if "enum" in rule and value not in rule["enum"]:
+        yield f"{at}: {value!r} is none of {rule['enum']}"
+    if "const" in rule and value != rule["const"]:
+        yield f"{at}: {value!r} is not {rule['const']!r}"
+    if "type" in rule and not is_of(value, rule["type"]):
+        yield f"{at}: {value!r} is no {rule['type']}"
+    elif isinstance(value, dict):
+        yield from mistakes_inside(value, rule, at)
+    elif isinstance(value, list) and "items" in rule:
+        for index, item in enumerate(value):
+            yield from mistakes(item, rule["items"], f"{at}[{index}]")
+    elif isinstance(value, str) and "pattern" in rule and not re.search(rule["pattern"], value):
+        yield f"{at}: {value!r} does not match {rule['pattern']}"
+    elif is_of(value, "number"):
+        yield from (f"{at}: {value} is under the minimum" for _ in [0] if value < rule.get("minimum", value))
+        low = rule.get("exclusiveMinimum")
+        yield from (f"{at}: {value} is not above {low}" for _ in [0] if low is not None and value <= low)
+
+
+def mistakes_inside(value: dict[str, Any], rule: dict[str, Any], at: str) -> Iterator[str]:
+    known, patterns = rule.get("properties", {}), rule.get("patternProperties", {})
+    yield from (f"{at}: no {key}" for key in rule.get("required", ()) if key not in value)
+    for key, item in value.items():
+        rules = [known[key]] if key in known else [r for p, r in patterns.items() if re.search(p, key)]
+        if not rules and rule.get("additionalProperties") is False:
+            yield f"{at}: unknown key {key}"
+        for each in rules:
+            yield from mistakes(item, each, f"{at}.{key}")
+
+
+def read(name: str) -> Any:  # noqa: ANN401 - any YAML
+    return yaml.load(shipped_recipes()[name].read_text("utf-8"), Loader=_Loader)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_that_ships_meets_the_schema(name: str) -> None:
+    assert list(mistakes(read(name), SCHEMA, name)) == []
+
+
+def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
+    recipe = read("digits-local")
+    for phase in recipe["phases"]:
+        recipe["solver"] |= {key: phase.pop(key) for key in ("base_lr", "lr_policy", "max_iter")}
+    assert list(mistakes(recipe, SCHEMA, "a")) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("titel", "x", "unknown key titel"),
+        ("cluster", {"nodes": 0}, "0 is under the minimum"),
+        ("phases", [{"lr_policy": "polly"}], "none of"),
+        ("name", "../x", "does not match"),
+        ("data", [], "is no object"),
+    ],
+)
+def test_what_the_loader_refuses_an_editor_marks(key: str, value: object, said: str) -> None:
+    assert any(said in mistake for mistake in mistakes(read("digits-local") | {key: value}, SCHEMA, "a"))
+
+
+def test_every_reference_leads_somewhere() -> None:
+    names = set(re.findall(r"#/\$defs/(\w+)", str(SCHEMA)))
+    assert names == set(SCHEMA["$defs"])
+
+
+def test_every_key_of_a_phase_is_offered() -> None:
+    assert {"weights_iter", "stop_iter", "reported", "base_lr"} <= set(SCHEMA["$defs"]["Phase"]["properties"])
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(schema).failed == 0
