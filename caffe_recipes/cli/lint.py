@@ -33,6 +33,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 @click.argument("targets", metavar="NAME|FILE.yaml|FILE.prototxt...|FOLDER...", nargs=-1, required=True)
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
+@click.option("--classes", metavar="N", type=_COUNT, help="Classes that the labels count.")
 @click.option(
     "--caffe-root",
     metavar="DIR",
@@ -72,6 +73,7 @@ def lint(
     targets: tuple[str, ...],
     ranks: int | None,
     images: int | None,
+    classes: int | None,
     caffe_root: Path | None,
     script: Path | None,
     dialect: str,
@@ -81,7 +83,7 @@ def lint(
     fail_on: str,
 ) -> None:
     """Say what is wrong with recipes, solvers in the order of their chain, nets, or folders of them."""
-    options = Options(ranks, images, caffe_root, script, dialect, max_bytes, alone)
+    options = Options(ranks, images, classes, caffe_root, script, dialect, max_bytes, alone)
     found = find_all(targets, options)
     click.echo(render_json(found) if as_json else render_findings(found))
     if any(is_at_least(one, fail_on) for one in found):

@@ -44,6 +44,7 @@ class Setting:
     mlsl_cores: tuple[int, ...] = ()
     sockets_per_node: int | None = None
     cores_per_socket: int | None = None
+    has_gpus: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Setting, Solver
 from caffe_recipes.review.lint.check import check_chain
 from caffe_recipes.review.lint.machine import check_cores
-from caffe_recipes.review.lint.net_files import NetPlace, find_net, inline_net, net_field, part_of
-from caffe_recipes.review.lint.nets import check_net
-from caffe_recipes.review.lint.reader import Reader, check_labels
+from caffe_recipes.review.lint.net_files import NetPlace, find_net, inline_net, is_file, net_field, part_of
+from caffe_recipes.review.lint.reader import FOR_GPUS, Reader, check_labels
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.script import Script, Training
 
@@ -44,7 +43,7 @@ def lint_single(reader: Reader, document: Document[Any]) -> Iterator[Finding]:
     """Find what is wrong with a net or a label map by itself."""
     reader.order.append(document.path)
     if isinstance(document.message, pb.NetParameter):
-        yield from check_net(document, dialect=reader.options.dialect)
+        yield from reader.check(document)
     elif isinstance(document.message, pb.LabelMap):
         yield from check_labels(document)
 
@@ -63,11 +62,11 @@ def lint_chain(
             links.append(Link(name, solver, net, last_iter, *_weights(script, document, links)))
         yield from _script_path(reader, document, script)
     reader.order.extend([link.solver.path for link in links] + [link.net.path for link in links if link.net])
-    chain = Chain(tuple(links), _setting(reader, script), is_whole, tuple(_tested(links, script)))
+    chain = Chain(tuple(links), _setting(reader, script), is_whole, tuple(_tested(reader, links, script)))
     yield from check_chain(chain)
     for link in links:
         if link.net is not None:
-            yield from check_net(link.net, dialect=reader.options.dialect)
+            yield from reader.check(link.net)
     if script.mlsl_where:
         yield from check_cores(chain.setting, script.mlsl_where)
 
@@ -150,7 +149,7 @@ def _script_path(reader: Reader, document: Document[Any], script: Script) -> Ite
         return
     root, home = reader.options.caffe_root, Path(document.path).absolute().parent.name
     folder = PurePosixPath(training.solver).parent.name
-    is_there = (root / training.solver).is_file() if root else folder in ("", "..", home)
+    is_there = is_file(root / training.solver) if root else folder in ("", "..", home)
     if not is_there:
         what = f"the command gives --solver={training.solver}, and the file lies in {home}"
         write = f"--solver={PurePosixPath(training.solver).parent.with_name(home) / Path(document.path).name}"
@@ -166,11 +165,16 @@ def _setting(reader: Reader, script: Script) -> Setting:
         ranks_per_node=script.ranks_per_node,
         omp_num_threads=script.omp_num_threads,
         mlsl_cores=script.mlsl_cores,
+        has_gpus=options.dialect in FOR_GPUS,
     )
 
 
-def _tested(links: Sequence[Link], script: Script) -> Iterator[Net]:
-    """Give the nets of the chain that the script's tests use, by their file names."""
-    names = {PurePosixPath(model).name for model in script.tested}
-    nets = {PurePosixPath(link.net.path).name: link.net for link in links if link.net is not None}
-    yield from (net for name, net in nets.items() if name in names)
+def _tested(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[Net]:
+    """Give the nets that the script's tests use, where they are under the Caffe root or beside a solver."""
+    for model in script.tested:
+        root = reader.options.caffe_root or Path()
+        beside = (Path(link.solver.path).parent / PurePosixPath(model).name for link in links)
+        file = next((path for path in (root / model, *beside) if is_file(path)), None)
+        document = reader.read_leniently(_shown(file)) if file else None
+        if document is not None and isinstance(document.message, pb.NetParameter):
+            yield document

@@ -62,17 +62,17 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
     given: str = getattr(solver.message, field)
     home = Path(solver.path).parent
     beside = home / PurePosixPath(given).name
-    beside_file = beside if _is_file(beside) else None
+    beside_file = beside if is_file(beside) else None
     where = solver.where(field)
     if caffe_root is not None:
-        if _is_file(caffe_root / given):
+        if is_file(caffe_root / given):
             return NetPlace(caffe_root / given)
         effect = "Caffe stops with `File not found`"
         write = f"{field}: the net's path from the Caffe root"
         what = f"no file {given} under {caffe_root}"
         return NetPlace(beside_file, (finding("net-missing", where, what, effect, write, phase),))
     for root in (Path(), *home.absolute().parents):
-        if _is_file(root / given):
+        if is_file(root / given):
             return NetPlace(root / given)
     findings = () if is_ours else tuple(_folder(given, home.absolute().name, where, field, phase))
     if beside_file is None and not findings:
@@ -80,6 +80,14 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
         write = "--caffe-root DIR, or a copy of the net beside the solver"
         findings = (finding("net-not-found", where, what, "its own rules are not looked at", write, phase),)
     return NetPlace(beside_file, findings)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; no path is too odd to ask for."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path with a NUL, or too long
+        return False
 
 
 def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterator[Finding]:
@@ -90,10 +98,3 @@ def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterat
         effect = "Caffe stops with `File not found` if there is no such folder"
         write = f'{field}: "{path.parent.with_name(home) / path.name}"'
         yield finding("net-folder", where, what, effect, write, phase, folder=folder, own=home)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a path with a NUL, or too long
-        return False

@@ -10,11 +10,13 @@ from typing import Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import Document, parse_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.nets import check_net
 from caffe_recipes.review.lint.rules import finding
 
 OURS = "surfsara"
+FOR_GPUS = ("bvlc", "nvcaffe")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Options:
 
     ranks: int | None = None
     images: int | None = None
+    classes: int | None = None
     caffe_root: Path | None = None
     script: Path | None = None
     dialect: str = OURS
@@ -62,6 +65,16 @@ class Reader:
             )
             return None
 
+    def check(self, net: Document[pb.NetParameter]) -> list[Finding]:
+        """Find what is wrong with a net by itself."""
+        options = self.options
+        return check_net(
+            net,
+            classes=options.classes,
+            datum_of=lambda source: find_datum(source, options.caffe_root),
+            dialect=options.dialect,
+        )
+
     def _read(self, path: Path) -> Document[Any]:
         text = read_prototxt(path, self.options.max_bytes)
         document = parse_text(text, path, self.options.dialect)
@@ -69,6 +82,20 @@ class Reader:
             raise PrototxtError(path, "holds no field at all", "was it copied whole?")
         self.findings.extend(check_text(text, path, self.options.dialect))
         return document
+
+
+def find_datum(source: str, root: Path | None) -> pb.Datum | None:
+    """Read the first Datum of an LMDB, from the Caffe root or from here; None if it is not there."""
+    folder = (root or Path()) / source
+    try:
+        if not (folder / "data.mdb").is_file():
+            return None
+        from caffe_recipes.caffe.datums import open_datums
+
+        with open_datums(folder) as datums:
+            return next(iter(datums))[1]
+    except (DataError, OSError, ValueError):  # ValueError: a path with a NUL
+        return None
 
 
 def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:

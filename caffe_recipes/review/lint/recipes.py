@@ -19,7 +19,7 @@ from caffe_recipes.review.lint.check import check_chain, sort_findings
 from caffe_recipes.review.lint.epochs import check_title
 from caffe_recipes.review.lint.machine import check_cores, check_tmp
 from caffe_recipes.review.lint.nets import check_net
-from caffe_recipes.review.lint.reader import check_text, parse_text
+from caffe_recipes.review.lint.reader import FOR_GPUS, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.rules import finding
 
 _Locate = Callable[[Location], str]
@@ -41,7 +41,7 @@ def check_recipe(recipe: Recipe, locate: _Locate, dialect: str) -> Iterator[Find
     """Find what is wrong with a recipe, whether it accepts it or not."""
     texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
-    chain = build_chain(recipe, documents)
+    chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
     yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
     cluster, train = recipe.cluster, recipe.data.train
@@ -50,12 +50,17 @@ def check_recipe(recipe: Recipe, locate: _Locate, dialect: str) -> Iterator[Find
         yield from check_tmp(chain, where, cluster.tmp_gb, train.lmdb, train.size_gb or 0)
     yield from check_chain(chain)
     for name in recipe.nets:
-        yield from check_net(documents[_path(recipe, name)], classes=recipe.net.classes, dialect=dialect)
+        yield from check_net(
+            documents[_path(recipe, name)],
+            classes=recipe.net.classes,
+            datum_of=lambda source: find_datum(source, None),
+            dialect=dialect,
+        )
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 
 
-def build_chain(recipe: Recipe, documents: dict[str, Document[Any]]) -> Chain:
+def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:
     """Make the chain of a recipe's phases out of its generated files."""
     links = [
         Link(
@@ -76,6 +81,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]]) -> Chain:
         mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),
         sockets_per_node=cluster.sockets_per_node,
         cores_per_socket=cluster.cores_per_socket,
+        has_gpus=dialect in FOR_GPUS,
     )
     tested = (documents[_path(recipe, evaluation.net)],) if evaluation else ()
     return Chain(tuple(links), setting, tested=tested)

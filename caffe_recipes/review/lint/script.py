@@ -71,7 +71,7 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     settings: _Settings = {}
     commands: list[_Settings] = [{}]
     words = list(_words(text, path))
-    for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=True):
+    for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
         if _starts_command(word, commands[-1]):
             commands.append({})
         for name, value in _set_by(word, following):

@@ -15,7 +15,7 @@ _REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"
 def check_steps(chain: Chain) -> Iterator[Finding]:
     """Find steps that their nets, or their solvers, do not allow."""
     for link in chain.links:
-        yield from _solver(link)
+        yield from _solver(link, has_gpus=chain.setting.has_gpus)
         yield from _data(link)
     last = chain.links[-1]
     for net in chain.tested:
@@ -37,9 +37,9 @@ def has_source(net: Net, phase: int) -> bool:
     return bool(message.input or message.layers or source_layers(message, phase))
 
 
-def _solver(link: Link) -> Iterator[Finding]:
+def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
-    if not solver.HasField("solver_mode"):
+    if not has_gpus and not solver.HasField("solver_mode"):
         effect = "a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`"
         what = "solver_mode is absent, and the default is GPU"
         yield finding("solver-mode-absent", link.solver.path, what, effect, "solver_mode: CPU", link.name)

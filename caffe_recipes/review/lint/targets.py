@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -34,14 +35,17 @@ def lint(targets: Sequence[str], options: Options) -> list[Finding]:
 
 
 def is_recipe(target: str) -> bool:
-    """Whether a target is a recipe: a YAML file, or a name that is no path.
+    """Whether a target is a recipe: a YAML file, the name of one that ships, or a name that is no path.
 
     >>> is_recipe("mine.yaml"), is_recipe("stampede2-64n-72ep"), is_recipe("a/solver.prototxt")
     (True, True, False)
     """
     if target.endswith((".yaml", ".yml")):
         return True
-    return "/" not in target and "." not in target and not Path(target).exists()
+    if "/" in target or "." in target:
+        return False
+    shipped = resources.files("caffe_recipes").joinpath("recipes", f"{target}.yaml")
+    return shipped.is_file() or not Path(target).exists()
 
 
 def is_at_least(found: Finding, severity: str) -> bool:
@@ -82,7 +86,9 @@ def _lint_paths(paths: Sequence[Path], options: Options) -> list[Finding]:
 
 def _refuse_options(options: Options) -> None:
     given = [
-        name for name in ("ranks", "images", "caffe_root", "script") if getattr(options, name) is not None
+        name
+        for name in ("ranks", "images", "classes", "caffe_root", "script")
+        if getattr(options, name) is not None
     ]
     if given:
         what = f"--{given[0].replace('_', '-')} is for files: a recipe states its own"

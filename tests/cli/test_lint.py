@@ -1,0 +1,131 @@
+"""`caffe-recipes lint`: what it prints, and with what it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+SOLVER = """base_lr: 1
+lr_policy: "poly"
+power: 1
+max_iter: 100
+solver_mode: CPU
+net: "net.prototxt"
+"""
+
+
+def call(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "lint", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def solver(tmp_path: Path) -> Path:
+    path = tmp_path / "solver.prototxt"
+    path.write_text(SOLVER)
+    return path
+
+
+def test_findings_are_printed_and_fail(solver: Path) -> None:
+    done = call("solver.prototxt", cwd=solver.parent)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[:2] == [
+        "solver.prototxt:4:1: warning [final-rate-high] solver: the last phase ends at a rate of 0.01, "
+        "0.01 of its base_lr",
+        "    the last updates still carry the noise of single batches into the final model",
+    ]
+    assert done.stdout.splitlines()[-1] == "0 errors, 1 warning, 1 note"
+
+
+@pytest.mark.parametrize(("level", "code"), [("error", 0), ("warning", 1), ("note", 1), ("never", 0)])
+def test_fail_on_says_from_where_on_it_fails(solver: Path, level: str, code: int) -> None:
+    assert call("--fail-on", level, solver).returncode == code
+
+
+def test_json_is_an_array(solver: Path) -> None:
+    done = call("--json", solver)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert [one["id"] for one in found] == ["net-not-found", "final-rate-high"] or [
+        one["id"] for one in found
+    ] == ["final-rate-high", "net-not-found"]
+    assert found[0].keys() == {
+        "id", "severity", "where", "what", "effect", "write", "values", "phase", "accepted"
+    }  # fmt: skip
+
+
+def test_alone_leaves_out_what_only_a_whole_chain_has(solver: Path) -> None:
+    assert call("--alone", solver).returncode == 0
+
+
+def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
+    done = call("stampede2-64n-72ep", "digits-local")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prototxt/stampede2-64n-72ep/solver_init.prototxt:" in done.stdout
+    assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3 %" in done.stdout
+    assert "    accepted: published so; the paper and the 448-node recipe double it" in done.stdout
+
+
+def test_rules_lists_all_and_explain_one() -> None:
+    done = call("--rules")
+    assert done.returncode == 0
+    assert "join-jump " in done.stdout
+    assert len(done.stdout.splitlines()) > 80
+    one = call("--explain", "join-jump")
+    assert (
+        one.stdout == "join-jump  warning  a jump of the rate of more than 2 % from one phase to the next\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Missing argument"),
+        (["missing.prototxt"], "Error: missing.prototxt: cannot be read (No such file or directory)"),
+        (["nowhere"], "Error: unknown recipe 'nowhere'; there are digits-local, "),
+        (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
+        ([".", "--ranks", "2"], "Error: .: holds no .prototxt file"),
+        (["digits-local", "--ranks", "2"], "Error: --ranks is for files: a recipe states its own"),
+        (["x.prototxt", "--ranks", "0"], "0 is not in the range"),
+        (["x.prototxt", "--dialect", "caffe2"], "'caffe2' is not one of"),
+        (["x.prototxt", "--caffe-root", "nowhere"], "'nowhere' does not exist"),
+        (["x.prototxt", "--script", "nowhere.sh"], "Error: nowhere.sh: cannot be read"),
+        (["--explain", "join-jum"], "Error: no rule 'join-jum'; did you mean 'join-jump'?"),
+    ],
+)
+def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+    done = call(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", ": holds no field at all; was it copied whole?"),
+        (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
+        (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
+        (b"\x89PNG", ": is no text: byte 0x89 at offset 0 is not UTF-8"),
+        (b"# " + b"." * 16_000_000, ": is over 16,000,000 bytes; is it a prototxt? --max-bytes takes more"),
+    ],
+)
+def test_a_file_that_is_no_prototxt_gets_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.prototxt"
+    path.write_bytes(content)
+    done = call(path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {path}{said}")

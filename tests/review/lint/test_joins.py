@@ -1,0 +1,77 @@
+"""Where phases meet: the rate from snapshot to first update, and the weight decay of a collapse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.review.conftest import LintSolvers, net_text
+
+HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000, "snapshot": 500}
+
+
+def test_a_rate_that_goes_on_is_no_jump(lint_solvers: LintSolvers) -> None:
+    assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []
+    assert lint_solvers({"a": HALF, "b": {"base_lr": 0.51}}) == []
+
+
+@pytest.mark.parametrize(("rate", "said"), [(0.6, "rises by 19.8 %"), (0.25, "drops by 50.1 %")])
+def test_a_rate_that_jumps_has_both_values(lint_solvers: LintSolvers, rate: float, said: str) -> None:
+    (found,) = lint_solvers({"a": HALF, "b": {"base_lr": rate}})
+    assert (found.id, found.severity, found.phase) == ("join-jump", "warning", "b")
+    assert f"{said} from a to b, 0.501 to {rate}" in found.what
+    assert found.values["before"] == pytest.approx(0.501)  # of the last update, i = 499
+    assert found.values["after"] == pytest.approx(rate)
+    assert found.write.startswith("base_lr: 0.501")
+    assert found.where.endswith("solver_b.prototxt:2:1")
+
+
+def test_a_jump_into_a_warmup_is_mended_at_its_start(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": HALF, "b": {"warmup_iter": 5, "warmup_start_lr": 0.4}})
+    assert [one.id for one in found] == ["join-jump"]
+    assert found[0].write.startswith("warmup_start_lr: 0.501")
+
+
+def test_of_several_snapshots_the_one_of_the_nearest_rate_is_taken_and_said(
+    lint_solvers: LintSolvers,
+) -> None:
+    many = {"power": 1, "snapshot": 100}
+    (found,) = lint_solvers({"a": many, "b": {"base_lr": 0.21}})
+    assert found.values["iteration"] == 800
+    assert "0.2 (at iteration 800) to 0.21" in found.what
+    assert "of 10 snapshots the one whose rate is nearest" in found.what
+    assert lint_solvers({"a": many, "b": {"base_lr": 0.3}}) == []
+
+
+def test_a_billion_snapshots_are_no_burden(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": {"power": 1, "max_iter": 2**31 - 1, "snapshot": 1}, "b": {"base_lr": 0.5}})
+    assert found == []
+
+
+def test_a_first_phase_that_writes_nothing_joins_nothing(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": {**HALF, "snapshot": 0, "snapshot_after_train": "false"}, "b": {}})
+    assert [one.id for one in found] == ["no-final-snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("decay", "said"),
+    [(0.0002, None), (0.000201, None), (0.0001, "1 times"), (0.0004, "4 times"), (0, "0 times")],
+)
+def test_a_collapse_doubles_the_weight_decay(lint_solvers: LintSolvers, decay: float, said: str) -> None:
+    found = lint_solvers({"a": HALF, "collapse": {"base_lr": 0.5, "weight_decay": decay}})
+    assert [one.id for one in found] == (["collapse-weight-decay"] if said else [])
+    if said:
+        assert f"has {said} the weight decay of a" in found[0].what
+        assert found[0].write == "weight_decay: 0.0002"
+
+
+def test_a_last_phase_without_the_augmentation_is_a_collapse_by_any_name(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    ratio = "random_aspect_ratio_param { min_area_ratio: 0.08 max_area_ratio: 1 aspect_ratio_change: 0.75 }"
+    (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TRAIN", "TEST", more=ratio))
+    (tmp_path / "own" / "plain.prototxt").write_text(net_text("TRAIN", "TEST"))
+    plain = {"base_lr": 0.5, "net": '"own/plain.prototxt"'}
+    assert [one.id for one in lint_solvers({"a": HALF, "b": plain})] == ["collapse-weight-decay"]
+    assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []

@@ -1,0 +1,71 @@
+"""Findings as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
+from caffe_recipes.review.lint.rules import RULES, finding
+
+ONE = finding(
+    "join-jump", "a/s.prototxt:4:1", "it jumps", "it shakes", "base_lr: 1", "b", before=1.0, after=2.0
+)
+GRAVE = finding("lr-iter-missing", "a/s.prototxt:9:1", "no lr_iter", "NaN", "lr_iter: 9", "b")
+
+
+def test_a_finding_is_a_block_that_starts_with_its_place() -> None:
+    assert render_findings([ONE]) == (
+        "a/s.prototxt:4:1: warning [join-jump] b: it jumps\n    it shakes\n    write: base_lr: 1\n\n"
+        "0 errors, 1 warning, 0 notes"
+    )
+
+
+def test_an_accepted_finding_shows_its_reason_and_is_not_counted_with_the_others() -> None:
+    text = render_findings([replace(ONE, accepted="published so"), GRAVE])
+    assert "a/s.prototxt:4:1: warning, accepted [join-jump]" in text
+    assert "    accepted: published so\n" in text
+    assert text.endswith("\n\n1 error, 0 warnings, 0 notes; 1 accepted")
+
+
+def test_a_phase_that_the_text_names_is_not_named_twice() -> None:
+    named = replace(ONE, what="from a to b")
+    assert "[join-jump] from a to b\n" in render_findings([named])
+
+
+def test_nothing_found_is_one_line() -> None:
+    assert render_findings([]) == "0 errors, 0 warnings, 0 notes"
+
+
+def test_names_cannot_forge_lines() -> None:
+    text = render_findings([replace(ONE, where="a\nb\x1b[31m", what="x\ny")])
+    assert r"a\nb\x1b[31m: warning [join-jump] b: x\ny" in text
+
+
+def test_json_holds_every_field() -> None:
+    (one,) = json.loads(render_json([ONE]))
+    assert one == {
+        "id": "join-jump",
+        "severity": "warning",
+        "where": "a/s.prototxt:4:1",
+        "what": "it jumps",
+        "effect": "it shakes",
+        "write": "base_lr: 1",
+        "values": {"before": 1.0, "after": 2.0},
+        "phase": "b",
+        "accepted": "",
+    }
+    assert render_json([]) == "[]"
+
+
+def test_json_has_text_for_what_is_no_number() -> None:
+    odd = finding("join-jump", "a", "b", "c", "d", before=float("nan"), after=float("inf"))
+    (one,) = json.loads(render_json([odd]), parse_constant=lambda name: AssertionError(name))
+    assert one["values"] == {"before": "nan", "after": "inf"}
+
+
+def test_rules_are_listed_gravest_first() -> None:
+    lines = render_rules(RULES).splitlines()
+    assert len(lines) == len(RULES)
+    severities = [line.split()[1] for line in lines]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)

@@ -1,0 +1,87 @@
+"""The rate of one solver: missing, wrong, jumping where the warm-up ends, too high at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.review.conftest import LintSolvers
+
+
+def test_a_good_solver_has_no_findings(lint_solvers: LintSolvers) -> None:
+    assert lint_solvers({"a": {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "said"),
+    [
+        ({"base_lr": None}, "base-lr-missing", "base_lr is missing"),
+        ({"base_lr": 0}, "base-lr-missing", "base_lr is 0"),
+        ({"lr_policy": '"cosine"'}, "lr-policy-unknown", "lr_policy 'cosine' is unknown"),
+        ({"lr_policy": '"poly_cyc"'}, "lr-iter-missing", "lr_policy poly_cyc needs lr_iter above 0"),
+        ({"lr_policy": '"step"', "gamma": 0.1}, "lr-policy-incomplete", "needs stepsize above 0"),
+        ({"lr_policy": '"multistep"', "gamma": 0.1}, "lr-policy-incomplete", "needs stepvalue"),
+        ({"base_lr": -1}, "rate-not-finite", "is -1 at iteration 0"),
+        ({"base_lr": "nan"}, "rate-not-finite", "is nan at iteration 0"),
+        ({"max_iter": None}, "max-iter-missing", "max_iter is missing"),
+        ({"max_iter": -3}, "max-iter-missing", "max_iter is -3"),
+    ],
+)
+def test_a_solver_that_learns_nothing_is_an_error(
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+) -> None:
+    (found,) = lint_solvers({"a": changes})
+    assert (found.id, found.severity) == (rule, "error")
+    assert said in found.what
+    assert found.phase == "a"
+
+
+@pytest.mark.parametrize(("power", "effect"), [(2, "rises again"), (0.5, "NaN")])
+def test_poly_cyc_must_not_run_past_lr_iter(lint_solvers: LintSolvers, power: float, effect: str) -> None:
+    changes = {"lr_policy": '"poly_cyc"', "power": power, "lr_iter": 999}
+    found = [one for one in lint_solvers({"a": changes}) if one.id == "lr-iter-passed"]
+    assert len(found) == 1
+    assert effect in found[0].effect
+    assert found[0].where.endswith("solver_a.prototxt:9:1")
+    exact = lint_solvers({"a": {"lr_policy": '"poly_cyc"', "lr_iter": 1000}})
+    assert exact == []
+
+
+def test_poly_without_power_is_a_constant_rate(lint_solvers: LintSolvers) -> None:
+    found = {one.id: one for one in lint_solvers({"a": {"power": None}})}
+    assert found.keys() == {"power-missing", "final-rate-high"}
+    assert "stays at 1" in found["power-missing"].effect
+
+
+@pytest.mark.parametrize(("warmup", "count"), [(999, 0), (1000, 0), (1001, 1)])
+def test_a_warmup_ends_within_the_run(lint_solvers: LintSolvers, warmup: int, count: int) -> None:
+    found = lint_solvers({"a": {"warmup_iter": warmup}})
+    assert [one.id for one in found].count("warmup-never-ends") == count
+
+
+def test_a_drop_where_the_warmup_ends_has_both_values(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": {"warmup_iter": 100, "warmup_start_lr": 0.1}})
+    assert (found.id, found.severity) == ("warmup-end-jump", "warning")
+    assert dict(found.values) == pytest.approx({"before": 0.991, "after": 0.81})
+    assert "drops by 18.3 %" in found.what
+    assert "0.991 to 0.81 (iterations 99 and 100)" in found.what
+
+
+def test_the_steps_of_a_short_warmup_are_no_jumps(lint_solvers: LintSolvers) -> None:
+    fixed = {"lr_policy": '"multistep"', "power": None, "gamma": 1e-6, "stepvalue": 900}
+    assert lint_solvers({"a": {**fixed, "warmup_iter": 5}}) == []
+    assert lint_solvers({"a": {"warmup_iter": 5}}) == []
+
+
+def test_a_drop_of_less_than_2_percent_is_none(lint_solvers: LintSolvers) -> None:
+    assert lint_solvers({"a": {"warmup_iter": 9, "warmup_start_lr": 0.99}}) == []
+
+
+def test_the_last_phase_ends_below_1e_5_of_base_lr(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": {"power": 1}})
+    assert found.id == "final-rate-high"
+    assert found.values["end"] == pytest.approx(0.001, rel=1e-4)
+    assert "0.001 of its base_lr" in found.what
+
+
+def test_plateau_is_not_judged_by_rates_that_depend_on_losses(lint_solvers: LintSolvers) -> None:
+    assert lint_solvers({"a": {"lr_policy": '"plateau"', "gamma": 0.1, "plateau_winsize": 9}}) == []

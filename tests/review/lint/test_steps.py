@@ -1,0 +1,89 @@
+"""What a step needs of solver and net: TRAIN data, TEST data, a mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.review.conftest import LintSolvers, net_text
+
+TESTS = {"test_iter": 5, "test_interval": 100}
+
+
+@pytest.fixture
+def lint_without_test(lint_solvers: LintSolvers, tmp_path: Path) -> LintSolvers:
+    """Give a function that lints solvers beside a net without a data layer for TEST."""
+    (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TRAIN"))
+    return lint_solvers
+
+
+def test_solver_mode_is_given(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": {"solver_mode": None}})
+    assert (found.id, found.severity) == ("solver-mode-absent", "warning")
+    assert lint_solvers({"a": {"solver_mode": "GPU"}}) == []
+
+
+@pytest.mark.parametrize(("dialect", "count"), [("bvlc", 0), ("nvcaffe", 0), ("intel", 1)])
+def test_a_default_of_gpu_is_what_caffes_for_gpus_mean(
+    lint_solvers: LintSolvers, dialect: str, count: int
+) -> None:
+    found = lint_solvers({"a": {"solver_mode": None}}, dialect=dialect)
+    assert [one.id for one in found].count("solver-mode-absent") == count
+
+
+def test_a_last_phase_can_be_tested(lint_without_test: LintSolvers) -> None:
+    (found,) = lint_without_test({"a": {}})
+    assert (found.id, found.severity) == ("last-net-without-test", "warning")
+    assert found.where.endswith("solver_a.prototxt:1:1")
+
+
+def test_an_earlier_phase_need_not_be_tested(lint_without_test: LintSolvers, tmp_path: Path) -> None:
+    (tmp_path / "own" / "tested.prototxt").write_text(net_text("TRAIN", "TEST"))
+    first = {"lr_policy": '"fixed"', "power": None}
+    assert lint_without_test({"a": first, "b": {"net": '"own/tested.prototxt"'}}) == []
+
+
+def test_a_test_during_training_needs_data_for_it(lint_without_test: LintSolvers) -> None:
+    found = {one.id: one for one in lint_without_test({"a": TESTS})}
+    assert found["no-test-net"].severity == "error"
+    assert "Unknown bottom blob 'data'" in found["no-test-net"].effect
+    assert found["no-test-net"].where.endswith("solver_a.prototxt:9:1")
+
+
+def test_a_test_net_of_its_own_will_do(lint_without_test: LintSolvers) -> None:
+    found = lint_without_test({"a": {**TESTS, "test_net": '"own/test.prototxt"'}})
+    assert [one.id for one in found] == ["last-net-without-test"]
+
+
+def test_data_without_rules_are_for_both_phases(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    text = net_text("TRAIN").replace("include { phase: TRAIN }", "")
+    (tmp_path / "own" / "train_val.prototxt").write_text(text)
+    found = {one.id for one in lint_solvers({"a": TESTS})}
+    assert not found & {"no-test-net", "no-train-net", "last-net-without-test"}
+
+
+def test_a_net_without_training_data_is_an_error(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TEST"))
+    assert "no-train-net" in {one.id for one in lint_solvers({"a": {}})}
+
+
+def test_half_of_what_a_test_needs_is_found(lint_solvers: LintSolvers) -> None:
+    (alone,) = lint_solvers({"a": {"test_interval": 10}})
+    assert (alone.id, alone.severity) == ("test-interval-alone", "warning")
+    (iterations,) = lint_solvers({"a": {"test_iter": 10}})
+    assert (iterations.id, iterations.severity) == ("test-iter-alone", "error")
+
+
+@pytest.mark.parametrize(("tested", "rule"), [("tested", None), ("train_val", "no-test-net")])
+def test_a_script_that_tests_says_with_which_net(
+    lint_without_test: LintSolvers, tmp_path: Path, tested: str, rule: str | None
+) -> None:
+    (tmp_path / "own" / "tested.prototxt").write_text(net_text("TRAIN", "TEST"))
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "caffe train --solver=own/solver_a.prototxt\n"
+        f"caffe test --model=own/{tested}.prototxt --weights=own_a_iter_1000.caffemodel --iterations=5\n"
+    )
+    found = lint_without_test({"a": {}}, script=script)
+    assert [one.id for one in found] == ([rule] if rule else [])
