@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from caffe_recipes.chain.journal import Finish, Journal, Launch, RunState
+from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.chain.plan import Plan, Testing, Training, launch_argv
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Setting
@@ -44,6 +45,7 @@ class Run:
     journal: Journal
     reporter: Reporter
     interrupts: Interrupts
+    lock: RecipeLock
 
     def path(self, path: str) -> Path:
         """Return a path from the Caffe root as one from here."""
@@ -67,11 +69,12 @@ def train(run: Run, training: Training, state: RunState) -> None:
     )
     start = f"from {training.weights}" if training.weights else "from the nets' fillers"
     run.reporter.say(f"{training.phase}: {training.last_iter:,} iterations {start}")
+    inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
     command = (run.setting.trainer, *training.arguments)
     argv = launch_argv(run.setting.recipe, command, f"{run.folder}/hostfile")
-    _carry(run, training, launch, lambda: _launch(run, argv, launch.log))
+    _carry(run, training, launch, lambda: _launch(run, argv, launch.log, inherited))
 
 
 def evaluate(run: Run, testing: Testing) -> None:
@@ -201,8 +204,8 @@ def _stamp(run: Run, snapshot: str) -> str | None:
     return file_stamp(run.setting.hosts[0], run.setting.path(snapshot))
 
 
-def _launch(run: Run, argv: tuple[str, ...], log: str) -> Trainer:
-    return launch_trainer(argv, run.setting.root, run.setting.environment, run.path(log))
+def _launch(run: Run, argv: tuple[str, ...], log: str, inherited: tuple[int, ...] = ()) -> Trainer:
+    return launch_trainer(argv, run.setting.root, run.setting.environment, run.path(log), inherited)
 
 
 def _next_log(run: Run) -> str:

@@ -20,6 +20,7 @@ from caffe_recipes.chain.folder import (
     write_hostfile,
 )
 from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
+from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.chain.phase import Run, evaluate, has_trained, train
 from caffe_recipes.chain.plan import Plan, plan_chain
 from caffe_recipes.chain.preflight import run_preflight
@@ -63,9 +64,10 @@ def run_chain(
             stack.callback(host.close)
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
         _preflight(setting, plan, state, reporter)
+        lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
-        run = Run(setting, plan, f"{RUNS}/{folder.name}", journal, reporter, interrupts)
+        run = Run(setting, plan, f"{RUNS}/{folder.name}", journal, reporter, interrupts, lock)
         try:
             return _carry_on(run)
         except Interrupted as stop:
@@ -136,6 +138,16 @@ def _check_nothing_trains(folder: Path) -> None:
         if pid is not None:
             what = f"process {pid} of a killed run still trains"
             raise InputError(log, what, "go on with that run without --new, or stop the process first")
+
+
+def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
+    """Take the recipe's locks; the trainer's only when the one that is taken over has ended."""
+    lock = RecipeLock(setting.root, setting.recipe.name)
+    stack.callback(lock.close)
+    lock.take()
+    if not (state.launch and Trainer(setting.root / state.launch.log).is_running()):
+        lock.take_trainer()
+    return lock
 
 
 def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> None:

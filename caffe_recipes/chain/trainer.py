@@ -71,8 +71,17 @@ class Trainer:
                 return
 
 
-def launch_trainer(argv: Sequence[str], root: Path, environment: Mapping[str, str], log: Path) -> Trainer:
-    """Start `argv` in the Caffe root, output to `log`; raises RunFailed if it does not start."""
+def launch_trainer(
+    argv: Sequence[str],
+    root: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    inherited: Sequence[int] = (),
+) -> Trainer:
+    """Start `argv` in the Caffe root, output to `log`; raises RunFailed if it does not start.
+
+    `inherited` are open files that it keeps.
+    """
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(
@@ -83,6 +92,7 @@ def launch_trainer(argv: Sequence[str], root: Path, environment: Mapping[str, st
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=inherited,
             )
         except OSError as error:
             raise RunFailed(argv[0], f"does not start: {error.strerror}", "check its installation") from None

@@ -333,12 +333,12 @@ lock() {
   { mkdir -p -- "$STATE/incoming" && exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
     stop 3 "$STATE: cannot be written; check the disk"
   flock -n -E 75 7 || if (($? == 75)); then
-    stop 2 "$STATE/script.lock: another run.sh is at work; wait for it or end it"
+    stop 2 "$STATE/script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it"
   else
     say "$STATE: this file system has no locks; take care to start run.sh once" && return
   fi
   flock -n 9 7>&- || {
-    say "$STATE/lock: the mpiexec of a killed run.sh is still at work; waiting for its end (Ctrl-C gives up)"
+    say "$STATE/lock: the mpiexec of a killed run is still at work; waiting for its end (Ctrl-C gives up)"
     flock 9 7>&-
   }
 }

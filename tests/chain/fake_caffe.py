@@ -12,7 +12,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+# Hydra ends all ranks where a signal ends one, and this one may be importing when rank 0 is asked to stop.
+if os.environ.get("PMI_RANK", "0") != "0":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt
@@ -42,7 +47,7 @@ def snapshot_of(net: pb.NetParameter) -> bytes:
 # What a snapshot is instead of whole.
 OTHER = pb.NetParameter(name="other")
 OTHER.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
-SPOILT = {
+SPOILT: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda whole: b"",
     "truncated": lambda whole: whole[: len(whole) // 2],
     "other": lambda whole: OTHER.SerializeToString(),

@@ -195,10 +195,10 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     small_cluster.hook("mpiexec.hydra", "")
     second = small_cluster.start()
     assert second.stderr is not None
-    assert "the mpiexec of a killed run.sh is still at work; waiting for its end" in second.stderr.readline()
+    assert "the mpiexec of a killed run is still at work; waiting for its end" in second.stderr.readline()
     third = small_cluster.run()
     assert third.returncode == 2
-    assert "script.lock: another run.sh is at work; wait for it or end it" in third.stderr
+    assert "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it" in third.stderr
     assert len(small_cluster.calls("mpiexec.hydra")) == 1
 
     (small_cluster.play / "end").touch()
@@ -233,7 +233,7 @@ def test_beside_a_run_at_work_no_second_one_starts(small_cluster: StandInCluster
     small_cluster.wait_for(small_cluster.play / "training")
     second = small_cluster.run()
     assert second.returncode == 2
-    assert "script.lock: another run.sh is at work; wait for it or end it" in second.stderr
+    assert "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it" in second.stderr
     (small_cluster.play / "end").touch()
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 0, stderr

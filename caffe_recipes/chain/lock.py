@@ -1,0 +1,71 @@
+"""The locks that a run shares with run.sh: one training of a recipe under one Caffe root.
+
+As in the script, one is for who carries a chain, and one is inherited by what trains: so a launcher that
+outlived its killed run is told from a run at work, by either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from caffe_recipes.errors import InputError
+
+_POLL_S = 0.1
+# Hydra's proxies outlive mpiexec by a moment, and hold what it held.
+_LINGER_S = 10.0
+
+
+class RecipeLock:
+    """The locks of one recipe under one Caffe root; held until closed."""
+
+    def __init__(self, root: Path, recipe_name: str, linger_s: float = _LINGER_S) -> None:
+        """Hold nothing yet."""
+        self.folder = root / "logs" / recipe_name
+        self._linger_s = linger_s
+        self._files: dict[str, int] = {}
+
+    def take(self) -> None:
+        """Become who carries the chain; raises InputError if a run.sh, or another run, does."""
+        what = "another run.sh or caffe-recipes run is at work"
+        self._lock("script.lock", what, "wait for it, or end it", patience_s=0)
+
+    def take_trainer(self) -> tuple[int, ...]:
+        """Return what a trainer is to inherit; raises InputError if one of a killed run still trains.
+
+        Empty where the disk has no locks.
+        """
+        what = "the mpiexec of a killed run is still at work"
+        return self._lock("lock", what, "wait for its end, or end it", patience_s=self._linger_s)
+
+    def close(self) -> None:
+        """Let go; a trainer that has inherited its lock holds it on."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _lock(self, name: str, what: str, hint: str, patience_s: float) -> tuple[int, ...]:
+        if name in self._files:
+            return (self._files[name],)
+        path, deadline = self.folder / name, time.monotonic() + patience_s
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError:  # whatever a run writes next says so better
+            return ()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                os.close(file)
+                raise InputError(path, what, hint) from None
+            except OSError:
+                os.close(file)
+                return ()
+            self._files[name] = file
+            return (file,)

@@ -1,0 +1,135 @@
+"""One training of a recipe under one Caffe root, by run.sh or by caffe-recipes run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.lock import RecipeLock
+from caffe_recipes.errors import InputError
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock as run.sh does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_free(path: Path) -> bool:
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def wait_for_log(place: Place, text: str) -> None:
+    log = place.root / "runs/small-1/logs/init-1.log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def call_script(place: Place) -> subprocess.CompletedProcess[str]:
+    for path, text in generate(load_recipe(place.recipe)).items():
+        (place.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (place.root / path).write_text(text, "utf-8")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "jobs/small/run.sh"],
+        cwd=place.root,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_beside_a_run_sh_at_work_no_run_starts_and_nothing_changes(place: Place) -> None:
+    with held(place.root / "logs/small/script.lock"):
+        before = place.tree()
+        with pytest.raises(
+            InputError, match=r"script\.lock: another run\.sh or caffe-recipes run is at work"
+        ):
+            place.run()
+        assert place.tree() == before
+    assert place.run().outputs
+
+
+def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
+    place.behave(init="waits")
+    first = place.start()
+    wait_for_log(place, "Iteration 4, lr")
+    done = call_script(place)
+    assert done.returncode == 2
+    assert "script.lock: another run.sh or caffe-recipes run is at work" in done.stderr
+    (place.root / "release").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert place.trained() == ["init", "cyc1", "last"]
+
+
+def test_run_sh_waits_for_the_trainer_of_a_killed_run(place: Place) -> None:
+    place.behave(init="waits")
+    first = place.start()
+    wait_for_log(place, "Iteration 4, lr")
+    first.kill()
+    first.communicate()
+    assert not is_free(place.root / "logs/small/lock")
+    threading.Timer(2, (place.root / "release").touch).start()
+    done = call_script(place)
+    assert "the mpiexec of a killed run is still at work; waiting for its end" in done.stderr
+    assert place.trained()[:2] == ["init", "init"]
+
+
+def test_the_trainer_of_a_killed_run_sh_is_waited_for_a_moment_and_then_named(tmp_path: Path) -> None:
+    path = tmp_path / "logs/small/lock"
+    with held(path):
+        lock = RecipeLock(tmp_path, "small", linger_s=0.2)
+        with pytest.raises(InputError, match=r"small/lock: the mpiexec of a killed run is still at work"):
+            lock.take_trainer()
+    assert lock.take_trainer()
+    assert not is_free(path)
+    lock.close()
+    assert is_free(path)
+
+
+def test_a_trainer_that_lingers_delays_a_run_and_does_not_stop_it(tmp_path: Path) -> None:
+    path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
+    with held(path):
+        waiting = threading.Thread(target=lock.take_trainer)
+        waiting.start()
+        time.sleep(0.3)
+        assert waiting.is_alive()
+    waiting.join(timeout=10)
+    assert not is_free(path)
+    lock.close()
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_what_is_written_next(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    lock = RecipeLock(tmp_path, "small")
+    lock.take()
+    assert lock.take_trainer() == ()
