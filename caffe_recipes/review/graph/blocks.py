@@ -1,0 +1,156 @@
+"""Where a graph can be cut: blocks between the boxes that all data passes, and stages of one image size.
+
+The core of a graph is what its deepest end is computed from. A neck is a box of the core that no wire of the
+core goes around; a block is a neck with the boxes between it and the neck before. So a residual block ends in
+its sum, and an Inception module in its Concat. What hangs beside the core (accuracies, auxiliary classifiers)
+stays with the block that it hangs on. A stage is a run of blocks whose necks make images of one size.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from caffe_recipes.review.graph.boxes import Box, Edge, Graph
+
+_SIZES = 2  # a block that makes images smaller may still hold some of the size before
+
+
+@dataclass(frozen=True)
+class Block:
+    """Boxes of the core, of which `neck` comes last, and those that hang on them."""
+
+    core: tuple[int, ...]
+    neck: int
+    beside: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks of one image size; None for vectors. `is_continued` if its beginning stands elsewhere."""
+
+    size: tuple[int, ...] | None
+    blocks: tuple[Block, ...]
+    is_continued: bool = False
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A graph's edges that are drawn as wires, and those from a source afar, which boxes name instead."""
+
+    wires: tuple[Edge, ...]
+    afar: tuple[Edge, ...]
+
+
+def part_wires(graph: Graph) -> Wiring:
+    """Tell the wires from what a source sends past other layers, as data layers send labels to losses."""
+    sources = graph.sources
+    fed_by_layers = {edge.target for edge in graph.edges if edge.source not in sources}
+    wires: list[Edge] = []
+    afar: list[Edge] = []
+    for edge in graph.edges:
+        is_afar = edge.source in sources and edge.target in fed_by_layers
+        (afar if is_afar else wires).append(edge)
+    return Wiring(tuple(wires), tuple(afar))
+
+
+def find_stages(graph: Graph, wires: Iterable[Edge]) -> tuple[Stage, ...]:
+    """Cut a graph into stages of blocks, from its data to its end."""
+    edges = list(wires)
+    stages: list[Stage] = []
+    for block in _blocks(graph, edges):
+        size = graph.boxes[block.neck].size
+        if stages and stages[-1].size == size:
+            stages[-1] = Stage(size, (*stages[-1].blocks, block))
+        else:
+            stages.append(Stage(size, (block,)))
+    return tuple(stages)
+
+
+def _blocks(graph: Graph, edges: list[Edge]) -> list[Block]:
+    core = _core(graph, edges)
+    inner = [edge for edge in edges if edge.source in core and edge.target in core]
+    roots = core - {edge.target for edge in inner}
+    first_reader = {
+        root: min((edge.target for edge in inner if edge.source == root), default=root) for root in roots
+    }
+    necks = _necks(sorted(core - roots) or sorted(core), inner, first_reader)
+    home: dict[int, int] = {}
+    members: list[list[int]] = [[] for _ in necks]
+    hanging: list[list[int]] = [[] for _ in necks]
+    for box in sorted(core):
+        home[box] = bisect_left(necks, first_reader.get(box, box))
+        members[home[box]].append(box)
+    for box, index in sorted(_beside(graph, edges, home).items()):
+        hanging[index].append(box)
+    return [
+        Block(tuple(core_boxes), neck, tuple(beside))
+        for core_boxes, neck, beside in zip(members, necks, hanging, strict=True)
+    ]
+
+
+def _core(graph: Graph, edges: list[Edge]) -> set[int]:
+    """Give the deepest box that nothing reads, the first of several, and all that it is computed from."""
+    depth = dict.fromkeys((box.id for box in graph.boxes), 0)
+    for edge in edges:  # sorted by source, and sources stand before targets
+        depth[edge.target] = max(depth[edge.target], depth[edge.source] + 1)
+    end = max(depth, key=lambda box: (depth[box], -box))
+    core = {end}
+    for edge in reversed(edges):
+        if edge.target in core:
+            core.add(edge.source)
+    return core
+
+
+def _necks(order: list[int], inner: list[Edge], first_reader: Mapping[int, int]) -> list[int]:
+    """Give the boxes that no wire goes around, and the last; the first stands behind every root's reader."""
+    farthest: dict[int, int] = {}
+    for edge in inner:
+        farthest[edge.source] = max(edge.target, farthest.get(edge.source, 0))
+    reach = max(first_reader.values(), default=0)
+    for root in first_reader:
+        reach = max(reach, farthest.get(root, 0))
+    necks = []
+    for box in order:
+        if reach <= box:
+            necks.append(box)
+        reach = max(reach, farthest.get(box, 0))
+    return necks if necks and necks[-1] == order[-1] else [*necks, order[-1]]
+
+
+def _beside(graph: Graph, edges: list[Edge], home: Mapping[int, int]) -> dict[int, int]:
+    """Give each box that is not of the core the last block that it hangs on; the first if on none."""
+    found: dict[int, int] = {}
+    into: dict[int, list[Edge]] = {}
+    for edge in edges:
+        into.setdefault(edge.target, []).append(edge)
+    for box in graph.boxes:
+        if box.id not in home:
+            hangs_on = [edge.source for edge in into.get(box.id, ())]
+            found[box.id] = max((home.get(one, found.get(one, 0)) for one in hangs_on), default=-1)
+    for box in reversed(graph.boxes):  # a source beside the core stands with its first reader
+        if found.get(box.id) == -1:
+            readers = [edge.target for edge in edges if edge.source == box.id]
+            found[box.id] = max(min((home.get(one, found.get(one, 0)) for one in readers), default=0), 0)
+    return found
+
+
+def show_size(size: tuple[int, ...] | None) -> str:
+    """Write an image's height and width.
+
+    >>> show_size((56, 56)), show_size(None)
+    ('56 × 56', 'vectors')
+    """
+    return "vectors" if size is None else " × ".join(map(str, size))
+
+
+def stage_title(stage: Stage, boxes: Sequence[Box]) -> str:
+    """Name a stage by the size of its images; by the largest and the smallest if it has three or more."""
+    sizes = {boxes[box].size for block in stage.blocks for box in block.core}
+    by_area = sorted(sizes, key=lambda size: (math.prod(size or (0,)), size or ()), reverse=True)
+    name = show_size(stage.size)
+    if len(by_area) > _SIZES:
+        name = f"{show_size(by_area[0])} to {show_size(by_area[-1])}"
+    return f"{name}, continued" if stage.is_continued else name

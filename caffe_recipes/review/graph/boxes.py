@@ -1,0 +1,186 @@
+"""A net as boxes and edges: a box is a layer with those that work in place on what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_dims import Shape
+from caffe_recipes.caffe.shapes import LayerShapes, select_layers
+from caffe_recipes.review.graph.labels import describe, show_image
+from caffe_recipes.review.summary import ReadNet, has_inputs
+
+_JOINS = {"Concat", "Eltwise"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A layer as its box names it; `phase` is the one phase that has it, if its box is there in both."""
+
+    name: str
+    what: str
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A blob from the box that makes it to one that reads it; `shape` is an image's, as text."""
+
+    source: int
+    target: int
+    blob: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """A layer first, then those in place on its top, in order.
+
+    `phase` is the one phase that has the box, empty if both do. `size` is height and width of what it makes,
+    None for vectors and for what is not known. `notes` name blobs that come from afar or go there.
+    """
+
+    id: int
+    lines: tuple[Line, ...]
+    kind: str
+    phase: str
+    size: tuple[int, ...] | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Boxes in the net's order, so that every edge goes from a smaller id to a greater one."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def sources(self) -> set[int]:
+        """Give the boxes that read no blob."""
+        return {box.id for box in self.boxes} - {edge.target for edge in self.edges}
+
+
+@dataclass
+class _Draft:
+    layers: list[tuple[pb.LayerParameter, set[int]]]
+    shape: Shape | None
+    phases: set[int]
+
+
+@dataclass
+class _Builder:
+    """The boxes so far; by phase, which of them made each blob, and which blobs have been read."""
+
+    phases: Sequence[int]
+    drafts: list[_Draft] = field(default_factory=list)
+    makers: dict[int, dict[str, tuple[int, Shape | None]]] = field(default_factory=dict)
+    read: set[tuple[int, str]] = field(default_factory=set)
+    edges: dict[tuple[int, int, str], list[str]] = field(default_factory=dict)
+
+    def add(self, layer: pb.LayerParameter, phases: set[int], found: dict[int, LayerShapes]) -> None:
+        """Take up the next layer, in the box that it works in place on, or in one of its own."""
+        home = self._home(layer, phases)
+        if home is not None:
+            self.drafts[home].layers.append((layer, phases))
+            return
+        box = len(self.drafts)
+        shapes = [found[phase].tops[0] for phase in sorted(phases) if phase in found and layer.top]
+        self.drafts.append(_Draft([(layer, phases)], shapes[0] if shapes else None, phases))
+        for phase in sorted(phases):
+            for blob in layer.bottom:
+                self._connect(phase, blob, box)
+            tops = found[phase].tops if phase in found else [None] * len(layer.top)
+            self.makers[phase].update({top: (box, shape) for top, shape in zip(layer.top, tops, strict=True)})
+            self.read -= {(phase, top) for top in layer.top}
+
+    def _home(self, layer: pb.LayerParameter, phases: set[int]) -> int | None:
+        """Find the one box that an in-place layer belongs in; none if its blob was read as it was before."""
+        if len(layer.top) != 1 or list(layer.top) != list(layer.bottom):
+            return None
+        homes = {self.makers[phase].get(layer.top[0], (-1, None))[0] for phase in phases}
+        if len(homes) != 1 or -1 in homes or any((phase, layer.top[0]) in self.read for phase in phases):
+            return None
+        return homes.pop()
+
+    def _connect(self, phase: int, blob: str, box: int) -> None:
+        """Add the edge of a blob; one that this phase lacks may come from the layer of the other."""
+        for maker in (phase, *self.phases):
+            if blob in self.makers[maker]:
+                source, shape = self.makers[maker][blob]
+                shapes = self.edges.setdefault((source, box, blob), [])
+                if show_image(shape) not in shapes:
+                    shapes.append(show_image(shape))
+                self.read.add((phase, blob))
+                return
+
+
+def build_graph(net: ReadNet) -> Graph:
+    """Make the graph of a net in both phases, or in the one that was asked for.
+
+    Raises PrototxtError where the shapes of a phase that has data do not fit.
+    """
+    layers = list(net.message.layer)
+    phases = [net.phase] if net.options.phase is not None else [pb.TRAIN, pb.TEST]
+    held = {
+        phase: {id(layer) for layer in select_layers(net.message, phase, net.level, net.stages)}
+        for phase in phases
+    }
+    found: dict[int, dict[int, LayerShapes]] = {}
+    for phase in phases:
+        if phase == net.phase or has_inputs(net.message, phase, net.level, net.stages):
+            found[phase] = {id(one.layer): one for one in net.infer(phase).layers}
+    builder = _Builder(phases, makers={phase: {} for phase in phases})
+    for layer in layers:
+        here = {phase for phase in phases if id(layer) in held[phase]}
+        if here:
+            shapes = {phase: found[phase][id(layer)] for phase in here if phase in found}
+            builder.add(layer, here, shapes)
+    return _finish(builder)
+
+
+def _finish(builder: _Builder) -> Graph:
+    edges = [
+        Edge(source, target, blob, " | ".join([shape for shape in shapes if shape != "?"] or ["?"]))
+        for (source, target, blob), shapes in builder.edges.items()
+    ]
+    boxes = [
+        Box(index, _lines(draft, builder.phases), _kind(draft), _only(draft.phases, builder), _size(draft))
+        for index, draft in enumerate(builder.drafts)
+    ]
+    return Graph(tuple(boxes), tuple(sorted(edges, key=lambda edge: (edge.source, edge.target, edge.blob))))
+
+
+def _lines(draft: _Draft, phases: Sequence[int]) -> tuple[Line, ...]:
+    return tuple(
+        Line(
+            layer.name or "(no name)",
+            describe(layer),
+            "" if held == draft.phases else pb.Phase.Name(next(iter(held))),
+        )
+        for layer, held in draft.layers
+    )
+
+
+def _only(held: set[int], builder: _Builder) -> str:
+    return pb.Phase.Name(next(iter(held))) if len(held) < len(builder.phases) else ""
+
+
+def _kind(draft: _Draft) -> str:
+    layer = draft.layers[0][0]
+    if not layer.bottom:
+        return "source"
+    if layer.type in _JOINS:
+        return "join"
+    if layer.type in ("Convolution", "Deconvolution", "InnerProduct", "LSTM", "RNN"):
+        return "matrix"
+    if layer.type == "Pooling":
+        return "pooling"
+    return "end" if layer.type.endswith("Loss") or layer.type == "Accuracy" else "other"
+
+
+def _size(draft: _Draft) -> tuple[int, ...] | None:
+    size = (draft.shape or ())[2:]
+    known = tuple(dim for dim in size if dim is not None)
+    return known if len(known) == len(size) and any(dim > 1 for dim in known) else None

@@ -1,0 +1,302 @@
+"""Where everything of a picture stands: boxes, wires, the bands of stages; in pixels from the upper left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from caffe_recipes.review.graph.blocks import Stage, Wiring, find_stages, part_wires, show_size, stage_title
+from caffe_recipes.review.graph.boxes import Box, Edge, Graph
+from caffe_recipes.review.graph.column import ColumnPlan, plan_column, row_heights
+from caffe_recipes.review.graph.labels import text_width
+from caffe_recipes.review.graph.lanes import place_boxes
+from caffe_recipes.review.graph.routes import Blob, Route
+from caffe_recipes.review.graph.sizes import HEADING, HEADING_HEIGHT, box_height, box_width
+
+Point = tuple[float, float]
+
+_SHORTEST_COLUMN, _LONGEST_COLUMN = 900.0, 2700.0
+_ROUGH_GAP = 38.0
+_GUTTER, _TRACK = 22.0, 8.0
+_PAGE_MARGIN = 30.0
+_HEADING_IN = 10.0
+
+
+@dataclass(frozen=True)
+class PlacedBox:
+    """A box, with the corners of its rectangle."""
+
+    box: Box
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Wire:
+    """An edge, as a line from the border of its source to that of its target."""
+
+    edge: Edge
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A shape that stands beside its wire."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Band:
+    """The ground of a stage in one column, and what it is called."""
+
+    title: str
+    title_x: float
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole picture below its title, whose width is that of the page."""
+
+    boxes: tuple[PlacedBox, ...]
+    wires: tuple[Wire, ...]
+    shapes: tuple[Text, ...]
+    bands: tuple[Band, ...]
+    width: float
+    height: float
+
+
+def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
+    """Place a graph's boxes in columns of stages, and its wires between them."""
+    wiring = part_wires(graph)
+    graph = with_notes(graph, wiring)
+    stages = find_stages(graph, wiring.wires)
+    # A wire that comes down to a stage's first box passes its heading.
+    heading = max(text_width(show_size(stage.size), HEADING, is_bold=True) for stage in stages)
+    # Of this width, every place is a whole number, and sums are exact.
+    width = 4.0 * math.ceil(max(*map(box_width, graph.boxes), 2 * heading + 8) / 4)
+    columns = _pack(graph, stages, wiring.wires)
+    return _Page(graph, wiring, columns, width).finish(), wiring
+
+
+def with_notes(graph: Graph, wiring: Wiring) -> Graph:
+    """Name in each box the blobs that it sends afar or gets from there."""
+    sends: dict[int, dict[str, int]] = {}
+    gets: dict[int, list[str]] = {}
+    for edge in wiring.afar:
+        sent = sends.setdefault(edge.source, {})
+        label = f"{edge.blob} ({edge.shape}) →"
+        sent[label] = sent.get(label, 0) + 1
+        gets.setdefault(edge.target, [])
+        if f"← {edge.blob}" not in gets[edge.target]:
+            gets[edge.target].append(f"← {edge.blob}")
+    boxes = [
+        Box(box.id, box.lines, box.kind, box.phase, box.size, (*gets.get(box.id, ()), *sends.get(box.id, ())))
+        for box in graph.boxes
+    ]
+    return Graph(tuple(boxes), graph.edges)
+
+
+def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[list[Stage]]:
+    """Stand stages in columns, short ones on top of each other; one that is too long goes on in the next."""
+    into: dict[int, list[Edge]] = {}
+    for edge in edges:
+        into.setdefault(edge.target, []).append(edge)
+    rough = {block.neck: 0.0 for stage in stages for block in stage.blocks}
+    for stage in stages:
+        for block in stage.blocks:
+            members = (*block.core, *block.beside)
+            cells, _ = place_boxes(
+                [block], [edge for box in members for edge in into.get(box, ())], graph.sources
+            )
+            rows = row_heights(cells, graph)
+            core_rows = {cells[box].row for box in block.core}
+            rough[block.neck] = sum(rows[row] + _ROUGH_GAP for row in core_rows)
+    lengths = [sum(rough[block.neck] for block in stage.blocks) for stage in stages]
+    most = min(max(*lengths, _SHORTEST_COLUMN), _LONGEST_COLUMN)
+    columns: list[list[Stage]] = [[]]
+    room = most
+    for stage, length in zip(stages, lengths, strict=True):
+        if length > room and columns[-1] and length <= most:
+            columns.append([])
+            room = most
+        part: list[int] = []
+        for index, block in enumerate(stage.blocks):
+            if rough[block.neck] > room and (part or columns[-1]):
+                if part:
+                    columns[-1].append(_part(stage, part))
+                columns.append([])
+                part, room = [], most
+            part.append(index)
+            room -= rough[block.neck]
+        columns[-1].append(_part(stage, part))
+    return columns
+
+
+def _part(stage: Stage, indices: Sequence[int]) -> Stage:
+    return Stage(stage.size, tuple(stage.blocks[index] for index in indices), indices[0] > 0)
+
+
+class _Page:
+    """Columns on their way to a page: planned one by one, then moved to where they stand."""
+
+    def __init__(self, graph: Graph, wiring: Wiring, columns: list[list[Stage]], width: float) -> None:
+        self.graph, self.width = graph, width
+        self.home = {
+            box: index
+            for index, stages in enumerate(columns)
+            for stage in stages
+            for block in stage.blocks
+            for box in (*block.core, *block.beside)
+        }
+        self.edges = {(edge.source, edge.target, edge.blob): edge for edge in wiring.wires}
+        self.plans = [
+            plan_column(graph, stages, *self._edges_of(index, wiring.wires), width)
+            for index, stages in enumerate(columns)
+        ]
+        self.gutters = self._gutters(wiring.wires)
+        self.axes, self.gutter_starts, self.page_width = self._stand()
+        self.bottoms: dict[Blob, int] = {}
+
+    def _edges_of(
+        self, index: int, wires: Sequence[Edge]
+    ) -> tuple[list[Edge], dict[Blob, list[int]], list[Blob]]:
+        """Give a column's own edges, what comes in by blob, and which blobs leave it."""
+        own, entering, leaving = [], dict[Blob, list[int]](), dict[Blob, None]()
+        for edge in wires:
+            source, target = self.home[edge.source], self.home[edge.target]
+            if source == target == index:
+                own.append(edge)
+            elif target == index:
+                entering.setdefault((edge.source, edge.blob), []).append(edge.target)
+            elif source == index:
+                leaving[edge.source, edge.blob] = None
+        return own, entering, list(leaving)
+
+    def _gutters(self, wires: Sequence[Edge]) -> list[list[tuple[Blob, int]]]:
+        """Give what runs in the gutter right of each column: a blob, and the column it goes down or up to."""
+        gutters: list[dict[tuple[Blob, int], None]] = [{} for _ in self.plans]
+        for edge in wires:
+            source, target = self.home[edge.source], self.home[edge.target]
+            if source == target:
+                continue
+            key = (edge.source, edge.blob)
+            gutters[source][key, source] = None
+            if target != source + 1:
+                gutters[target - 1][key, target] = None
+        return [list(gutter) for gutter in gutters]
+
+    def _stand(self) -> tuple[list[float], list[float], float]:
+        """Give the middle of each column, where each gutter's first wire is, and the page's width."""
+        x, axes, starts = _PAGE_MARGIN, [], []
+        for plan, gutter in zip(self.plans, self.gutters, strict=True):
+            axes.append(x - plan.left)
+            x += plan.right - plan.left
+            starts.append(x + _GUTTER)
+            x += 2 * _GUTTER + _TRACK * len(gutter) if gutter else _GUTTER
+        return axes, starts, x - _GUTTER + _PAGE_MARGIN
+
+    def _gutter_x(self, column: int, key: Blob, bound: int) -> float:
+        return self.gutter_starts[column] + _TRACK * self.gutters[column].index((key, bound))
+
+    def finish(self) -> Layout:
+        boxes: list[PlacedBox] = []
+        bands: list[Band] = []
+        for index, plan in enumerate(self.plans):
+            into = {key: self._arrival(index, key) - self.axes[index] for key in plan.entering}
+            out = {key: self._gutter_x(index, key, index) - self.axes[index] for key in plan.leaving}
+            plan.settle(into, out)
+            axis = self.axes[index]
+            for box, (x, y) in plan.corners.items():
+                placed = self.graph.boxes[box]
+                boxes.append(PlacedBox(placed, axis + x, y, self.width, box_height(placed)))
+            for stage, top, bottom in plan.bands:
+                left, right = plan.sides(stage)
+                left, right = left - 10, right + 10
+                title = stage_title(stage, self.graph.boxes)
+                bands.append(
+                    Band(title, axis + left + _HEADING_IN, axis + left, top, right - left, bottom - top)
+                )
+        boxes.sort(key=lambda placed: placed.box.id)
+        lowest = max(plan.height for plan in self.plans)
+        wires = [
+            self._wire(index, route, lowest) for index, plan in enumerate(self.plans) for route in plan.routes
+        ]
+        shapes = [text for index, plan in enumerate(self.plans) for text in self._shapes(index, plan)]
+        bands = [_with_heading(band, wires) for band in bands]
+        height = lowest + _TRACK * (len(self.bottoms) + 1)
+        return Layout(tuple(boxes), tuple(wires), tuple(shapes), tuple(bands), self.page_width, height)
+
+    def _arrival(self, column: int, key: Blob) -> float:
+        """Give where a blob comes up to a column's top: the gutter on its left."""
+        source = self.home[key[0]]
+        return self._gutter_x(column - 1, key, source if source == column - 1 else column)
+
+    def _wire(self, index: int, route: Route, lowest: float) -> Wire:
+        plan, axis = self.plans[index], self.axes[index]
+        points: list[Point] = [(axis + x, y) for x, y in plan.points(route)]
+        if route.row < 0:
+            points = self._from_afar(index, route, lowest) + points
+        edge = self.edges[route.source, route.target, route.blob]
+        return Wire(edge, _straighten(points))
+
+    def _from_afar(self, index: int, route: Route, lowest: float) -> list[Point]:
+        """Give the points from a box in another column to the gutter at the left of this one."""
+        source = self.home[route.source]
+        start = self.plans[source]
+        x, y, turn = start.exit(route.key)
+        out = self._gutter_x(source, route.key, source)
+        axis = self.axes[source]
+        points = [(axis + x, y), (axis + x, turn), (out, turn)]
+        if source != index - 1:
+            track = self.bottoms.setdefault(route.key, len(self.bottoms))
+            below = lowest + _TRACK * (track + 1)
+            points += [(out, below), (self._arrival(index, route.key), below)]
+        return points
+
+    def _shapes(self, index: int, plan: ColumnPlan) -> list[Text]:
+        shape_of = {(edge.source, edge.blob): edge.shape for edge in self.edges.values()}
+        return [Text(self.axes[index] + x, y, shape_of[key]) for key, x, y in plan.shape_places()]
+
+
+def _with_heading(band: Band, wires: Sequence[Wire]) -> Band:
+    """Move a stage's heading to the right of the wires that would pass through it, if there is room."""
+    passing = sorted(
+        {
+            x
+            for wire in wires
+            for (x, y), (to_x, to_y) in pairwise(wire.points)
+            if x == to_x and min(y, to_y) < band.y + HEADING_HEIGHT and max(y, to_y) > band.y
+        }
+    )
+    width = text_width(band.title, HEADING, is_bold=True)
+    for start in (band.title_x, *(x + _HEADING_IN for x in passing if x > band.x)):
+        is_free = not any(start - 4 < x < start + width + 4 for x in passing)
+        if is_free and start + width < band.x + band.width:
+            return replace(band, title_x=start)
+    return band
+
+
+def _straighten(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Leave out points that stand twice, or between two others on one line."""
+    kept: list[Point] = []
+    for point in points:
+        if kept and kept[-1] == point:
+            continue
+        if len(kept) >= 2 and (
+            kept[-2][0] == kept[-1][0] == point[0] or kept[-2][1] == kept[-1][1] == point[1]
+        ):
+            kept[-1] = point
+        else:
+            kept.append(point)
+    return tuple(kept)

@@ -1,0 +1,247 @@
+"""A graph as SVG text: boxes, wires, stages, a title and a legend; readable in black and white."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from caffe_recipes.review.graph.boxes import Box, Graph, build_graph
+from caffe_recipes.review.graph.labels import shorten, text_width
+from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire, lay_out
+from caffe_recipes.review.graph.sizes import (
+    HEADING,
+    LINE,
+    NOTE_LINE,
+    PADDING,
+    PHASE_LINE,
+    SMALL,
+    TITLE,
+    TITLE_LINE,
+)
+from caffe_recipes.review.summary import ReadNet, Summary, per_image
+
+_FILLS = {
+    "source": "#e4dcf1",
+    "matrix": "#dbe8f7",
+    "pooling": "#dcefd8",
+    "join": "#fde9c4",
+    "end": "#f8dad6",
+    "other": "#ffffff",
+}
+_KINDS = {
+    "source": "data",
+    "matrix": "learned matrices",
+    "pooling": "pooling",
+    "join": "sums and joins",
+    "end": "losses and accuracies",
+    "other": "others",
+}
+_INK, _SOFT, _GROUND, _RULE = "#1a1a1a", "#555555", "#f4f4f2", "#c9c9c4"
+_FONT = "'DejaVu Sans', Verdana, 'Liberation Sans', Arial, Helvetica, sans-serif"
+_MARGIN = 30.0
+_LEGEND_LINE = 22.0
+
+
+def draw_graph(net: ReadNet, summary: Summary) -> str:
+    """Draw a net's graph as SVG text; raises PrototxtError where shapes do not fit."""
+    graph = build_graph(net)
+    layout, wiring = lay_out(graph)
+    legend = list(_legend(graph, has_notes=bool(wiring.afar)))
+    title, subtitle = net.message.name or net.path, _subtitle(net, summary)
+    least = max(text_width(title, 24, is_bold=True), text_width(subtitle, 11), 420.0) + 2 * _MARGIN
+    width = max(layout.width, least)
+    rows = _wrap(legend, width - 2 * _MARGIN)
+    top = 92.0 + _LEGEND_LINE * len(rows)
+    height = top + layout.height + _MARGIN
+    body = [
+        *_open(width, height, title),
+        _text(_MARGIN, 44, title, 24, weight="bold"),
+        _text(_MARGIN, 64, subtitle, 11, fill=_SOFT),
+        *(line for index, row in enumerate(rows) for line in _legend_row(row, 90 + _LEGEND_LINE * index)),
+        f'<g transform="translate(0 {top:g})">',
+        *_layout(layout),
+        "</g>",
+        "</svg>",
+    ]
+    return "\n".join(body) + "\n"
+
+
+def _subtitle(net: ReadNet, summary: Summary) -> str:
+    totals = summary.totals
+    each = per_image(totals.multiply_adds, summary.batch)
+    least = "at least " if totals.unknown else ""
+    parts = [f"{least}{totals.parameters:,} learned parameters"]
+    if each is not None:
+        parts.append(f"{least}{each:,} multiply-adds an image")
+    phases = f"phase {summary.phase}" if net.options.phase is not None else "both phases"
+    return "; ".join([*parts, phases])
+
+
+def _open(width: float, height: float, title: str) -> Iterator[str]:
+    yield '<?xml version="1.0" encoding="UTF-8"?>'
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="{_FONT}">'
+    )
+    yield f"<title>{_escape(title)}</title>"
+    yield (
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
+        f'orient="auto"><path d="M0 0.8 L8 4 L0 7.2 z" fill="{_INK}"/></marker></defs>'
+    )
+    yield f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>'
+
+
+def _layout(layout: Layout) -> Iterator[str]:
+    for band in layout.bands:
+        yield from _band(band)
+    for wire in layout.wires:
+        yield _wire(wire)
+    for band in layout.bands:
+        yield from _heading(band)
+    for text in layout.shapes:
+        yield _shape(text)
+    for box in layout.boxes:
+        yield from _box(box)
+
+
+def _band(band: Band) -> Iterator[str]:
+    yield (
+        f'<rect class="stage" x="{band.x:g}" y="{band.y:g}" width="{band.width:g}" height="{band.height:g}" '
+        f'rx="6" fill="{_GROUND}" stroke="{_RULE}" stroke-width="0.8"/>'
+    )
+
+
+def _heading(band: Band) -> Iterator[str]:
+    """Write a stage's name, on ground of its own where a wire passes."""
+    width = text_width(band.title, HEADING, is_bold=True)
+    x, y = band.title_x - 2, band.y + 7
+    yield f'<rect x="{x:g}" y="{y:g}" width="{width + 4:g}" height="17" fill="{_GROUND}"/>'
+    yield _text(band.title_x, band.y + 20, band.title, HEADING, fill=_SOFT, weight="bold")
+
+
+def _wire(wire: Wire) -> str:
+    path = " ".join(f"{'L' if index else 'M'}{x:g} {y:g}" for index, (x, y) in enumerate(wire.points))
+    return (
+        f'<path class="wire" d="{path}" fill="none" stroke="{_INK}" stroke-width="1.1" '
+        'stroke-linejoin="round" marker-end="url(#arrow)"/>'
+    )
+
+
+def _shape(text: Text) -> str:
+    return _text(text.x, text.y, text.text, SMALL, fill=_SOFT)
+
+
+def _box(placed: PlacedBox) -> Iterator[str]:
+    box, x, y = placed.box, placed.x, placed.y
+    names = ", ".join(line.name for line in box.lines)
+    yield f'<g class="box"><title>{_escape(names)}</title>'
+    yield _frame(box, x, y, placed.width, placed.height)
+    left, right = x + PADDING, x + placed.width - PADDING
+    y += PADDING / 2
+    if box.phase:
+        yield from _badge(box.phase, right, y + 1)
+        y += PHASE_LINE
+    first, *others = box.lines
+    y += TITLE_LINE
+    yield _text(left, y - 4, shorten(first.name), TITLE, weight="bold")
+    y += LINE
+    yield _text(left, y - 3, first.what, SMALL)
+    for line in others:
+        y += LINE
+        yield _text(left, y - 3, shorten(line.name), SMALL, fill=_SOFT)
+        phase = f"{line.phase} only " if line.phase else ""
+        yield _text(right, y - 3, phase + line.what, SMALL, fill=_SOFT, anchor="end")
+    for note in box.notes:
+        y += NOTE_LINE
+        yield _text(left, y - 3, note, SMALL, style="italic")
+    yield "</g>"
+
+
+def _frame(box: Box, x: float, y: float, width: float, height: float) -> str:
+    line = {"TRAIN": 'stroke-width="2.4"', "TEST": 'stroke-width="1.4" stroke-dasharray="5 3"'}
+    style = line.get(box.phase, 'stroke-width="1"')
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="{_FILLS[box.kind]}" '
+        f'stroke="{_INK}" {style}/>'
+    )
+
+
+def _badge(phase: str, right: float, y: float) -> Iterator[str]:
+    """Write the phase in a box of its own: white on black for TRAIN, black on white for TEST."""
+    text = f"{phase} only"
+    width = text_width(text, 8, is_bold=True) + 8
+    fill, ink = (_INK, "#ffffff") if phase == "TRAIN" else ("#ffffff", _INK)
+    yield (
+        f'<rect x="{right - width:g}" y="{y:g}" width="{width:g}" height="12" rx="3" fill="{fill}" '
+        f'stroke="{_INK}" stroke-width="0.8"/>'
+    )
+    yield _text(right - width / 2, y + 9, text, 8, fill=ink, weight="bold", anchor="middle")
+
+
+def _legend(graph: Graph, *, has_notes: bool) -> Iterator[tuple[str, str]]:
+    """Give the mark and the words of what the picture uses."""
+    kinds = {box.kind for box in graph.boxes}
+    for kind, words in _KINDS.items():
+        if kind in kinds:
+            yield kind, words
+    phases = {box.phase for box in graph.boxes} | {line.phase for box in graph.boxes for line in box.lines}
+    for phase in ("TRAIN", "TEST"):
+        if phase in phases:
+            yield phase, f"in phase {phase} only"
+    yield "", "64×56×56: an image's channels × height × width"
+    if any(len(box.lines) > 1 for box in graph.boxes):
+        yield "", "grey lines in a box: layers that work in place"
+    if has_notes:
+        yield "", "← label: a blob from afar, whose wire is not drawn"
+
+
+def _legend_width(entry: tuple[str, str]) -> float:
+    return (26 if entry[0] else 0) + text_width(entry[1], 10) + 22
+
+
+def _wrap(entries: Sequence[tuple[str, str]], width: float) -> list[list[tuple[str, str]]]:
+    rows: list[list[tuple[str, str]]] = [[]]
+    room = width
+    for entry in entries:
+        if _legend_width(entry) > room and rows[-1]:
+            rows.append([])
+            room = width
+        rows[-1].append(entry)
+        room -= _legend_width(entry)
+    return rows
+
+
+def _legend_row(entries: Sequence[tuple[str, str]], y: float) -> Iterator[str]:
+    x = _MARGIN
+    for mark, words in entries:
+        if mark:
+            is_phase = mark in ("TRAIN", "TEST")
+            yield _frame(
+                Box(0, (), "other" if is_phase else mark, mark if is_phase else "", None), x, y - 11, 20, 14
+            )
+        yield _text(x + (26 if mark else 0), y, words, 10)
+        x += _legend_width((mark, words))
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    size: float,
+    *,
+    fill: str = _INK,
+    weight: str = "",
+    style: str = "",
+    anchor: str = "",
+) -> str:
+    more = "".join(
+        f' {name}="{value}"'
+        for name, value in (("font-weight", weight), ("font-style", style), ("text-anchor", anchor))
+        if value
+    )
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{more}>{_escape(text)}</text>'
+
+
+def _escape(text: str) -> str:
+    """Make text fit for XML: its signs as entities, and what XML forbids as Python would write it."""
+    safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
