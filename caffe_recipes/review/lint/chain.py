@@ -193,12 +193,26 @@ def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
     fired = fired_snapshots(before)
     if not fired:
         return None
-    if len(fired) == 1 or not (has_rates(before.solver.message) and has_rates(link.solver.message)):
-        return Start(index, fired[-1], len(fired), is_guess=len(fired) > 1)
-    first = lr_at(link.solver.message, 0)
-    candidates = {*fired[:: max(len(fired) // _MOST_SNAPSHOTS, 1)], fired[-1]}
-    nearest = min(candidates, key=lambda iteration: (_distance(before, iteration, first), -iteration))
-    return Start(index, nearest, len(fired), is_guess=True)
+    iteration = fired[-1]
+    if len(fired) > 1 and has_rates(before.solver.message) and has_rates(link.solver.message):
+        iteration = _nearest_rate(before, fired, lr_at(link.solver.message, 0))
+    return Start(index, iteration, len(fired), is_guess=len(fired) > 1)
+
+
+def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
+    """Find the snapshot whose rate is nearest, the latest of equals; of very many, in ever smaller steps."""
+    # A rate of `multistep` takes as long as there are steps.
+    most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
+    low, high = 0, len(fired)
+    while True:
+        step = max((high - low) // most, 1)
+        best: int = min(
+            {*range(low, high, step), high - 1},
+            key=lambda index: (_distance(link, fired[index], rate), -index),
+        )
+        if step == 1:
+            return fired[best]
+        low, high = max(best - step, low), min(best + step + 1, high)
 
 
 def _distance(link: Link, iteration: int, rate: float) -> float:

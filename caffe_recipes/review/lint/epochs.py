@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import Comment
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Chain, Link, Net, batch_per_rank
@@ -107,20 +108,26 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
 
 
 def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
-    solver = link.solver.message
-    for field in _FIELDS:
-        comment = link.solver.comments.get(field)
-        if comment is None or not solver.HasField(field):
-            continue
-        iterations: int = getattr(solver, field)
-        for text in _texts([comment]):
+    for field, comment in link.solver.comments.items():
+        iterations = _iterations(link.solver.message, field)
+        for text in _texts([comment]) if iterations > 0 else ():
             basis, claims = parse_basis(text) or others, parse_claims(text)
-            if basis is None or not claims or iterations <= 0:
+            if basis is None or not claims:
                 continue
             epochs = basis.epochs(iterations)
-            claim = min(claims, key=lambda number, epochs=epochs: abs(number - epochs))  # type: ignore[misc]
+            differences = {abs(number - epochs): number for number in claims}
+            claim = differences[min(differences)]
             if _differ(epochs, claim):
                 yield _wrong_claim(link, field, iterations, claim, basis)
+
+
+def _iterations(solver: pb.SolverParameter, field: str) -> int:
+    """Give the iterations that a field of a solver, or one of its `stepvalue`s, counts; else 0."""
+    name, _, rest = field.partition("[")
+    if name == "stepvalue":
+        return solver.stepvalue[int(rest.removesuffix("]"))]
+    value: int = getattr(solver, name) if name in _FIELDS else 0
+    return value
 
 
 def _wrong_claim(link: Link, field: str, iterations: int, claim: float, basis: Basis) -> Finding:

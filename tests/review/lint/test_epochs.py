@@ -70,6 +70,16 @@ def test_a_wrong_claim_says_how_many_iterations_were_meant(lint_solvers: LintSol
     assert found.values["meant"] == 1500
 
 
+def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> None:
+    steps = {
+        "lr_policy": '"multistep"',
+        "gamma": 1e-6,
+        "stepvalue": "500 # 1 epoch\nstepvalue: 800 # 1.5 epochs",
+    }
+    (found,) = lint_solvers({"a": steps}, **BASIS)
+    assert found.what == "stepvalue[1] 800 is 1.6 epochs, and the comment claims 1.5"
+
+
 def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: LintSolvers) -> None:
     found = lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, images=32_000, ranks=20)
     assert [one.id for one in found] == ["global-batch"]
