@@ -19,7 +19,7 @@ from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
 from caffe_recipes.chain.snapshots import verify_kept, verify_weights
 from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
-from caffe_recipes.cluster.staging import find_unstaged, on_all
+from caffe_recipes.cluster.staging.plain import find_unstaged, on_all
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, DataError, InputError
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.generate.tree import find_differences

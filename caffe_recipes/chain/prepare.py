@@ -6,7 +6,7 @@ import posixpath
 
 from caffe_recipes.chain.phase import Run
 from caffe_recipes.chain.units import describe_bytes, describe_names
-from caffe_recipes.cluster.staging import find_unstaged, on_all, stage_lmdb
+from caffe_recipes.cluster.staging.plain import find_unstaged, on_all, stage_lmdb
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.generate.tree import write_files
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.hosts import COMMAND_S, Completed, Host, LocalHost, SshHost
-from caffe_recipes.cluster.staging import SLOWEST_BYTES_PER_S, find_unstaged, on_all, stage_lmdb
+from caffe_recipes.cluster.staging.plain import SLOWEST_BYTES_PER_S, find_unstaged, on_all, stage_lmdb
 from caffe_recipes.errors import ClusterError
 
 

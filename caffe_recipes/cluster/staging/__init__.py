@@ -1,0 +1,1 @@
+"""Staging: an LMDB from where one machine sees it to the disk of every node, where it is missing."""
