@@ -17,11 +17,12 @@ from caffe_recipes.caffe.rewrites import (
     save_rewrites,
 )
 from caffe_recipes.caffe.text_source import read_pieces
+from caffe_recipes.cli.names import PROTOTXT
 from caffe_recipes.errors import CheckFailed
 
 
 @click.command()
-@click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True)
+@click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PROTOTXT)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and name the files that would change.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.reader import OURS, Options
 from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
@@ -30,7 +31,13 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 
 
 @click.command()
-@click.argument("targets", metavar="NAME|FILE.yaml|FILE.prototxt...|FOLDER...", nargs=-1, required=True)
+@click.argument(
+    "targets",
+    metavar="NAME|FILE.yaml|FILE.prototxt...|FOLDER...",
+    nargs=-1,
+    required=True,
+    type=RECIPE_OR_PROTOTXT,
+)
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
 @click.option("--classes", metavar="N", type=_COUNT, help="Classes that the labels count.")

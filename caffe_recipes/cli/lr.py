@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.cli.names import PROTOTXT
 from caffe_recipes.review.rates_table import render_rates
 from caffe_recipes.review.schedules import load_solvers
 
 
 @click.command()
-@click.argument("solvers", metavar="SOLVER.prototxt...", nargs=-1, required=True, type=click.Path())
+@click.argument("solvers", metavar="SOLVER.prototxt...", nargs=-1, required=True, type=PROTOTXT)
 @click.option(
     "--every", metavar="N", type=click.IntRange(1), default=1, help="Every N iterations, and the last."
 )

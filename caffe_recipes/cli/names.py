@@ -10,23 +10,23 @@ import click
 from click.shell_completion import CompletionItem
 
 
-class RecipeName(click.types.StringParamType):
-    """The name of a recipe that ships, or the path of a file with one of `suffixes`."""
+class Name(click.types.StringParamType):
+    """The name of a recipe that ships, unless `shipped` is False, or the path of a file that ends so."""
 
-    name = "recipe"
+    name = "name"
 
-    def __init__(self, *suffixes: str) -> None:
-        self.suffixes = suffixes or (".yaml", ".yml")
+    def __init__(self, *suffixes: str, shipped: bool = True) -> None:
+        self.suffixes = suffixes
+        self.shipped = shipped
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Complete names and files; where neither begins so, let the shell complete any path."""
-        given = set(ctx.params.get(param.name or "") or ())
-        known = [
-            name for name in (*_shipped_names(), *self._files(incomplete)) if name.startswith(incomplete)
-        ]
-        items = [CompletionItem(name) for name in known if name not in given]
+        given = ctx.params.get(param.name or "") if param.nargs == -1 else None
+        names = [*(_shipped_names() if self.shipped else []), *self._files(incomplete)]
+        known = [name for name in names if name.startswith(incomplete)]
+        items = [CompletionItem(name) for name in known if name not in (given or ())]
         return items or [CompletionItem(incomplete, type="file")]
 
     def _files(self, incomplete: str) -> list[str]:
@@ -38,8 +38,9 @@ class RecipeName(click.types.StringParamType):
         return [os.path.join(folder, name) for name in names if name.endswith(self.suffixes)]  # noqa: PTH118
 
 
-RECIPE = RecipeName()
-RECIPE_OR_PROTOTXT = RecipeName(".yaml", ".yml", ".prototxt")
+RECIPE = Name(".yaml", ".yml")
+RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
+PROTOTXT = Name(".prototxt", shipped=False)
 
 
 def _shipped_names() -> list[str]:

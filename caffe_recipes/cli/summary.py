@@ -8,6 +8,7 @@ import click
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.summary import Options, read_net, summarize
 from caffe_recipes.review.summary_text import render_csv, render_json, render_table
@@ -27,7 +28,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 
 
 @click.command()
-@click.argument("net", metavar="FILE|NAME[:net]")
+@click.argument("net", metavar="FILE|NAME[:net]", type=RECIPE_OR_PROTOTXT)
 @click.option(
     "--phase", type=click.Choice(["TRAIN", "TEST"]), help="[default: TRAIN, or TEST of a deployed net]"
 )

@@ -13,11 +13,12 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
 from caffe_recipes.caffe.rewrites import Rewrite, check_writable, render_checked, render_diff, save_rewrites
 from caffe_recipes.caffe.text_source import read_pieces
 from caffe_recipes.caffe.upgrade import upgrade_document
+from caffe_recipes.cli.names import PROTOTXT
 from caffe_recipes.errors import CheckFailed
 
 
 @click.command()
-@click.argument("paths", metavar="FILE|-...", nargs=-1, required=True)
+@click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
 @click.option(
     "--write", "-w", is_flag=True, help="Write each file in place; what is up to date is not touched."
 )

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cli.names import RecipeName
+from caffe_recipes.cli.names import Name
 from caffe_recipes.recipe.source import shipped_recipes
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
-TAKE_RECIPES = ["show", "generate", "run", "plot", "diff"]
+TAKE_RECIPES = ["show", "generate", "run", "plot", "diff", "lint", "summary"]
+TAKE_PROTOTXTS = ["plot", "lr", "lint", "diff", "fmt", "upgrade", "summary"]
 
 
 def complete(line: str, cwd: Path) -> list[str]:
@@ -35,6 +36,19 @@ def complete(line: str, cwd: Path) -> list[str]:
 def test_a_recipe_s_name_is_completed(command: str, tmp_path: Path) -> None:
     found = complete(f"caffe-recipes {command} stam", tmp_path)
     assert found == ["plain,stampede2-448n-90ep", "plain,stampede2-64n-72ep"]
+
+
+@pytest.mark.parametrize("command", TAKE_PROTOTXTS)
+def test_a_prototxt_is_completed(command: str, tmp_path: Path) -> None:
+    for name in ("net.prototxt", "net.caffemodel"):
+        (tmp_path / name).touch()
+    assert complete(f"caffe-recipes {command} ne", tmp_path) == ["plain,net.prototxt"]
+
+
+def test_what_reads_prototxts_alone_is_offered_no_recipes(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").touch()
+    assert complete("caffe-recipes lr ", tmp_path) == ["plain,net.prototxt"]
+    assert complete("caffe-recipes lr dig", tmp_path) == ["file,dig"]
 
 
 def test_all_that_ship_are_offered_and_the_folder_s_recipes(tmp_path: Path) -> None:
@@ -67,8 +81,8 @@ def test_commands_and_options_are_completed_too(tmp_path: Path) -> None:
 
 def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: Path) -> None:
     code = (
-        "import click, sys; from caffe_recipes.cli.names import RecipeName;"
-        "RecipeName().shell_complete(click.Context(click.Command('x')), click.Argument(['a']), '');"
+        "import click, sys; from caffe_recipes.cli.names import RECIPE;"
+        "RECIPE.shell_complete(click.Context(click.Command('x')), click.Argument(['a']), '');"
         "print(sorted({'yaml', 'pydantic', 'matplotlib', 'google.protobuf'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -76,4 +90,4 @@ def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: 
 
 
 def test_a_folder_that_may_not_be_read_offers_no_files(tmp_path: Path) -> None:
-    assert RecipeName()._files(str(tmp_path / "none" / "x")) == []
+    assert Name("x")._files(str(tmp_path / "none" / "x")) == []
