@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 LOGS = "logs/stampede2-64n-72ep"
+AT_WORK = "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it"
 # An mpiexec that trains until it is told to end.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
 sleep 60 &
@@ -198,7 +199,7 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     assert "the mpiexec of a killed run is still at work; waiting for its end" in second.stderr.readline()
     third = small_cluster.run()
     assert third.returncode == 2
-    assert "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it" in third.stderr
+    assert AT_WORK in third.stderr
     assert len(small_cluster.calls("mpiexec.hydra")) == 1
 
     (small_cluster.play / "end").touch()
@@ -233,7 +234,7 @@ def test_beside_a_run_at_work_no_second_one_starts(small_cluster: StandInCluster
     small_cluster.wait_for(small_cluster.play / "training")
     second = small_cluster.run()
     assert second.returncode == 2
-    assert "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it" in second.stderr
+    assert AT_WORK in second.stderr
     (small_cluster.play / "end").touch()
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 0, stderr
