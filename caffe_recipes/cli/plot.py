@@ -11,6 +11,8 @@ from caffe_recipes.generate.tree import write_file
 from caffe_recipes.review.plot import format_of, render_plot
 from caffe_recipes.review.schedules import load_schedules
 
+_COUNT = click.IntRange(1, 2**31 - 1)
+
 
 @click.command()
 @click.argument(
@@ -29,13 +31,9 @@ from caffe_recipes.review.schedules import load_schedules
     help="A .svg, .png or .pdf.",
 )
 @click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis, of four decades at most.")
-@click.option("--images", metavar="N", type=click.IntRange(1), help="Images of an epoch, for solvers' files.")
-@click.option(
-    "--ranks", metavar="N", type=click.IntRange(1), default=1, help="MPI ranks, for solvers' files."
-)
-@click.option(
-    "--batch", metavar="N", type=click.IntRange(1), help="Images of a rank's batch, for solvers' files."
-)
+@click.option("--images", metavar="N", type=_COUNT, help="Images of an epoch, for solvers' files.")
+@click.option("--ranks", metavar="N", type=_COUNT, default=1, help="MPI ranks, for solvers' files.")
+@click.option("--batch", metavar="N", type=_COUNT, help="Images of a rank's batch, for solvers' files.")
 @click.option("--apart", is_flag=True, help="Draw each solver's file from 0, not one after another.")
 def plot(
     names: tuple[str, ...],

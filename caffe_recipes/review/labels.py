@@ -34,7 +34,7 @@ _PLACES: tuple[_Place, ...] = tuple(
     for right, up in _OFFSETS
     for place in ((right, up, "left"), (-right, up, "right"), (0, abs(up) + 7, "center"))
 )
-_MOST_POINTS = 3000  # of lines, that each place is held against
+_MOST_POINTS = 4000  # of lines, that each place is held against
 _LEADER_FROM = 12  # points: a label farther off is led to its anchor by a line
 
 
@@ -99,4 +99,4 @@ def _cost(box: Bbox, inside: Bbox, taken: Sequence[Bbox], drawn: Sequence[_Point
     outside = bool(box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
     on_labels = sum(bool(box.overlaps(other)) for other in taken)
     on_lines = sum(box.x0 <= x <= box.x1 and box.y0 <= y <= box.y1 for x, y in drawn)
-    return float(400 * outside + 1000 * on_labels + 2 * min(on_lines, 60))
+    return float(400 * outside + 1000 * on_labels + 8 * min(on_lines, 20))

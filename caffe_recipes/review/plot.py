@@ -199,7 +199,8 @@ def _scale_decays(axes: Axes, schedules: Sequence[Schedule]) -> None:
 
 
 def _decays(schedules: Sequence[Schedule]) -> list[float]:
-    return sorted({each.solver.weight_decay for schedule in schedules for each in schedule.stretches})
+    values = {each.solver.weight_decay for schedule in schedules for each in schedule.stretches}
+    return sorted(value for value in values if math.isfinite(value)) or [0.0]
 
 
 def _decay_limits(values: Sequence[float]) -> tuple[float, float]:

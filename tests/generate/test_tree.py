@@ -11,7 +11,7 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.header import MARK
-from caffe_recipes.generate.tree import find_differences, find_stale, write_files
+from caffe_recipes.generate.tree import find_differences, find_stale, write_file, write_files
 
 SOLVER, SCRIPT = "prototxt/r/solver_a.prototxt", "jobs/r/run.sh"
 FILES = {SOLVER: f"# {MARK}r`\nbase_lr: 1\n", SCRIPT: f"#!/bin/bash\n# {MARK}r`\n"}
@@ -156,3 +156,13 @@ def test_a_folder_without_permission_is_named_and_stays_as_it_was(tmp_path: Path
     finally:
         tmp_path.chmod(0o755)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.png", b"new")
+    assert (tmp_path / "a.png").read_bytes() == b"new"
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "a.png", tmp_path / "folder"):
+        with pytest.raises(InputError, match=f"^{path}: cannot be written: "):
+            write_file(path, b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "folder"}

@@ -172,6 +172,11 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("decay", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_weight_decay_that_has_no_place_on_the_axis_leaves_the_rate_its_own(decay: float) -> None:
+    assert render_plot([fixed(weight_decay=decay)], "svg")
+
+
 def test_a_schedule_of_one_iteration_is_drawn() -> None:
     assert render_plot([fixed(max_iter=1)], "svg")
 
