@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +15,7 @@ from caffe_recipes.review.lint.chain import Chain, Link, Net, Setting, Solver
 from caffe_recipes.review.lint.check import check_chain
 from caffe_recipes.review.lint.machine import check_cores
 from caffe_recipes.review.lint.net_files import NetPlace, find_net, inline_net, is_file, net_field, part_of
+from caffe_recipes.review.lint.net_old import upgrade_old
 from caffe_recipes.review.lint.reader import FOR_GPUS, Reader, check_labels
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.script import Script, Training
@@ -62,13 +64,20 @@ def lint_chain(
             links.append(Link(name, solver, net, last_iter, *_weights(script, document, links)))
         yield from _script_path(reader, document, script)
     reader.order.extend([link.solver.path for link in links] + [link.net.path for link in links if link.net])
-    chain = Chain(tuple(links), _setting(reader, script), is_whole, tuple(_tested(reader, links, script)))
+    tested = tuple(map(upgraded, _tested(reader, links, script)))
+    modern = tuple(replace(link, net=link.net and upgraded(link.net)) for link in links)
+    chain = Chain(modern, _setting(reader, script), is_whole, tested)
     yield from check_chain(chain)
     for link in links:
         if link.net is not None:
             yield from reader.check(link.net)
     if script.mlsl_where:
         yield from check_cores(chain.setting, script.mlsl_where)
+
+
+def upgraded(net: Net) -> Net:
+    """Give a net of `layers` as Caffe upgrades it, any other as it is."""
+    return upgrade_old(net)[0] if net.message.layers else net
 
 
 def name_of(path: str | Path) -> str:
@@ -107,7 +116,7 @@ def _net_of(reader: Reader, solver: Solver, name: str) -> NetPlace:
     field = net_field(solver.message)
     if not field:
         what = "the solver names no net"
-        effect = "Caffe stops with `Check failed: num_train_nets >= 1`"
+        effect = "Caffe stops with `SolverParameter must specify a train net`"
         return NetPlace(
             None, (finding("net-not-named", solver.path, what, effect, "net: the net's path", name),)
         )

@@ -81,7 +81,7 @@ def _collapse(before: Link, link: Link) -> Iterator[Finding]:
     if not is_collapse(before, link) or not old or abs(new / old / _RULED_TIMES - 1) <= _ROUNDING:
         return
     what = f"the collapse has {new / old:.4g} times the weight decay of {before.name}, {old:.4g} to {new:.4g}"
-    effect = "the paper doubles it in the collapse: its accuracy is that of other weights"
+    effect = "the rule of the paper is to double it: results are not to be compared with its own"
     place = link.solver.where("weight_decay")
     write = f"weight_decay: {_RULED_TIMES * old:.4g}"
     yield finding("collapse-weight-decay", place, what, effect, write, link.name, before=old, after=new)

@@ -27,6 +27,7 @@ RULES: Mapping[str, Rule] = {
     "lr-iter-missing": Rule("error", "poly_cyc without lr_iter: the rate is NaN"),
     "lr-iter-passed": Rule("error", "poly_cyc that runs past its lr_iter"),
     "rate-not-finite": Rule("error", "a rate that becomes negative, infinite or NaN"),
+    "rate-zero": Rule("warning", "a rate that is 0 when half of the iterations are done"),
     "max-iter-missing": Rule("error", "no max_iter: nothing is trained"),
     "power-missing": Rule("warning", "poly, poly_cyc or inv without power: a constant rate"),
     "warmup-never-ends": Rule("warning", "a warmup_iter beyond max_iter"),

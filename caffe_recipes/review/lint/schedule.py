@@ -69,6 +69,7 @@ def check_schedule(link: Link, *, is_last: bool) -> Iterator[Finding]:
         write = f"warmup_iter: below {solver.max_iter}"
         yield finding("warmup-never-ends", where("warmup_iter"), what, effect, write, link.name)
     if has_rates(solver):
+        yield from _zero(link)
         yield from _warmup_end(link)
         if is_last:
             yield from _end(link)
@@ -103,6 +104,15 @@ def _rule_of(fault: str) -> str:
     return "lr-policy-incomplete" if " needs " in fault else "rate-not-finite"
 
 
+def _zero(link: Link) -> Iterator[Finding]:
+    solver, middle = link.solver.message, link.last_iter // 2
+    if solver.base_lr and middle and lr_at(solver, middle) == 0:
+        what = f"the rate is 0 at iteration {middle}, halfway"
+        effect = "nothing is learned from there on"
+        write = "a gamma closer to 1, fewer steps, or fewer iterations"
+        yield finding("rate-zero", link.solver.where("lr_policy"), what, effect, write, link.name)
+
+
 def _warmup_end(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     warmup = solver.warmup_iter
@@ -116,7 +126,7 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         f"the rate {compare_rates(before, after)} where the warm-up ends, "
         f"{before:.4g} to {after:.4g} (iterations {warmup - 1} and {warmup})"
     )
-    effect = f"warm-up iterations count as iterations of {solver.lr_policy}, which has gone down meanwhile"
+    effect = f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile"
     write = (
         f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", max_iter: {warmup}), '
         f"and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter"

@@ -32,9 +32,8 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
 
 
 def has_source(net: Net, phase: int) -> bool:
-    """Whether anything makes data in a phase; a net of the old format is believed to."""
-    message = net.message
-    return bool(message.input or message.layers or source_layers(message, phase))
+    """Whether anything makes data in a phase."""
+    return bool(net.message.input or source_layers(net.message, phase))
 
 
 def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
@@ -74,4 +73,5 @@ def _data(link: Link) -> Iterator[Finding]:
         what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST"
         write = "a data layer with include { phase: TEST }, or no test_iter and test_interval"
         field = "test_iter[0]" if solver.test_iter else "test_interval"
-        yield finding("no-test-net", link.solver.where(field), what, _REFUSED, write, link.name)
+        effect = _REFUSED if solver.test_iter else f"it never tests; once test_iter is given {_REFUSED}"
+        yield finding("no-test-net", link.solver.where(field), what, effect, write, link.name)

@@ -56,6 +56,24 @@ def test_a_net_of_its_own_is_looked_at_without_a_solver(lint_solvers: LintSolver
     assert [one.id for one in lint([str(path)], Options(classes=11))] == ["outputs-below-classes"]
 
 
+def test_a_net_of_the_old_format_is_taken_as_caffe_upgrades_it(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    data = 'data_param {{ source: "l" backend: LMDB batch_size: 32 shuffle: true }}'
+    product = 'inner_product_param {{ num_output: 9 weight_filler {{ type: "xavier" }} }}'
+    text = (
+        f'layers {{{{ name: "d" type: DATA top: "data" top: "label" {{rule}} {data} }}}}\n'
+        f'layers {{{{ name: "ip" type: INNER_PRODUCT bottom: "data" top: "ip" {product} }}}}\n'
+        'layers {{ name: "loss" type: SOFTMAX_LOSS bottom: "ip" bottom: "label" top: "loss" }}\n'
+    )
+    path = tmp_path / "own" / "train_val.prototxt"
+    path.write_text(text.format(rule=""))
+    assert [one.id for one in lint_solvers({"a": {}})] == ["old-format"]
+    path.write_text(text.format(rule="include { phase: TRAIN }"))
+    found = [one.id for one in lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, ranks=4)]
+    assert {"last-net-without-test", "global-batch", "old-format"} <= set(found)
+
+
 def test_one_file_that_cannot_be_read_stops_the_chain(lint_solvers: LintSolvers) -> None:
     with pytest.raises(PrototxtError, match=r"solver_a.prototxt:9:1: .*no field 'gama'"):
         lint_solvers({"a": {"gama": 1}})

@@ -52,6 +52,12 @@ def test_poly_without_power_is_a_constant_rate(lint_solvers: LintSolvers) -> Non
     assert "stays at 1" in found["power-missing"].effect
 
 
+def test_a_rate_that_is_0_halfway_is_found(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": {"lr_policy": '"exp"', "gamma": 0.5}})
+    assert (found.id, found.severity) == ("rate-zero", "warning")
+    assert "0 at iteration 500" in found.what
+
+
 @pytest.mark.parametrize(("warmup", "count"), [(999, 0), (1000, 0), (1001, 1)])
 def test_a_warmup_ends_within_the_run(lint_solvers: LintSolvers, warmup: int, count: int) -> None:
     found = lint_solvers({"a": {"warmup_iter": warmup}})
