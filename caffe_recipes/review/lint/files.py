@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posixpath
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -132,14 +132,13 @@ def _read_net(reader: Reader, solver: Solver, place: NetPlace) -> Net | None:
         return inline_net(solver, field)
     if place.file is None:
         return None
-    document = reader.read_leniently(_shown(place.file))
+    document = reader.read_leniently(_shown(place.file, solver))
     return document if document is not None and isinstance(document.message, pb.NetParameter) else None
 
 
-def _shown(path: Path) -> Path:
-    """Give a path as people would write it from here."""
-    relative = posixpath.relpath(path.absolute(), Path.cwd())
-    return path if relative.startswith("../..") and path.is_absolute() else Path(relative)
+def _shown(path: Path, solver: Solver) -> Path:
+    """Give a path as the solver's was given: absolute, or from here."""
+    return path if Path(solver.path).is_absolute() else Path(os.path.relpath(path))
 
 
 def _weights(script: Script, document: Document[Any], links: Sequence[Link]) -> tuple[str | None, str]:
@@ -184,6 +183,6 @@ def _tested(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[N
         root = reader.options.caffe_root or Path()
         beside = (Path(link.solver.path).parent / PurePosixPath(model).name for link in links)
         file = next((path for path in (root / model, *beside) if is_file(path)), None)
-        document = reader.read_leniently(_shown(file)) if file else None
+        document = reader.read_leniently(_shown(file, links[0].solver)) if file and links else None
         if document is not None and isinstance(document.message, pb.NetParameter):
             yield document
