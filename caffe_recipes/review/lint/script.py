@@ -71,10 +71,16 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     settings: _Settings = {}
     commands: list[_Settings] = [{}]
     words = list(_words(text, path))
+    launches = False
     for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
         if _starts_command(word, commands[-1]):
             commands.append({})
+        program = word.rpartition("/")[2]
+        launches = program in _LAUNCHERS | {"#SBATCH"} or (launches and program not in _TRAINERS)
         for name, value in _set_by(word, following):
+            # `head -n 1 hostfile` says nothing of ranks.
+            if name.startswith("ranks") and not launches:
+                continue
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
     trainings = [training for command in commands for training in _training(command)]

@@ -104,3 +104,9 @@ def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
 )
 def test_nothing_stops_the_reading(text: str) -> None:
     assert parse_script(text) == Script()
+
+
+def test_numbers_of_other_commands_are_no_ranks() -> None:
+    script = parse_script(README + "    result=$(head -n 1 hostfile)\n    tail -n 20 log\n")
+    assert script.ranks == 896
+    assert parse_script("#SBATCH -n 64\nibrun caffe train --solver=a.prototxt").ranks == 64
