@@ -33,9 +33,12 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
 def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
     """Read at most `most_bytes`, without asking for the memory of all of them at once."""
     pieces: list[bytes] = []
-    while most_bytes > 0 and (piece := file.read(min(_PIECE_BYTES, most_bytes))):
-        pieces.append(piece)
-        most_bytes -= len(piece)
+    while most_bytes > 0:
+        wanted = min(_PIECE_BYTES, most_bytes)
+        pieces.append(file.read(wanted))
+        if len(pieces[-1]) < wanted:  # the end: a terminal, asked again, would want it typed again
+            break
+        most_bytes -= wanted
     return b"".join(pieces)
 
 

@@ -76,6 +76,8 @@ def upgrade_transforms(net: pb.NetParameter) -> Step | None:
     None if none is set. As in Caffe, every data layer of such a net gets a transform_param, if an empty one.
     In a `layer` of today Caffe ignores these fields, so they stay there.
     """
+    if not net.layers:
+        return None
     new = pb.NetParameter()
     new.CopyFrom(net)
     moves: dict[str, str] = {}

@@ -51,20 +51,23 @@ def upgrade_batch_norms(net: pb.NetParameter) -> Step | None:
 
     The blobs are statistics, which are never learned. Layers with another number of `param` stay.
     """
+    found = [index for index, layer in enumerate(net.layer) if _has_learned_statistics(layer)]
+    if not found:
+        return None
     new = pb.NetParameter()
     new.CopyFrom(net)
-    changed = 0
-    for layer in new.layer:
-        if layer.type != "BatchNorm" or len(layer.param) != _STATISTICS:
-            continue
-        before = layer.SerializeToString(deterministic=True)
-        for param in layer.param:
+    for index in found:
+        for param in new.layer[index].param:
             param.lr_mult = param.decay_mult = 0
-        changed += layer.SerializeToString(deterministic=True) != before
-    if not changed:
-        return None
-    return Step(
-        new, {}, (f"{count_of(changed, 'BatchNorm layer')}: lr_mult 0 and decay_mult 0 for the statistics",)
+    what = f"{count_of(len(found), 'BatchNorm layer')}: lr_mult 0 and decay_mult 0 for the statistics"
+    return Step(new, {}, (what,))
+
+
+def _has_learned_statistics(layer: pb.LayerParameter) -> bool:
+    return (
+        layer.type == "BatchNorm"
+        and len(layer.param) == _STATISTICS
+        and any(param.lr_mult != 0 or param.decay_mult != 0 for param in layer.param)
     )
 
 
