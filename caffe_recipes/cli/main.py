@@ -33,6 +33,7 @@ COMMANDS = {
     "fmt": _Lazy("caffe_recipes.cli.fmt", "fmt", "Write prototxts in canonical form."),
     "upgrade": _Lazy("caffe_recipes.cli.upgrade", "upgrade", "Turn old nets and solvers into today's form."),
     "diff": _Lazy("caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."),
+    "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
 }
