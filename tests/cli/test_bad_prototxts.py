@@ -6,9 +6,15 @@ import os
 import resource
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from caffe_recipes.cli.main import COMMANDS as CLI_COMMANDS
+from caffe_recipes.errors import InputError
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 COMMANDS = (("fmt",), ("fmt", "--check"), ("upgrade",), ("upgrade", "-w"))
@@ -89,6 +95,25 @@ def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp
         assert len(done.stderr) < len(str(path)) + 1000, name
         assert path.read_bytes() == content
     assert len(list(tmp_path.iterdir())) == len(BAD)
+
+
+@pytest.mark.parametrize(
+    "command", [("lint",), ("summary",), ("diff", "good"), ("lr",), ("plot", "-o", "plot.svg")], ids=" ".join
+)
+def test_every_command_refuses_in_the_same_words(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("good").write_text(SOLVER)
+    entry = CLI_COMMANDS[command[0]]
+    reader: click.Command = getattr(import_module(entry.module), entry.attribute)
+    for name, (content, said) in BAD.items():
+        Path(f"{name}.prototxt").write_bytes(content)
+        done = CliRunner().invoke(reader, [*command[1:], f"{name}.prototxt"])
+        assert isinstance(done.exception, InputError), name
+        assert str(done.exception).startswith(f"{name}.prototxt{said}"), name
+        assert done.stdout == ""
+    assert len(list(tmp_path.iterdir())) == len(BAD) + 1
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -141,7 +141,7 @@ def test_where_a_file_cannot_be_written_none_is(ugly: Path) -> None:
     assert sorted(ugly.parent.iterdir()) == [locked, ugly]
 
 
-def test_a_vanished_folder_is_said_and_nothing_is_left(ugly: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_one_cannot_be_written_the_rest_stay_as_they_are(ugly: Path) -> None:
     second = ugly.parent / "b" / "s.prototxt"
     second.parent.mkdir()
     second.write_text(UGLY)
