@@ -56,6 +56,24 @@ def part_wires(graph: Graph) -> Wiring:
     return Wiring(tuple(wires), tuple(afar))
 
 
+def with_notes(graph: Graph, wiring: Wiring) -> Graph:
+    """Name in each box the blobs that it sends afar or gets from there."""
+    sends: dict[int, dict[str, int]] = {}
+    gets: dict[int, list[str]] = {}
+    for edge in wiring.afar:
+        sent = sends.setdefault(edge.source, {})
+        label = f"{edge.blob} ({edge.shape}) →"
+        sent[label] = sent.get(label, 0) + 1
+        gets.setdefault(edge.target, [])
+        if f"← {edge.blob}" not in gets[edge.target]:
+            gets[edge.target].append(f"← {edge.blob}")
+    boxes = [
+        Box(box.id, box.lines, box.kind, box.phase, box.size, (*gets.get(box.id, ()), *sends.get(box.id, ())))
+        for box in graph.boxes
+    ]
+    return Graph(tuple(boxes), graph.edges)
+
+
 def find_stages(graph: Graph, wires: Iterable[Edge]) -> tuple[Stage, ...]:
     """Cut a graph into stages of blocks, from its data to its end."""
     edges = list(wires)

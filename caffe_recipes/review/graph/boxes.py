@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_dims import Shape
@@ -56,7 +57,7 @@ class Graph:
     boxes: tuple[Box, ...]
     edges: tuple[Edge, ...]
 
-    @property
+    @cached_property
     def sources(self) -> set[int]:
         """Give the boxes that read no blob."""
         return {box.id for box in self.boxes} - {edge.target for edge in self.edges}

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from caffe_recipes.review.graph.blocks import Stage, Wiring, find_stages, part_wires, show_size, stage_title
+from caffe_recipes.review.graph.blocks import (
+    Stage,
+    Wiring,
+    find_stages,
+    part_wires,
+    show_size,
+    stage_title,
+    with_notes,
+)
 from caffe_recipes.review.graph.boxes import Box, Edge, Graph
 from caffe_recipes.review.graph.column import ColumnPlan, plan_column, row_heights
 from caffe_recipes.review.graph.labels import text_width
@@ -87,24 +95,6 @@ def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
     width = 4.0 * math.ceil(max(*map(box_width, graph.boxes), 2 * heading + 8) / 4)
     columns = _pack(graph, stages, wiring.wires)
     return _Page(graph, wiring, columns, width).finish(), wiring
-
-
-def with_notes(graph: Graph, wiring: Wiring) -> Graph:
-    """Name in each box the blobs that it sends afar or gets from there."""
-    sends: dict[int, dict[str, int]] = {}
-    gets: dict[int, list[str]] = {}
-    for edge in wiring.afar:
-        sent = sends.setdefault(edge.source, {})
-        label = f"{edge.blob} ({edge.shape}) →"
-        sent[label] = sent.get(label, 0) + 1
-        gets.setdefault(edge.target, [])
-        if f"← {edge.blob}" not in gets[edge.target]:
-            gets[edge.target].append(f"← {edge.blob}")
-    boxes = [
-        Box(box.id, box.lines, box.kind, box.phase, box.size, (*gets.get(box.id, ()), *sends.get(box.id, ())))
-        for box in graph.boxes
-    ]
-    return Graph(tuple(boxes), graph.edges)
 
 
 def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[list[Stage]]:

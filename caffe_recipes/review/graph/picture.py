@@ -83,18 +83,13 @@ def _open(width: float, height: float, title: str) -> Iterator[str]:
         f'viewBox="0 0 {width:g} {height:g}" font-family="{_FONT}">'
     )
     yield f"<title>{_escape(title)}</title>"
-    yield (
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
-        f'orient="auto"><path d="M0 0.8 L8 4 L0 7.2 z" fill="{_INK}"/></marker></defs>'
-    )
     yield f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>'
 
 
 def _layout(layout: Layout) -> Iterator[str]:
     for band in layout.bands:
         yield from _band(band)
-    for wire in layout.wires:
-        yield _wire(wire)
+    yield from _wires(layout.wires)
     for band in layout.bands:
         yield from _heading(band)
     for text in layout.shapes:
@@ -118,12 +113,30 @@ def _heading(band: Band) -> Iterator[str]:
     yield _text(band.title_x, band.y + 20, band.title, HEADING, fill=_SOFT, weight="bold")
 
 
-def _wire(wire: Wire) -> str:
-    path = " ".join(f"{'L' if index else 'M'}{x:g} {y:g}" for index, (x, y) in enumerate(wire.points))
-    return (
-        f'<path class="wire" d="{path}" fill="none" stroke="{_INK}" stroke-width="1.1" '
-        'stroke-linejoin="round" marker-end="url(#arrow)"/>'
-    )
+def _wires(wires: Sequence[Wire]) -> Iterator[str]:
+    """Draw the wires of each blob as one path, so that what they share is no thicker, then their arrows."""
+    by_blob: dict[tuple[int, str], list[Wire]] = {}
+    for wire in wires:
+        by_blob.setdefault((wire.edge.source, wire.edge.blob), []).append(wire)
+    for bundle in by_blob.values():
+        path = " ".join(
+            f"{'L' if index else 'M'}{x:g} {y:g}"
+            for wire in bundle
+            for index, (x, y) in enumerate(wire.points)
+        )
+        yield f'<path class="wire" d="{path}" fill="none" stroke="{_INK}" stroke-width="1.1"/>'
+    yield from (_arrow(wire) for wire in wires)
+
+
+def _arrow(wire: Wire) -> str:
+    """Draw a wire's head, with its tip on the box."""
+    (from_x, _), (x, y) = wire.points[-2:]
+    if from_x == x:
+        back = f"{x - 3:g} {y - 7:g} L{x + 3:g} {y - 7:g}"
+    else:
+        behind = x - 7 if from_x < x else x + 7
+        back = f"{behind:g} {y - 3:g} L{behind:g} {y + 3:g}"
+    return f'<path class="arrow" d="M{x:g} {y:g} L{back} z" fill="{_INK}"/>'
 
 
 def _shape(text: Text) -> str:

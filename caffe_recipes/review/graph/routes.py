@@ -6,7 +6,7 @@ gap, so a wire turns there only. Wires of one blob run together from its box and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from caffe_recipes.review.graph.boxes import Edge
@@ -66,6 +66,7 @@ class Field:
     runs: list[tuple[float, float, float, Blob]] = field(default_factory=list)
     by_row: dict[int, list[float]] = field(default_factory=dict)
     sides: list[tuple[int, float, float]] = field(default_factory=list)
+    seen: dict[tuple[int, int], Set[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for cell in self.cells.values():
@@ -75,12 +76,17 @@ class Field:
         """Give the middle of a box."""
         return self.cells[box].lane * self.pitch
 
+    def middles(self, first: int, last: int) -> Set[float]:
+        """Give the middles of the boxes in rows first to last."""
+        if (first, last) not in self.seen:
+            rows = range(first, last + 1)
+            self.seen[first, last] = {middle for row in rows for middle in self.by_row.get(row, ())}
+        return self.seen[first, last]
+
     def is_free(self, x: float, first: int, last: int, blob: Blob) -> bool:
         """Whether a wire may run down at `x` through rows first to last, past boxes and other blobs."""
         room = self.width / 2 + _CLEAR
-        if any(
-            abs(x - middle) < room for row in range(first, last + 1) for middle in self.by_row.get(row, ())
-        ):
+        if any(abs(x - middle) < room for middle in self.middles(first, last)):
             return False
         return not any(
             abs(x - other) < _CLEAR and first - _TURN <= end and begin <= last + _TURN and blob != key
@@ -101,20 +107,15 @@ class Field:
             and not any(row == taken and left < end and begin < right for taken, begin, end in self.sides)
         )
 
-    def edge_of(self, first: int, last: int) -> tuple[float, float]:
-        """Give the outermost sides of the boxes in these rows."""
-        middles = [middle for row in range(first, last + 1) for middle in self.by_row.get(row, ())]
-        return min(middles, default=0) - self.width / 2, max(middles, default=0) + self.width / 2
-
     def beside(self, first: int, last: int) -> Iterator[float]:
         """Yield places to run down beside the boxes of these rows, the nearest to each lane, then outside."""
-        middles = {middle for row in range(first, last + 1) for middle in self.by_row.get(row, ())}
+        middles = self.middles(first, last)
         for middle in sorted(middles, key=lambda one: (abs(one), -one)):
             for track in range(_BESIDE_A_LANE):
                 away = self.width / 2 + _BESIDE + track * _TRACK
                 yield middle + away
                 yield middle - away
-        _, right = self.edge_of(first, last)
+        right = max(middles, default=0.0) + self.width / 2
         track = _BESIDE_A_LANE
         while True:
             yield right + _BESIDE + track * _TRACK
@@ -207,7 +208,10 @@ def _route(ground: Field, route: Route, may_enter_side: bool) -> Route:
     start, end, key = route.start, route.end, route.key
     if first > last:
         return _with(route, [] if start == end else [Hop(last, end)])
-    if route.row >= 0 and ground.is_free(start, first, last, key):
+    # Above another box than its own it could meet a wire that comes to that one.
+    below = ground.middles(last + 1, last + 1) - {ground.x(route.target)}
+    is_above_another = any(abs(start - middle) < ground.width / 2 for middle in below)
+    if route.row >= 0 and not is_above_another and ground.is_free(start, first, last, key):
         if start == end:
             ground.take(start, first, last + _TURN, key)
             return _with(route, [])

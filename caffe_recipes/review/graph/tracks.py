@@ -10,7 +10,7 @@ from caffe_recipes.review.graph.routes import Blob
 
 _ROOM = 6.0
 _OVERLAP = 100
-_FEW = 6
+_FEW, _SOME = 6, 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
 
 def _order(spans: Sequence[Span]) -> Sequence[Span]:
     """Put spans in order, from above, with the fewest crossings: the best of few spans, else a good one."""
+    if len(spans) > _SOME:
+        return spans
     cost = {
         (upper.key, lower.key): _crossings(upper, lower)
         for upper in spans

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -181,6 +182,26 @@ NETS = {
 }
 
 
+def tangle(seed: int) -> Layers:
+    """Give a net whose layers read whatever was made before them, as no person would draw it."""
+    random = Random(seed)
+    layers = [L.layer(f"in{index}", "Input", (), f"in{index}", shape={"dim": [2, 4]}) for index in range(2)]
+    blobs = [layer.top[0] for layer in layers]
+    for index in range(40):
+        near = blobs[-random.choice([1, 3, 8, 30]) :]
+        bottoms = list(dict.fromkeys(random.choices(near, k=random.choice([1, 1, 2, 3]))))
+        tops = [f"b{index}_{part}" for part in range(random.choice([1, 1, 1, 2, 3]))]
+        if len(bottoms) > 1:
+            layers.append(L.eltwise_sum(f"l{index}", bottoms, tops[0]))
+            blobs.append(tops[0])
+        elif random.random() < 0.2:
+            layers.append(L.relu(f"l{index}", bottoms[0]))
+        else:
+            layers.append(L.layer(f"l{index}", "Split", bottoms, tops))
+            blobs += tops
+    return layers
+
+
 def net_in(folder: Path, name: str, **options: object) -> ReadNet:
     if name.startswith("resnet50"):
         path = NOAUG if name.endswith("noaug") else RESNET50
@@ -311,6 +332,19 @@ def test_the_text_of_a_box_fits_in_it(layout: Layout) -> None:
         assert text_width(first.what, 9) < placed.width
         for line in placed.box.lines[1:]:
             assert text_width(f"{line.name}{line.what}", 9) < placed.width
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_even_a_tangled_net_is_drawn_without_anything_on_anything_else(seed: int) -> None:
+    net = ReadNet("tangle", L.net("tangle", *tangle(seed)), pb.TRAIN, 0, ())
+    layout, _ = lay_out(build_graph(net))
+    test_every_layer_stands_in_one_box(net, layout)
+    test_no_two_boxes_overlap(layout)
+    test_every_wire_runs_from_the_border_of_its_source_to_that_of_its_target(layout)
+    test_no_wire_runs_through_a_box(layout)
+    test_wires_of_two_blobs_never_run_on_top_of_each_other(layout)
+    test_everything_lies_within_the_page_and_shapes_beside_boxes(layout)
+    test_shapes_are_not_written_over_each_other(layout)
 
 
 def test_wires_go_down_and_boxes_stand_below_what_they_read(net: ReadNet) -> None:

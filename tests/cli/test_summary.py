@@ -1,0 +1,110 @@
+"""`caffe-recipes summary` from the outside: what it prints where, what it writes, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESNET50 = str(ROOT / "prototxt" / "stampede2-64n-72ep" / "train_val.prototxt")
+SUMMARY = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "summary"]
+NET = """
+layer { name: 'data' type: 'Input' top: 'data' input_param { shape { dim: 2 dim: 3 dim: 9 dim: 9 } } }
+layer { name: 'c' type: 'Convolution' bottom: 'data' top: 'c'
+  convolution_param { num_output: 4 kernel_size: 3 } }
+"""
+
+
+def summary(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SUMMARY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    (tmp_path / "net.prototxt").write_text(NET)
+    return tmp_path / "net.prototxt"
+
+
+def test_the_table_ends_in_the_published_totals() -> None:
+    done = summary(RESNET50)
+    assert done.returncode == 0
+    assert "learned parameters     25,557,096 (97.5 MiB)" in done.stdout
+    assert "batch-norm statistics  53,173\n" in done.stdout
+    assert "multiply-adds          4,089,184,256 an image" in done.stdout
+
+
+def test_json_and_graph_go_together(net: Path) -> None:
+    graph = net.with_name("out.svg")
+    done = summary(net, "--json", "--graph", graph)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["totals"]["parameters"] == 112
+    assert done.stderr == f"wrote {graph}\n"
+    assert ElementTree.parse(graph).getroot().tag.endswith("svg")
+    assert sorted(path.name for path in net.parent.iterdir()) == ["net.prototxt", "out.svg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["net.prototxt", "--graph", "out.png"], "out.png: is no .svg file"),
+        (["net.prototxt", "--graph", "net.prototxt/out.svg"], "net.prototxt"),
+        (["net.prototxt", "--input", "3,9"], "'3,9' is not channels,height,width"),
+        (["net.prototxt", "--input", "3,0,9"], "is not channels,height,width"),
+        (["net.prototxt", "--input", "3,²,9"], "is not channels,height,width"),
+        (["net.prototxt", "--input", "3,9,9"], "states the size of all its inputs"),
+        (["net.prototxt", "--batch", "0"], "--batch"),
+        (["net.prototxt", "--phase", "train"], "--phase"),
+        (["net.prototxt", "--max-bytes", "10"], "is over 10 bytes"),
+        (["missing.prototxt"], "missing.prototxt: cannot be read"),
+        (["stampede2-64n-72epp"], "did you mean 'stampede2-64n-72ep'?"),
+        (["stampede2-64n-72ep:nett"], "no net 'nett'"),
+        (["."], "cannot be read"),
+        (["wrong.prototxt"], "wrong.prototxt: layer 'c' (Convolution) has kernel_size 11"),
+        (["solver.prototxt"], "its net 'gone.prototxt' is not found; give --caffe-root"),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: list[str], said: str) -> None:
+    folder = net.parent
+    (folder / "wrong.prototxt").write_text(NET.replace("kernel_size: 3", "kernel_size: 11"))
+    (folder / "solver.prototxt").write_text("base_lr: 1 net: 'gone.prototxt'")
+    before = sorted(folder.iterdir())
+    done = summary(*arguments, cwd=folder)
+    assert done.returncode == 2, done
+    assert said in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_graph_that_cannot_be_drawn_leaves_the_old_one(net: Path) -> None:
+    graph = net.with_name("out.svg")
+    graph.write_text("old")
+    net.write_text(NET.replace("kernel_size: 3", "kernel_size: 11"))
+    assert summary(net, "--graph", graph).returncode == 2
+    assert graph.read_text() == "old"
+
+
+def test_summary_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; from caffe_recipes.cli.summary import summary; "
+        f"summary.main([{RESNET50!r}], standalone_mode=False); "
+        "print(sorted({'torch', 'numpy', 'pydantic', 'lmdb', 'cv2'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
