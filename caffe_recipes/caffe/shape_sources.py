@@ -16,6 +16,12 @@ def _data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     return _batch(layer, layer.data_param.batch_size, image)
 
 
+def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    """Give images as Data does; how many boxes are annotated, only the records tell."""
+    first, *_ = _data(layer, images)
+    return [first, *[None] * (len(layer.top) - 1)]
+
+
 def _image_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.image_data_param
     image = (3 if param.is_color else 1, param.new_height or None, param.new_width or None)
@@ -89,6 +95,7 @@ def _repeated(layer: pb.LayerParameter, shapes: Sequence[Shape]) -> Sequence[Sha
 
 
 SOURCES: dict[str, Callable[[pb.LayerParameter, Images], Sequence[Shape | None]]] = {
+    "AnnotatedData": _annotated_data,
     "Data": _data,
     "DummyData": _dummy_data,
     "HDF5Data": _hdf5_data,

@@ -53,7 +53,7 @@ def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParamete
 def needs_image(net: pb.NetParameter) -> bool:
     """Whether a layer of the net may lack the size of its images."""
     return any(
-        layer.type in ("Data", "HDF5Data", "ImageData", "VideoData")
+        layer.type in ("AnnotatedData", "Data", "HDF5Data", "ImageData", "VideoData")
         or (layer.type == "Input" and not layer.input_param.shape)
         for layer in net.layer
     )

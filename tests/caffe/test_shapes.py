@@ -409,6 +409,45 @@ def test_a_layer_type_without_a_rule_makes_blobs_of_unknown_shape() -> None:
     assert infer_shapes(net, pb.TRAIN).blobs == {"data": None, "y": None}
 
 
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (
+            "type: 'HDF5Data' hdf5_data_param { source: 'x' batch_size: 4 }",
+            [(4, 3, 40, 50), None],
+        ),
+        ("type: 'AnnotatedData' data_param { batch_size: 4 }", [(4, 3, 40, 50), None]),
+        ("type: 'VideoData' data_param { batch_size: 4 }", [(4, 3, 40, 50), (4,)]),
+        ("type: 'WindowData' window_data_param { batch_size: 4 crop_size: 7 }", [(4, 3, 7, 7), (4,)]),
+        ("type: 'Input'", [None, None]),
+    ],
+)
+def test_other_sources_have_the_shapes_that_are_known_of_them(
+    layer: str, shapes: list[tuple[int, ...] | None]
+) -> None:
+    net = net_of(f"layer {{ name: 'd' top: 'data' top: 'label' {layer} }}")
+    found = infer_shapes(net, pb.TRAIN, images=lambda source: (3, 40, 50))
+    assert list(found.layers[0].tops) == shapes
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        ("type: 'HDF5Data'", "has no batch_size"),
+        ("type: 'WindowData' window_data_param { batch_size: 4 }", "has no crop_size"),
+        ("type: 'Input' input_param { shape { dim: -1 } }", "has a negative dim"),
+        ("type: 'Input' top: 'e' input_param { shape { dim: 1 } shape { dim: 2 } }", ""),
+    ],
+)
+def test_a_source_that_caffe_would_refuse_is_refused(layer: str, what: str) -> None:
+    net = net_of(f"layer {{ name: 'd' top: 'data' {layer} }}")
+    if not what:
+        assert infer_shapes(net, pb.TRAIN).blobs == {"data": (1,), "e": (2,)}
+        return
+    with pytest.raises(PrototxtError, match=what):
+        infer_shapes(net, pb.TRAIN)
+
+
 def test_net_inputs_have_the_shapes_stated() -> None:
     net = net_of("input: 'a' input: 'b' input_shape { dim: 1 dim: 3 } input_shape { dim: 2 }")
     assert infer_shapes(net, pb.TEST).blobs == {"a": (1, 3), "b": (2,)}
