@@ -29,10 +29,10 @@ class LayerCount:
     """What one layer costs, for a whole batch; None where a shape that it takes to know is unknown.
 
     `phase` is the one phase that has the layer, empty if both do. `statistics` are the numbers of a
-    BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have lr_mult 0.
-    Parameters that layers share by name belong to the first of them, which the others name in `shares_with`.
-    Activations are the tops in float32, but not those that are made in place or are their bottom's memory
-    (Flatten, Reshape, Split).
+    BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have
+    lr_mult 0. Parameters that layers share by name belong to the first of them, which the others name in
+    `shares_with`. Activations are the tops in float32, but not those that are made in place or are their
+    bottom's memory (Flatten, Reshape, Split).
     """
 
     name: str
