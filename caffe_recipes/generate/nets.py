@@ -23,9 +23,10 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
     if name not in recipe.nets:
         raise RecipeError(recipe.name, f"no net '{name}' under `nets`", nearest(name, recipe.nets))
     variant = recipe.nets[name]
-    net = _build(recipe, variant) if recipe.net.builder else with_data(load_own_net(recipe), recipe, variant)
-    phases = (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,)
-    for phase in phases:
+    if recipe.net.builder:  # what it builds fits together
+        return _build(recipe, variant)
+    net = with_data(load_own_net(recipe), recipe, variant)
+    for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
         infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
     _check_classes(recipe, net)
     return net
