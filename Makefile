@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep digits-local
 
-.PHONY: demo test check proto generate bench clean
+.PHONY: demo test test-cluster check proto generate bench clean
 
 ## demo: train the five-phase chain on scikit-learn's digits under mpiexec.hydra
 demo: $(STAMP)
@@ -15,6 +15,11 @@ demo: $(STAMP)
 ## test: every test that needs neither root nor a network
 test: $(STAMP)
 	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+## test-cluster: what runs on several hosts, network namespaces of this machine; needs root
+test-cluster: $(STAMP)
+	bash tests/cluster/install.sh
+	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests
 
 ## check: style, types, and that the committed files are what the recipes generate
 check: $(STAMP)

@@ -1,17 +1,31 @@
 """Hostfiles, as mpiexec.hydra reads them: `host` or `host:ranks` a line, `#` starts a comment line.
 
-Hydra crashes on `host:x`, refuses a comment behind a host, and silently wraps around when there are too few
-hosts; here each is one line with the file and the line's number.
+The first line holds rank 0. Node lists are taken as well, `c401-[001-064]`, which hydra does not know: what
+it gets is `render_hostfile`. Hydra crashes on `host:x`, refuses a comment behind a host, takes a host that is
+there twice for two, and silently wraps around when there are too few; here each is one line with its place.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from caffe_recipes.cluster.nodelists import MOST_HOSTS, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import ClusterError
 
-_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::[1-9][0-9]*)?")
+_ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+_HINT = "write `host` or `host:ranks`, one a line"
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """A host of a hostfile: the line that names it, and the ranks it says; -ppn overrides those."""
+
+    name: str
+    ranks: int | None
+    line: int
 
 
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
@@ -34,10 +48,27 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
 
     Raises ClusterError for a file without hosts, a host that is there twice, and a line that is no host.
 
-    >>> parse_hostfile("# two nodes\nc401-001\nc401-002:2\n", "hostfile")
-    ('c401-001', 'c401-002')
+    >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
+    ('c401-001', 'c402-002', 'c402-001')
     """
     line_of: dict[str, int] = {}
+    for host in parse_host_lines(text, where):
+        if host.name in line_of:
+            what = f"host {host.name} is there twice (first in line {line_of[host.name]})"
+            raise ClusterError(f"{where}:{host.line}", what, "keep one: -ppn sets the ranks of each")
+        line_of[host.name] = host.line
+    if not line_of:
+        raise ClusterError(where, "holds no host", "write one host a line")
+    return tuple(line_of)
+
+
+def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
+    r"""Return the hosts in their order, each as often as it is there; ClusterError for a line that is none.
+
+    >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
+    HostLine(name='b', ranks=4, line=1)
+    """
+    hosts: list[HostLine] = []
     for number, line in enumerate(text.split("\n"), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
@@ -45,15 +76,26 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
         at = f"{where}:{number}"
         found = _ENTRY.fullmatch(entry)
         if found is None:
-            raise ClusterError(at, f"{entry[:80]!r} is no host", "write `host` or `host:ranks`, one a line")
-        name = found["name"]
-        if name in line_of:
-            what = f"host {name} is there twice (first in line {line_of[name]})"
-            raise ClusterError(at, what, "keep one: -ppn sets the ranks of each")
-        line_of[name] = number
-    if not line_of:
-        raise ClusterError(where, "holds no host", "write one host a line")
-    return tuple(line_of)
+            raise ClusterError(at, f"{entry[:80]!r} is no host", _HINT)
+        ranks = int(found["ranks"]) if found["ranks"] else None
+        hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
+        if len(hosts) > MOST_HOSTS:
+            raise ClusterError(at, f"is host {MOST_HOSTS + 1:,}", "check the lines before")
+    return tuple(hosts)
+
+
+def render_hostfile(hosts: Sequence[str]) -> str:
+    r"""Write a hostfile that every hydra reads: one host a line, in the order of ranks.
+
+    >>> render_hostfile(("c401-002", "c401-001"))
+    'c401-002\nc401-001\n'
+    """
+    return "".join(f"{host}\n" for host in hosts)
+
+
+def find_hosts(hostfile: Path | None, environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the hosts of a hostfile, else those of the Slurm job around us, else None; ClusterError."""
+    return load_hostfile(hostfile) if hostfile is not None else slurm_hosts(environment)
 
 
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:

@@ -1,42 +1,31 @@
-"""Hosts: run a command there, copy a file there or back. This machine, or another one by ssh.
+"""Hosts: run a command there, copy a file there or back. This machine, another one by ssh, or a test's.
 
 Errors of ssh and of the operating system become ClusterErrors that name the host.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
-import shlex
+import secrets
 import shutil
+import signal
 import socket
 import stat
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from caffe_recipes.cluster.commands import COMMAND_S as COMMAND_S
+from caffe_recipes.cluster.commands import GRACE_S, Running, supervise
+from caffe_recipes.cluster.commands import Completed as Completed
+from caffe_recipes.cluster.nodelists import is_host_name
+from caffe_recipes.cluster.ssh import SshHost as SshHost
+from caffe_recipes.cluster.transfer import private_file
 from caffe_recipes.errors import ClusterError
-
-if TYPE_CHECKING:
-    import paramiko
-
-CONNECT_S = 15.0
-KEEPALIVE_S = 15
-COMMAND_S = 60.0
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A command that has ended: its exit code and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 class Host(Protocol):
@@ -50,14 +39,20 @@ class Host(Protocol):
     def is_local(self) -> bool:
         """Whether it is reached without ssh."""
 
+    def connect(self) -> None:
+        """Reach it, if that is still to be done; raises ClusterError."""
+
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         """Run a command to its end; raises ClusterError if it cannot start or takes longer."""
 
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        """Start a command; it never outlives us, the connection, or `limit_s`. Raises ClusterError."""
+
     def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from the host; raises ClusterError."""
+        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError."""
 
     def put(self, path: Path, to: str) -> None:
-        """Copy a file to the host; raises ClusterError."""
+        """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -70,146 +65,93 @@ class LocalHost:
     name: str = "localhost"
     is_local: bool = True
 
+    def connect(self) -> None:
+        """Do nothing: we are there."""
+
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         """Run a command to its end."""
+        return self.start(argv, timeout_s).finish(timeout_s)
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        """Start a command; it never outlives us, or `limit_s`."""
+        mark, supervised = supervise(argv, limit_s)
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
+            process = subprocess.Popen(
+                supervised,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is for us to act on
             )
-        except subprocess.TimeoutExpired:
-            raise _too_slow(self.name, argv, timeout_s) from None
         except OSError as error:
             raise ClusterError(self.name, f"{argv[0]} does not start: {error.strerror}", "check it") from None
-        return Completed(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        return Running(self.name, argv, mark, _Pipes(process))
 
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file."""
-        _copy(self.name, path, to)
+        _copy(self.name, Path(path), to)
 
     def put(self, path: Path, to: str) -> None:
         """Copy a file."""
-        _copy(self.name, path, to)
+        _copy(self.name, path, Path(to))
 
     def close(self) -> None:
         """Hold nothing."""
 
 
-@dataclass
-class SshHost:
-    """Another machine, by ssh: `~/.ssh/config`, the agent, and only host keys that `known_hosts` holds."""
+@dataclass(frozen=True)
+class _Pipes:
+    """The bytes of a child of ours."""
 
-    name: str
-    ssh_folder: Path = field(default_factory=lambda: Path.home() / ".ssh")
-    is_local: bool = field(default=False, init=False)
-    _client: paramiko.SSHClient | None = field(default=None, init=False, repr=False)
-    _connecting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    process: subprocess.Popen[bytes]
 
-    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
-        """Run a command to its end."""
+    def read(self, most: int) -> bytes:
+        assert self.process.stdout is not None
+        return os.read(self.process.stdout.fileno(), most)
+
+    def read_errors(self, most: int) -> bytes:
+        assert self.process.stderr is not None
+        return os.read(self.process.stderr.fileno(), most)
+
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
         try:
-            _, stdout, stderr = self._connected().exec_command(shlex.join(argv), timeout=timeout_s)
-            with ThreadPoolExecutor(1) as pool:  # one stream left unread would fill the channel of both
-                reading = pool.submit(stderr.read)
-                said, complained = stdout.read(), reading.result()
-            code = stdout.channel.recv_exit_status()
-        except TimeoutError:
-            raise _too_slow(self.name, argv, timeout_s) from None
-        except self._failures() as error:
-            raise ClusterError(self.name, f"ssh broke: {error}", f"check `ssh {self.name} true`") from None
-        return Completed(code, said.decode(errors="replace"), complained.decode(errors="replace"))
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self.process.stdin.fileno(), left) :]
+        except (OSError, ValueError):
+            raise ClusterError("", "the command no longer reads its input", "see what it says") from None
 
-    def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from there by sftp."""
-        self._transfer(path, lambda sftp: sftp.get(path, os.fspath(to)))
+    def end_input(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
 
-    def put(self, path: Path, to: str) -> None:
-        """Copy a file there by sftp."""
-        self._transfer(to, lambda sftp: sftp.put(os.fspath(path), to))
+    def code(self) -> int:
+        return self.process.wait()
+
+    def end(self, pid: int | None) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)  # to none that has ended and been waited for
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2 * GRACE_S)
 
     def close(self) -> None:
-        """Close the connection; the next command opens another."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def _transfer(self, path: str, copy: Callable[[paramiko.SFTPClient], object]) -> None:
-        try:
-            with self._connected().open_sftp() as sftp:
-                copy(sftp)
-        except self._failures() as error:
-            raise ClusterError(f"{self.name}:{path}", f"cannot be copied: {error}", "check it") from None
-
-    @staticmethod
-    def _failures() -> tuple[type[Exception], ...]:
-        import paramiko
-
-        return (paramiko.SSHException, OSError, EOFError, ValueError)
-
-    def _connected(self) -> paramiko.SSHClient:
-        """Return the one connection, opened when it is first needed: a login costs about 0.3 s."""
-        with self._connecting:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
-
-    def _connect(self) -> paramiko.SSHClient:
-        import paramiko
-
-        client = paramiko.SSHClient()
-        client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        tried = ""
-        try:
-            options = self._options()
-            port, proxy = int(options.get("port", 22)), options.get("proxycommand")
-            user = options.get("user") or getpass.getuser()
-            keys = options.get("identityfile")  # a list, whatever paramiko's types say
-            tried = f" as {user} at {options['hostname']}:{port} with {_describe_keys(keys)}"
-            for file in (Path("/etc/ssh/ssh_known_hosts"), self.ssh_folder / "known_hosts"):
-                if file.is_file():
-                    client.load_system_host_keys(str(file))
-            client.connect(
-                options["hostname"],
-                port=port,
-                username=user,
-                key_filename=keys,
-                sock=paramiko.ProxyCommand(proxy) if proxy else None,
-                timeout=CONNECT_S,
-                auth_timeout=CONNECT_S,
-                banner_timeout=CONNECT_S,
-            )
-            transport = client.get_transport()
-            if transport is not None:
-                transport.set_keepalive(KEEPALIVE_S)
-        except self._failures() as error:
-            client.close()
-            raise self._unreachable(tried, error) from None
-        return client
-
-    def _options(self) -> paramiko.SSHConfigDict:
-        import paramiko
-
-        config = self.ssh_folder / "config"
-        found = paramiko.SSHConfig.from_path(str(config)) if config.is_file() else paramiko.SSHConfig()
-        return found.lookup(self.name)
-
-    def _unreachable(self, tried: str, error: Exception) -> ClusterError:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        hint = (
-            f"make `ssh {self.name} true` work without a password; of ~/.ssh/config this reads "
-            "HostName, Port, User, IdentityFile, ProxyCommand"
-        )
-        return ClusterError(self.name, f"cannot be reached by ssh{tried}: {reason}", hint)
-
-
-def _describe_keys(keys: Sequence[str] | None) -> str:
-    return f"{', '.join(keys)} and the agent's keys" if keys else "the keys of ~/.ssh and the agent"
+        """Leave the streams to their readers: they end with the command."""
+        self.end_input()
 
 
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
-    """Return the host of that name: without ssh where it is this machine, unless `copy_with` is ssh."""
-    return LocalHost(name) if copy_with == "auto" and is_this_machine(name) else SshHost(name)
+    """Return the host of that name: without ssh where it is this machine, unless `copy_with` is ssh.
+
+    Raises ClusterError for what is no host's name.
+    """
+    if not is_host_name(name):
+        raise ClusterError("", f"{name[:80]!r} is no host's name", "write a name or an address")
+    if copy_with == "auto" and is_this_machine(name):
+        return LocalHost(name)
+    return SshHost(name)
 
 
 def is_this_machine(name: str) -> bool:
@@ -273,15 +215,14 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
     return True
 
 
-def _copy(host: str, source: str | Path, to: str | Path) -> None:
+def _copy(host: str, source: Path, to: Path) -> None:
+    part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
     try:
-        shutil.copyfile(source, to)
+        with source.open("rb") as read, private_file(part) as write:
+            shutil.copyfileobj(read, write, 1 << 20)
+        part.replace(to)
     except OSError as error:
         where = f"{host}:{error.filename or source}"
         raise ClusterError(where, f"cannot be copied: {error.strerror}", "check the disk") from None
-
-
-def _too_slow(host: str, argv: Sequence[str], timeout_s: float) -> ClusterError:
-    return ClusterError(
-        host, f"{argv[0]} did not end within {timeout_s:.0f} s", "check the host and its disks"
-    )
+    finally:
+        part.unlink(missing_ok=True)

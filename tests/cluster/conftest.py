@@ -1,18 +1,26 @@
-"""A small ssh server in this process: it runs commands and serves files as this user."""
+"""Hosts for tests: a small ssh server in this process, and, for tests marked `cluster`, hosts of their own.
+
+The server runs commands and serves files as this user.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import paramiko
 import pytest
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+
+from tests.cluster.harness.cluster import Cluster, NoCluster
 
 
 class _File(paramiko.SFTPHandle):
@@ -59,11 +67,39 @@ class _Session(paramiko.ServerInterface):
         return True
 
     def _run(self, channel: paramiko.Channel, command: bytes) -> None:
-        done = subprocess.run(command, shell=True, capture_output=True, check=False)
-        channel.sendall_stderr(done.stderr)
-        channel.sendall(self.server.greeting + done.stdout)
-        channel.send_exit_status(done.returncode)
-        channel.close()
+        """Run a command as sshd does: bytes flow as they come, and its input ends when the client says so."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, shell=True, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        channel.sendall(self.server.greeting)
+        feeder = threading.Thread(target=_pump, args=(channel.recv, process.stdin.write, process.stdin.close))
+        pumps = [
+            threading.Thread(target=_pump, args=(stream.read, send))
+            for stream, send in (
+                (process.stdout, channel.sendall),
+                (process.stderr, channel.sendall_stderr),
+            )
+        ]
+        for thread in (feeder, *pumps):
+            thread.daemon = True
+            thread.start()
+        for thread in pumps:
+            thread.join()
+        with suppress(OSError, EOFError):
+            channel.send_exit_status(process.wait())
+            channel.close()
+
+
+def _pump(
+    read: Callable[[int], bytes], write: Callable[[bytes], object], close: Callable[[], None] | None = None
+) -> None:
+    with suppress(OSError, EOFError, ValueError):
+        while chunk := read(1 << 16):
+            write(chunk)
+    if close is not None:
+        close()
 
 
 class SshServer:
@@ -98,6 +134,7 @@ class SshServer:
             except OSError:
                 return
             self.logins += 1
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport = paramiko.Transport(connection)
             transport.add_server_key(self.host_key)
             transport.set_subsystem_handler("sftp", paramiko.SFTPServer, _Files)
@@ -116,3 +153,53 @@ def ssh_server(tmp_path: Path) -> Iterator[SshServer]:
     serving = SshServer(tmp_path / "ssh")
     yield serving
     serving.close()
+
+
+@pytest.fixture(scope="module")
+def _standing_cluster() -> Iterator[Cluster]:
+    with _or_say_why(), Cluster.up(4) as standing:
+        yield standing
+
+
+@pytest.fixture
+def cluster(_standing_cluster: Cluster) -> Iterator[Cluster]:
+    """Give a head and four nodes that the tests of a module share; our sockets are the head's.
+
+    A test may cut links and limit them; all is mended behind it. It may leave no process on any host.
+    """
+    with _standing_cluster.inside("head"):
+        yield _standing_cluster
+    for name in _standing_cluster.pids:
+        _standing_cluster.mend(name)
+    _standing_cluster.rate(None)
+    assert _standing_cluster.leftovers() == {}
+
+
+@pytest.fixture
+def shared(cluster: Cluster) -> Iterator[Path]:
+    """Give a folder that all hosts of the cluster see under one path; a test's own."""
+    folder = Path(tempfile.mkdtemp(dir=cluster.shared))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Callable[..., Cluster]]:
+    """Give a function that brings up a cluster for one test, which may do with it what it likes."""
+    with ExitStack() as stack:
+
+        def make(nodes: int | Sequence[str] = 4, *, tmp: str = "4g", **sshd: str) -> Cluster:
+            with _or_say_why():
+                cluster = stack.enter_context(Cluster.up(nodes, tmp=tmp, sshd=sshd))
+            stack.enter_context(cluster.inside("head"))
+            return cluster
+
+        yield make
+
+
+@contextmanager
+def _or_say_why() -> Iterator[None]:
+    try:
+        yield
+    except NoCluster as error:
+        pytest.fail(str(error), pytrace=False)

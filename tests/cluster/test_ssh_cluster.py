@@ -1,0 +1,347 @@
+"""SshHost against real OpenSSH servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.ssh import SshHost
+from caffe_recipes.errors import ClusterError
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.keys import write_key
+
+pytestmark = pytest.mark.cluster
+
+HOSTILE = [
+    "plain",
+    "two words",
+    "it's",
+    'say "hi"',
+    "$(touch /tmp/owned)",
+    "`touch /tmp/owned`",
+    "; touch /tmp/owned",
+    "a\nb\n\n",
+    "\\n \\ \\\\",
+    "-n",
+    "--help",
+    "!history",
+    "%s%n",
+    "*",
+    "~",
+    "größe",
+    "",
+    "\x01\x7f\t",
+]
+
+
+def change_config(cluster: Cluster, folder: Path, first: str) -> Path:
+    """Make an ssh folder with the cluster's keys, whose config begins with `first`."""
+    folder.mkdir()
+    (folder / "config").write_text(f"{first}\n{(cluster.ssh / 'config').read_text()}")
+    return folder
+
+
+def test_words_reach_a_command_unchanged_whatever_they_hold(cluster: Cluster) -> None:
+    host = SshHost("node1", cluster.ssh)
+    done = host.run(["printf", "<%s>", *HOSTILE])
+    assert done.stdout == "".join(f"<{word}>" for word in HOSTILE)
+    assert host.run(["test", "-e", "/tmp/owned"]).returncode == 1
+    host.close()
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
+def test_words_survive_other_login_shells(cluster: Cluster, shell: str) -> None:
+    passwd = Path("/etc/passwd").read_text()
+    cluster.replace("node2", "/etc/passwd", re.sub(r"(?m)^(root:.*):[^:]*$", rf"\1:{shell}", passwd))
+    with SshHost("node2", cluster.ssh).start(["printf", "<%s>", *HOSTILE]) as command:
+        command.end_input()
+        said = b"".join(iter(command.read, b"")).decode()
+    assert said == "".join(f"<{word}>" for word in HOSTILE)
+
+
+@pytest.mark.parametrize("word", [word.replace("/", "") for word in HOSTILE if word and word != "*"])
+def test_files_travel_under_names_a_shell_would_read(cluster: Cluster, word: str, tmp_path: Path) -> None:
+    host = SshHost("node1", cluster.ssh)
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(os.urandom(100_000))
+    host.put(source, f"/tmp/{word}")
+    host.fetch(f"/tmp/{word}", back)
+    assert back.read_bytes() == source.read_bytes()
+    assert host.run(["stat", "-c", "%a %F", "--", f"/tmp/{word}"]).stdout == "600 regular file\n"
+    assert host.run(["rm", "--", f"/tmp/{word}"]).returncode == 0
+    assert host.run(["ls", "-A", "/tmp"]).stdout == ""
+    host.close()
+
+
+def test_a_command_that_is_given_up_is_ended_with_all_its_children(cluster: Cluster) -> None:
+    host = SshHost("node1", cluster.ssh)
+    with pytest.raises(ClusterError, match=r"node1: sh did not end within"):
+        host.run(["sh", "-c", 'trap "" TERM; sleep 600 & sleep 600'], timeout_s=0.5)
+    assert cluster.leftovers() == {}
+    assert host.run(["true"]).returncode == 0
+    host.close()
+
+
+def test_a_command_ends_when_its_connection_does(cluster: Cluster) -> None:
+    host = SshHost("node1", cluster.ssh)
+    command = host.start(["sleep", "600"])
+    host.close()
+    with pytest.raises(ClusterError, match="node1: the connection was lost"):
+        command.wait()
+    assert cluster.leftovers(within_s=4) == {}
+
+
+def test_a_command_ends_when_we_are_killed(cluster: Cluster) -> None:
+    code = (
+        "import sys; from pathlib import Path; from caffe_recipes.cluster.ssh import SshHost;"
+        "c = SshHost('node1', Path(sys.argv[1])).start(['sh', '-c', 'echo up; sleep 600']);"
+        "print(c.read(), flush=True); c.read()"
+    )
+    process = cluster.popen("head", [sys.executable, "-c", code, str(cluster.ssh)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"b'up\\n'\n"
+    assert "node1" in cluster.processes()
+    inner = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(int(inner.stdout), 9)
+    process.wait()
+    process.stdout.close()
+    assert cluster.leftovers(within_s=4) == {}
+
+
+def test_input_and_output_flow_while_a_command_runs(cluster: Cluster) -> None:
+    host = SshHost("node1", cluster.ssh)
+    with host.start(["sed", "-u", "s/^/got /"]) as command:
+        for word in (b"one\n", b"two\n"):
+            command.send(word)
+            assert command.read() == b"got " + word
+        command.end_input()
+        assert command.read() == b""
+        assert command.wait() == 0
+    host.close()
+
+
+def test_a_silent_link_is_noticed_within_three_signs_of_life(cluster: Cluster, tmp_path: Path) -> None:
+    folder = change_config(cluster, tmp_path / "ssh", "Host *\n  ServerAliveInterval 1")
+    host = SshHost("node1", folder, patience_s=0)
+    command = host.start(["sleep", "600"], limit_s=1)
+    cluster.cut("node1")
+    started = time.monotonic()
+    command.read()
+    with pytest.raises(ClusterError, match="node1: gave no sign of life for 3 s"):
+        command.wait()
+    assert time.monotonic() - started < 10
+    cluster.mend("node1")
+    assert host.run(["true"]).returncode == 0
+    host.close()
+    assert cluster.leftovers(within_s=10) == {}  # the host itself ends it, after limit_s and a little
+
+
+def test_a_host_that_crashes_is_an_error_and_comes_back(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(1)
+    host = SshHost("node1", cluster.ssh, patience_s=10)
+    command = host.start(["sleep", "600"])
+    cluster.crash("node1")
+    with pytest.raises(ClusterError, match="node1: the connection was lost"):
+        command.wait()
+    cluster.boot("node1")
+    assert host.run(["hostname"]).stdout == "node1\n"
+    host.close()
+
+
+def test_an_sshd_that_refuses_for_a_while_is_waited_for(cluster: Cluster) -> None:
+    host = SshHost("node3", cluster.ssh, patience_s=20)
+    cluster.stop_sshd("node3")
+    with pytest.raises(ClusterError, match=r"node3: cannot be reached.*10\.77\.0\.4:22: Connection refused"):
+        SshHost("node3", cluster.ssh, patience_s=0.5).run(["true"])
+    threading.Timer(2.0, cluster.start_sshd, ["node3"]).start()
+    assert host.run(["hostname"]).stdout == "node3\n"
+    host.close()
+
+
+def test_an_sshd_with_too_many_logins_at_once_is_waited_for(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(1, MaxStartups="1", PerSourceMaxStartups="1")
+    hosts = [SshHost("node1", cluster.ssh) for _ in range(8)]
+    threads = [threading.Thread(target=host.connect) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(host.run(["true"]).returncode == 0 for host in hosts)
+    for host in hosts:
+        host.close()
+
+
+def test_an_unknown_and_a_changed_host_key_are_refused_and_not_added(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    known = tmp_path / "known"
+    folder = change_config(
+        cluster, tmp_path / "ssh", f"Host *\n  UserKnownHostsFile {known}\n  StrictHostKeyChecking no"
+    )
+    host = SshHost("node1", folder)
+    with pytest.raises(
+        ClusterError, match=r"node1: its host key is not in known_hosts as 10\.77\.0\.2; it shows"
+    ):
+        host.connect()
+    assert not known.exists()
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(cluster.folder / "hostkeys" / "node1.pub")], capture_output=True, text=True
+    ).stdout.split()[1]
+    known.write_text(f"10.77.0.2 {write_key(tmp_path / 'other')}\n")
+    with pytest.raises(ClusterError, match="node1: its host key has CHANGED") as caught:
+        host.connect()
+    assert shown in str(caught.value)
+    assert f"{known}:1" in str(caught.value)
+    assert known.read_text().count("\n") == 1
+
+
+def test_what_the_message_says_makes_an_unknown_host_known(cluster: Cluster, shared: Path) -> None:
+    known = shared / "known"
+    folder = change_config(cluster, shared / "ssh", f"Host *\n  UserKnownHostsFile {known}")
+    host = SshHost("node1", folder)
+    with pytest.raises(ClusterError) as caught:
+        host.connect()
+    command = caught.value.hint.split("`")[1]
+    cluster.run("head", ["sh", "-c", command])
+    assert host.run(["hostname"]).stdout == "node1\n"
+    host.close()
+
+
+def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
+    cluster: Cluster, shared: Path
+) -> None:
+    public = " ".join((cluster.folder / "hostkeys" / "node1.pub").read_text().split()[:2])
+    known = shared / "known"
+    folder = change_config(cluster, shared / "ssh", f"Host *\n  UserKnownHostsFile {known}")
+    known.write_text(f"10.77.0.2 {public}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, capture_output=True)
+    assert "10.77" not in known.read_text()
+    for text, works in [
+        (known.read_text(), True),
+        (f"10.77.* {public}\n", True),
+        (f"10.77.*,!10.77.0.2 {public}\n", False),
+        (f"10.77.0.2 {public}\n@revoked * {public}\n", False),
+    ]:
+        known.write_text(text)
+        by_ssh = cluster.run("head", ["ssh", "-F", str(folder / "config"), "node1", "true"], check=False)
+        assert (by_ssh.returncode == 0) == works
+        host = SshHost("node1", folder)
+        if works:
+            assert host.run(["true"]).returncode == 0
+            host.close()
+        else:
+            with pytest.raises(ClusterError, match="host key is"):
+                host.connect()
+    known.write_text(f"everyone {public}\n")
+    other = change_config(
+        cluster, shared / "alias", f"Host *\n  HostKeyAlias everyone\n  UserKnownHostsFile {known}"
+    )
+    host = SshHost("node1", other)
+    host.connect()
+    host.close()
+
+
+def test_jump_hosts_are_gone_over_in_order_and_logged_in_to_once(cluster: Cluster, tmp_path: Path) -> None:
+    folder = change_config(cluster, tmp_path / "ssh", "Host node3 node4\n  ProxyJump node1,root@node2:22")
+    hosts = [SshHost(name, folder) for name in ("node3", "node4")]
+    count = ["sh", "-c", "ss -Htn state established sport = :22 | wc -l"]
+    before = int(cluster.run("node1", count).stdout)
+    assert [host.run(["hostname"]).stdout for host in hosts] == ["node3\n", "node4\n"]
+    came_from = hosts[0].run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[0]
+    assert came_from == cluster.addresses["node2"]
+    assert int(cluster.run("node1", count).stdout) == before + 1
+    hosts[0].close()
+    assert hosts[1].run(["true"]).returncode == 0
+    hosts[1].close()
+
+
+def test_a_jump_host_with_an_unknown_key_is_refused_by_its_own_name(cluster: Cluster, tmp_path: Path) -> None:
+    folder = change_config(
+        cluster, tmp_path / "ssh", "Host node2\n  UserKnownHostsFile none\nHost node3\n  ProxyJump node2"
+    )
+    with pytest.raises(ClusterError, match="node2: its host key is not in known_hosts"):
+        SshHost("node3", folder).connect()
+
+
+def test_a_jump_host_that_cannot_reach_on_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    first = "Host node3\n  ProxyJump node2\n  Port 23\n  ConnectTimeout 5"
+    folder = change_config(cluster, tmp_path / "ssh", first)
+    with pytest.raises(ClusterError, match=r"node3: cannot be reached by ssh .*: node2 cannot reach it"):
+        SshHost("node3", folder, patience_s=0).connect()
+
+
+def test_a_proxy_command_carries_the_connection_and_ends_with_it(cluster: Cluster, shared: Path) -> None:
+    config = cluster.ssh / "config"
+    folder = change_config(
+        cluster, shared / "ssh", f"Host node3\n  ProxyCommand ssh -F {config} -W %h:%p node2 2>/dev/null"
+    )
+    host = SshHost("node3", folder)
+    assert host.run(["hostname"]).stdout == "node3\n"
+    login = host._login
+    assert login is not None
+    assert login.proxy is not None
+    host.close()
+    assert login.proxy.poll() is not None
+
+
+def test_no_agent_is_forwarded_whatever_is_configured(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = subprocess.run(["ssh-agent", "-s", "-a", str(tmp_path / "agent")], capture_output=True, text=True)
+    pid = int(re.findall(r"SSH_AGENT_PID=(\d+)", agent.stdout)[0])
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    try:
+        subprocess.run(["ssh-add", "-q", str(cluster.ssh / "id")], check=True)
+        first = f"Host *\n  ForwardAgent yes\n  IdentityFile {tmp_path / 'none'}\n  IdentitiesOnly no"
+        folder = change_config(cluster, tmp_path / "ssh", first)
+        text = (folder / "config").read_text()
+        (folder / "config").write_text(text.replace(f"  IdentityFile {cluster.ssh / 'id'}\n", ""))
+        host = SshHost("node1", folder)  # only the agent holds a key that is taken
+        assert host.run(["sh", "-c", "echo ${SSH_AUTH_SOCK-none}"]).stdout == "none\n"
+        host.close()
+    finally:
+        os.kill(pid, 15)
+
+
+def test_a_key_behind_a_passphrase_is_named_and_nobody_is_asked(cluster: Cluster, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
+    folder = change_config(cluster, tmp_path / "ssh", f"Host *\n  IdentityFile {locked}")
+    text = (folder / "config").read_text().replace(f"  IdentityFile {cluster.ssh / 'id'}\n", "")
+    (folder / "config").write_text(text)
+    with pytest.raises(ClusterError, match=r"offered .*locked \(needs its passphrase: ssh-add it\)"):
+        SshHost("node1", folder).connect()
+
+
+def test_a_put_that_fills_the_disk_leaves_no_half_file(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(1, tmp="8m")
+    host = SshHost("node1", cluster.ssh)
+    big = tmp_path / "big"
+    big.write_bytes(bytes(20_000_000))
+    host.run(["sh", "-c", "echo old >/tmp/file"])
+    with pytest.raises(ClusterError, match=r"node1:/tmp/file: cannot be copied: No space left on device"):
+        host.put(big, "/tmp/file")
+    assert host.run(["sh", "-c", "ls -A /tmp; cat /tmp/file"]).stdout == "file\nold\n"
+    host.close()
+
+
+def test_a_link_in_a_files_place_is_replaced_not_written_through(cluster: Cluster, tmp_path: Path) -> None:
+    host = SshHost("node1", cluster.ssh)
+    (tmp_path / "mine").write_text("mine")
+    host.run(["sh", "-c", "echo precious >/tmp/target; ln -s target /tmp/file"])
+    host.put(tmp_path / "mine", "/tmp/file")
+    assert (
+        host.run(["sh", "-c", "cat /tmp/target /tmp/file; rm /tmp/target /tmp/file"]).stdout
+        == "precious\nmine"
+    )
+    host.close()
