@@ -1,8 +1,8 @@
 """The digest of a staged file: SHA-256 over the SHA-256 of its blocks.
 
-A plain SHA-256 is bound to one core: at 0.1 GB/s of a slow one, seven minutes for the 42 GB of ImageNet. Blocks are
-hashed by several cores, while the rest of the file is still on its way. Coreutils compute it too, so that a node
-needs no Python of ours:
+A plain SHA-256 is bound to one core: at 0.1 GB/s of a slow one, the 42 GB of ImageNet take seven minutes.
+Blocks are hashed by several cores, while the rest of the file is still on its way. Coreutils compute it too,
+so that a node needs no Python of ours:
 
     split -b 16M --filter='sha256sum | cut -c 1-64' data.mdb | sha256sum
 """

@@ -1,0 +1,137 @@
+"""The manifest of an LMDB: the size and digest that every copy is held against, kept for the next staging."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.cluster.staging.digests import file_digest
+from caffe_recipes.cluster.staging.stamps import DATA
+from caffe_recipes.errors import ClusterError, DataError
+
+# A file younger than this may be written again within one tick of its file system's clock.
+_SETTLED_S = 2.0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a whole copy is."""
+
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The LMDB that is staged, as this machine sees it."""
+
+    data: Path
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+def cache_folder() -> Path:
+    """Return where manifests are kept: the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "caffe-recipes"
+
+
+def find_source(folder: Path) -> Source:
+    """Return the LMDB in a folder; raises DataError where there is none."""
+    data = folder.absolute() / DATA
+    try:
+        status = data.stat()
+    except OSError as error:
+        raise DataError(data, f"cannot be read: {error.strerror}", "give the LMDB's folder") from None
+    if not data.is_file() or status.st_size == 0:
+        raise DataError(data, "is no LMDB", "give the LMDB's folder")
+    return Source(data, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def load_manifest(source: Source, cache: Path) -> Manifest | None:
+    """Return what is known of a source that has not changed since; None if it has, or was never hashed."""
+    try:
+        known = json.loads(_file_of(source, cache).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
+        return None
+    return Manifest(source.size_bytes, str(known["digest"]))
+
+
+def hash_source(source: Source, cache: Path) -> Manifest:
+    """Hash a source and keep what was found; raises DataError, also where it changes meanwhile."""
+    try:
+        descriptor = os.open(source.data, os.O_RDONLY)
+        try:
+            digest = file_digest(descriptor, source.size_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(source.data, f"cannot be read: {error.strerror or error}", "check its disk") from None
+    return keep_manifest(source, digest, cache)
+
+
+def keep_manifest(source: Source, digest: str, cache: Path) -> Manifest:
+    """Keep the digest of a source; raises DataError where the source is not what it was."""
+    if find_source(source.data.parent) != source:
+        raise DataError(
+            source.data, "changed while it was staged", "let nothing write to it, and stage again"
+        )
+    if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
+        with contextlib.suppress(OSError):  # without a home of ours it is hashed again
+            _write(_file_of(source, cache), json.dumps(_identity(source, digest)))
+    return Manifest(source.size_bytes, digest)
+
+
+@contextlib.contextmanager
+def only_one(lmdb: str, cache: Path) -> Iterator[None]:
+    """Hold the right to stage to one place; raises ClusterError where another process of the user has it."""
+    name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(cache / f"stage-{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield  # nothing can be kept here, so nothing can be locked: each node still verifies what it takes
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ClusterError(lmdb, "is being staged by another process", "wait for it to end") from None
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _file_of(source: Source, cache: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(source.data)).hexdigest()[:32]
+    return cache / "manifests" / f"{name}.json"
+
+
+def _identity(source: Source, digest: str) -> dict[str, str | int]:
+    return {
+        "path": str(source.data),
+        "bytes": source.size_bytes,
+        "mtime_ns": source.mtime_ns,
+        "inode": source.inode,
+        "digest": digest,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, beside = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(beside).replace(path)

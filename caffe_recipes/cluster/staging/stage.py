@@ -1,0 +1,208 @@
+"""Staging itself: look, plan, send, verify; and taking it away again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.costs import How, Rates
+from caffe_recipes.cluster.staging.manifest import (
+    Manifest,
+    Source,
+    cache_folder,
+    find_source,
+    hash_source,
+    keep_manifest,
+    load_manifest,
+    only_one,
+)
+from caffe_recipes.cluster.staging.nodes import (
+    NodeState,
+    abandon_part,
+    clean_node,
+    hash_node,
+    normalize_lmdb,
+    on_each,
+    probe_node,
+)
+from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, render_plan
+from caffe_recipes.cluster.staging.ways import Job, send_by_chain, send_by_sbcast, send_to_each
+from caffe_recipes.errors import ClusterError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What became of an LMDB on a host; `reason` says why it failed."""
+
+    host: str
+    outcome: Literal["there", "sent", "failed"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StagingMeans:
+    """What staging works with besides hosts; without `chain` there is none, `how` overrides the costs."""
+
+    rates: Rates = field(default_factory=Rates)
+    how: How | None = None
+    chain: ChainMeans | None = None
+    cache: Path | None = None
+    here: str = ""
+
+
+def stage(
+    hosts: Sequence[Host], lmdb: str, folder: Path, means: StagingMeans, say: Say = lambda line: None
+) -> tuple[Placed, ...]:
+    """Put the LMDB of a folder on every host that lacks it, whole or not at all; what became of each.
+
+    Raises DataError for the source, ClusterError where another process stages to the same place or the asked
+    way cannot be had. A host that fails is a result: the others are staged.
+    """
+    lmdb, source = normalize_lmdb(lmdb), find_source(folder)
+    cache = means.cache or cache_folder()
+    with only_one(lmdb, cache):
+        states, manifest = survey(hosts, lmdb, source, cache)
+        plan = plan_from(states, lmdb, source, manifest, means)
+        for line in render_plan(plan):
+            say(line)
+        if plan.how is None:
+            return _results(hosts, plan, {})
+        failed = _send(hosts, plan, source, manifest, replace(means, cache=cache), say)
+        return _results(hosts, plan, failed)
+
+
+def survey(
+    hosts: Sequence[Host], lmdb: str, source: Source, cache: Path
+) -> tuple[list[NodeState], Manifest | None]:
+    """Look at every host, and hash copies without a stamp of ours; the manifest, if it is known or needed."""
+    seen = on_each(hosts, lambda host: probe_node(host, lmdb, str(source.data), source.size_bytes))
+    states = [_state(host, state) for host, state in zip(hosts, seen, strict=True)]
+    alike = {
+        state.host for state in states if state.kind == "present" and state.size_bytes == source.size_bytes
+    }
+    manifest = load_manifest(source, cache)
+    if not alike:
+        return states, manifest
+    unsure = [
+        host for host, state in zip(hosts, states, strict=True) if host.name in alike and not state.digest
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
+        found = on_each(unsure, lambda host: hash_node(host, lmdb, source.size_bytes))
+        digests = dict(zip((host.name for host in unsure), found, strict=True))
+        return [_with_digest(state, digests.get(state.host)) for state in states], known.result()
+
+
+def plan_from(
+    states: Sequence[NodeState], lmdb: str, source: Source, manifest: Manifest | None, means: StagingMeans
+) -> StagingPlan:
+    """Plan with what this machine lacks; raises ClusterError where the asked way cannot be had."""
+    lacking: dict[How, str] = {}
+    if means.chain is None:
+        lacking["chain"] = "no launcher, or no mpi4py"
+    if "SLURM_JOB_ID" not in os.environ:
+        lacking["sbcast"] = "not inside a Slurm allocation"
+    return plan_staging(
+        states,
+        lmdb=lmdb,
+        source=str(source.data),
+        size_bytes=source.size_bytes,
+        digest=manifest.digest if manifest else None,
+        rates=means.rates,
+        how=means.how,
+        lacking=lacking,
+    )
+
+
+def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[tuple[str, str]]:
+    """Take away what staging has put on each host, and nothing else; the hosts, and what was done there."""
+    lmdb = normalize_lmdb(lmdb)
+    with only_one(lmdb, cache or cache_folder()):
+        done = on_each(hosts, lambda host: clean_node(host, lmdb))
+    return [(host.name, _cleaned(result)) for host, result in zip(hosts, done, strict=True)]
+
+
+def _send(
+    hosts: Sequence[Host],
+    plan: StagingPlan,
+    source: Source,
+    manifest: Manifest | None,
+    means: StagingMeans,
+    say: Say,
+) -> Mapping[str, str]:
+    """Send to the hosts that lack it; return why, for those that failed. What is half done is taken away."""
+    cache = means.cache or cache_folder()
+    job = Job(
+        hosts={host.name: host for host in hosts},
+        plan=plan,
+        part=f".data.mdb.part-{uuid.uuid4().hex[:12]}",
+        here=means.here or socket.gethostname(),
+        say=say,
+    )
+    try:
+        if plan.how == "chain" and means.chain is not None:
+            sent = send_by_chain(job, means.chain, manifest.digest if manifest else None)
+            failed = sent.failed
+            if sent.digest and manifest is None:
+                keep_manifest(source, sent.digest, cache)
+        else:
+            send = send_by_sbcast if plan.how == "sbcast" else send_to_each
+            with ThreadPoolExecutor(1) as pool:  # while the nodes are busy
+                known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
+                failed = send(job, lambda: known.result().digest)
+    except BaseException:
+        _abandon(job, [state.host for state in plan.missing])
+        raise
+    _abandon(job, list(failed))
+    return failed
+
+
+def _abandon(job: Job, names: Sequence[str]) -> None:
+    on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb))
+
+
+def _results(hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]) -> tuple[Placed, ...]:
+    reasons = {**dict(plan.refused), **failed}
+    return tuple(
+        Placed(host.name, "failed", reasons[host.name])
+        if host.name in reasons
+        else Placed(host.name, "there" if host.name in plan.present else "sent")
+        for host in hosts
+    )
+
+
+def _settled(manifest: Manifest) -> Future[Manifest]:
+    future: Future[Manifest] = Future()
+    future.set_result(manifest)
+    return future
+
+
+def _state(host: Host, seen: NodeState | ClusterError) -> NodeState:
+    return NodeState(host.name, "unreachable", reason=seen.what) if isinstance(seen, ClusterError) else seen
+
+
+def _with_digest(state: NodeState, found: str | ClusterError | None) -> NodeState:
+    if found is None:
+        return state
+    if isinstance(found, ClusterError):
+        return NodeState(state.host, "refused", reason=found.what)
+    return replace(state, digest=found)
+
+
+def _cleaned(result: tuple[str, str] | ClusterError) -> str:
+    if isinstance(result, ClusterError):
+        return f"not cleaned: {result.what}"
+    word, rest = result
+    if word == "cleaned":
+        return f"{int(rest):,} bytes taken away"
+    return f"left as it is: {rest}" if word == "kept" else "nothing of ours is there"

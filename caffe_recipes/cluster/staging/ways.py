@@ -1,0 +1,204 @@
+"""The ways an LMDB gets to nodes: each fills a part that a node has reserved, and then verifies and names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.staging.chain import ChainEnd, ChainMeans, relay_command, run_chain
+from caffe_recipes.cluster.staging.nodes import (
+    NodeState,
+    abandon_part,
+    commit_part,
+    copy_part,
+    on_each,
+    probe_node,
+    reserve_part,
+    seconds_for,
+)
+from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, plan_chain
+from caffe_recipes.errors import ClusterError
+
+# Besides the data: the stamp, and the lock file that every reader of an LMDB makes.
+_ROOM_BESIDE_BYTES = 1 << 20
+# A chain that breaks without a host that is dead or full is tried once more, not for ever.
+_FRUITLESS_LAUNCHES = 2
+# A host that was cut off gives no sign: that long it is waited for.
+_LOOK_S = 20.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One staging: the hosts by name, the plan, and the name of the part."""
+
+    hosts: Mapping[str, Host]
+    plan: StagingPlan
+    part: str
+    here: str
+    say: Callable[[str], None]
+
+    def lacking(self) -> list[Host]:
+        """Return the hosts that lack a copy, in the hostfile's order."""
+        return [self.hosts[state.host] for state in self.plan.missing]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a chain did: why, for the hosts that failed, and the source's digest, if any host has it now."""
+
+    failed: dict[str, str]
+    digest: str | None
+
+
+def send_to_each(job: Job, digest: Callable[[], str]) -> dict[str, str]:
+    """Have every node copy the source itself, or send it to each by sftp; why, for those that failed."""
+    fill = {"copy": _copy, "sftp": _put}[str(job.plan.how)]
+
+    def act(host: Host) -> None:
+        _reserve(job, host)
+        fill(job, host)
+        _commit(job, host, digest())
+
+    return _failures(job.lacking(), on_each(job.lacking(), act))
+
+
+def send_by_sbcast(job: Job, digest: Callable[[], str]) -> dict[str, str]:
+    """Have Slurm send it to the nodes of the allocation, and each verify it; why, for those that failed."""
+    plan, hosts = job.plan, job.lacking()
+    failed = _failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
+    limit_s = seconds_for(plan.size_bytes * len(job.hosts))
+    said = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
+    rest = [host for host in hosts if host.name not in failed]
+    lost = _failures(rest, on_each(rest, lambda host: _commit(job, host, digest())))
+    # sbcast knows no subset: those that have the LMDB got another.
+    on_each([job.hosts[name] for name in plan.present], lambda host: abandon_part(host, plan.lmdb))
+    return failed | {name: f"{why}; sbcast said: {said}" if said else why for name, why in lost.items()}
+
+
+def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
+    """Return the argv that puts a file on every node of the allocation; a part that is there is filled.
+
+    >>> " ".join(sbcast_argv("/work/lmdb/data.mdb", "/tmp/lmdb/part"))
+    'sbcast --force --size=8m /work/lmdb/data.mdb /tmp/lmdb/part'
+    """
+    return ("sbcast", "--force", "--size=8m", source, target)
+
+
+def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
+    """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was."""
+    failed = _failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
+    missing = [state for state in job.plan.missing if state.host not in failed]
+    landed, fruitless = list(job.plan.present), 0
+    while missing:
+        order = _order(job, missing, landed)
+        end = _launch(job, means, order, digest)
+        states = on_each([job.hosts[state.host] for state in missing], lambda host: _look(job, host))
+        digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
+        lost = _lost(missing, states, order, end)
+        arrived = {state.host for state in _nodes(states) if state.digest and state.digest == digest}
+        left = [state for state in missing if state.host not in arrived and state.host not in lost]
+        fruitless = fruitless + 1 if len(left) == len(missing) else 0
+        failed |= lost
+        # A reader that gets nothing through may be what is broken.
+        landed = [host for host in landed if not (fruitless and host == order.hosts[0])] + sorted(arrived)
+        missing = left
+        if missing and fruitless == _FRUITLESS_LAUNCHES:
+            failed |= dict.fromkeys((state.host for state in missing), f"the chain broke: {_why(end, order)}")
+            break
+        if missing:
+            dead = f" without {', '.join(lost)}" if lost else ""
+            job.say(f"the chain broke ({_why(end, order)}); it goes on{dead} to {len(missing)} hosts")
+    return Sent(failed, digest)
+
+
+def _order(job: Job, missing: Sequence[NodeState], landed: Sequence[str]) -> ChainOrder:
+    plan = job.plan
+    return plan_chain(
+        missing, landed, lmdb=plan.lmdb, source=plan.source, size_bytes=plan.size_bytes, here=job.here
+    )
+
+
+def _launch(job: Job, means: ChainMeans, order: ChainOrder, digest: str | None) -> ChainEnd:
+    size_bytes = job.plan.size_bytes
+    command = relay_command(
+        order, means, lmdb=job.plan.lmdb, part=job.part, size_bytes=size_bytes, digest=digest
+    )
+    return run_chain(order, means, command, size_bytes)
+
+
+def _look(job: Job, host: Host) -> NodeState:
+    return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes, timeout_s=_LOOK_S)
+
+
+def _nodes(states: Sequence[NodeState | ClusterError]) -> list[NodeState]:
+    return [state for state in states if isinstance(state, NodeState)]
+
+
+def _lost(
+    missing: Sequence[NodeState],
+    states: Sequence[NodeState | ClusterError],
+    order: ChainOrder,
+    end: ChainEnd,
+) -> dict[str, str]:
+    """Return why, for the hosts that a chain must do without: dead ones, and those that could not write."""
+    said = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
+    lost = {host.host: said[host.host] for host in missing if host.host in said}
+    for host, state in zip(missing, states, strict=True):
+        if isinstance(state, ClusterError):
+            lost[host.host] = state.what
+        elif state.kind == "unreachable":
+            lost[host.host] = f"was lost while the chain ran: {state.reason}"
+        elif state.kind == "refused":
+            lost[host.host] = state.reason
+    return lost
+
+
+def _why(end: ChainEnd, order: ChainOrder) -> str:
+    """Say who broke a chain: of those that saw nothing move, the first."""
+    if not end.stopped:
+        return end.said or "the launcher ended"
+    rank = min(end.stopped)
+    names = dict(enumerate(order.hosts))
+    reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank])
+    return f"{names.get(rank, rank)}: {reason}"
+
+
+def _reserve(job: Job, host: Host) -> None:
+    reserve_part(host, job.plan.lmdb, job.part, job.plan.size_bytes + _ROOM_BESIDE_BYTES)
+
+
+def _copy(job: Job, host: Host) -> None:
+    copy_part(host, job.plan.lmdb, job.part, job.plan.source, job.plan.size_bytes)
+
+
+def _put(job: Job, host: Host) -> None:
+    host.put(Path(job.plan.source), f"{job.plan.lmdb}/{job.part}")
+
+
+def _commit(job: Job, host: Host, digest: str) -> None:
+    commit_part(host, job.plan.lmdb, job.part, job.plan.size_bytes, digest)
+
+
+def _failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str]:
+    return {
+        host.name: result.what
+        for host, result in zip(hosts, results, strict=True)
+        if isinstance(result, ClusterError)
+    }
+
+
+def _call(argv: Sequence[str], timeout_s: float) -> str:
+    """Run a command of this machine; return what it complained of, or nothing."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done within {timeout_s:.0f} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if done.returncode == 0 else " ".join(done.stderr.decode(errors="replace").split())[:300]

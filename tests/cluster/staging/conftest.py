@@ -1,0 +1,94 @@
+"""Folders that stand for hosts: each has its own /node, and all see the source."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost
+from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.digests import BLOCK_BYTES
+from caffe_recipes.cluster.staging.stage import StagingMeans
+from caffe_recipes.errors import ClusterError
+
+LMDB = "/node/train lmdb"
+CONTENT = bytes(range(256)) * ((2 * BLOCK_BYTES + 100_000) // 256) + b"tail"
+# Each rank is on its own host: its folder is the one that the hostfile names for its rank.
+_RANK = """
+import os, runpy, sys
+from pathlib import Path
+hosts = Path(sys.argv[2]).read_text().split()
+root = Path(sys.argv[1]) / hosts[int(os.environ["PMI_RANK"])]
+words = [word.replace("=/node/", f"={root}/node/") for word in sys.argv[3:]]
+os.execv(words[0], words)
+"""
+
+
+@dataclass(frozen=True)
+class FolderHost(LocalHost):
+    """A host whose /node is a folder; `down` ones do not answer, `blind` ones do not see the source."""
+
+    root: Path = Path()
+    down: bool = False
+    blind: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def lmdb(self) -> Path:
+        return Path(f"{self.folder}{LMDB}")
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        if self.down:
+            raise ClusterError(self.name, "cannot be reached by ssh", "")
+        words = [f"{self.folder}{word}" if word.startswith("/node/") else word for word in argv]
+        if self.blind:
+            words = [f"/nowhere{word}" if word.endswith("/shared/data.mdb") else word for word in words]
+        return super().run(words, timeout_s)
+
+    def put(self, path: Path, to: str) -> None:
+        super().put(path, f"{self.folder}{to}")
+
+
+@dataclass(frozen=True)
+class World:
+    """Four hosts, a source, and what staging works with."""
+
+    hosts: tuple[FolderHost, ...]
+    source: Path
+    means: StagingMeans
+
+    def host(self, **changes: bool) -> tuple[FolderHost, ...]:
+        """Return the hosts with the second changed."""
+        first, second, *rest = self.hosts
+        return (first, FolderHost(second.name, root=second.root, **changes), *rest)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    source = tmp_path / "shared"
+    source.mkdir()
+    (source / "data.mdb").write_bytes(CONTENT)
+    (source / "lock.mdb").write_bytes(b"readers")
+    hosts = tuple(FolderHost(f"n{number}", root=tmp_path) for number in range(4))
+    for host in hosts:
+        (host.folder / "node").mkdir(parents=True)
+    return World(hosts, source, StagingMeans(chain=local_chain(tmp_path), cache=tmp_path / "cache"))
+
+
+def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
+    """Return a chain whose ranks are all on this machine, each in its host's folder."""
+
+    def argv(hosts: int, hostfile: str, words: Sequence[str]) -> Sequence[str]:
+        mpiexec = shutil.which("mpiexec.hydra", path=Path(sys.executable).parent) or "mpiexec.hydra"
+        rank = [sys.executable, "-c", _RANK, str(root), hostfile, *command, *words]
+        return [mpiexec, "-n", str(hosts), *rank]
+
+    return ChainMeans(argv, {}, stall_s=20)
