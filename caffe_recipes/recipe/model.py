@@ -12,20 +12,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from caffe_recipes.recipe.phases import Phase, Reported, SolverSettings
-from caffe_recipes.recipe.values import (
+from caffe_recipes.config.values import (
     Count,
     CountOrZero,
     FileName,
     Fraction,
     Frozen,
-    Interpolation,
     NotNegative,
     PathText,
     Positive,
     Text,
     Value,
 )
+from caffe_recipes.recipe.phases import Phase, Reported, SolverSettings
+from caffe_recipes.recipe.values import Interpolation
 
 
 class Filler(Value):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from caffe_recipes.caffe.rates import POLICY_NEEDS
-from caffe_recipes.recipe.values import (
+from caffe_recipes.config.values import (
     Count,
     CountOrZero,
     FileName,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from caffe_recipes.config.source import Loader
 from caffe_recipes.recipe import schema
 from caffe_recipes.recipe.schema import recipe_schema
-from caffe_recipes.recipe.source import _Loader, shipped_recipes
+from caffe_recipes.recipe.source import shipped_recipes
 
 SCHEMA = recipe_schema()
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -62,7 +63,7 @@ def mistakes_inside(value: dict[str, Any], rule: dict[str, Any], at: str) -> Ite
 
 
 def read(name: str) -> Any:  # noqa: ANN401 - any YAML
-    return yaml.load(shipped_recipes()[name].read_text("utf-8"), Loader=_Loader)
+    return yaml.load(shipped_recipes()[name].read_text("utf-8"), Loader=Loader)
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

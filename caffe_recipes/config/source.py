@@ -1,0 +1,199 @@
+"""YAML text to a frozen model, with the file and line of whatever is wrong.
+
+What is wrong is raised as the caller's own exception, of (where, what, hint): this floor knows none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+Location = tuple[str | int, ...]
+Fail = Callable[[str | Path, str, str], Exception]
+M = TypeVar("M", bound=BaseModel)
+
+_MOST_VALUES = 100_000  # aliases of aliases grow without end
+_MOST_SHOWN = 80
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with today's scalars: 5e-5 is a number, `on` and `no` are text, 1_000 and 1:30 too."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|false", "tf"),
+    ("null", r"null|~|", ["~", "n", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+):
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A mapping that was read, and where its values stand; `kind` is what errors call it, as `recipe`."""
+
+    where: str | Path
+    kind: str
+    raw: Mapping[str, Any]
+    lines: Mapping[Location, int]
+    fail: Fail
+
+    def place(self, location: Location) -> str:
+        """Return `file:line` of a value, or of the nearest thing around it."""
+        while location and location not in self.lines:
+            location = location[:-1]
+        return f"{self.where}:{self.lines.get(location, 1)}"
+
+
+def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> Source:
+    """Read YAML text that holds a mapping; sequences become tuples. Raises what `fail` makes."""
+    try:
+        root = yaml.compose(text, Loader=Loader)
+        lines = dict(islice(_lines(root, (), where, fail), _MOST_VALUES)) if root else {}
+        if len(lines) == _MOST_VALUES:
+            raise fail(where, f"holds {_MOST_VALUES:,} values or more", "do not nest YAML aliases")
+        raw = _values(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise fail(
+            f"{where}:{line}", f"not YAML: {error.problem or error.context}", "mend the syntax"
+        ) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise fail(where, f"not YAML: {' '.join(str(error).split())[:200]}", "mend the syntax") from error
+    if not isinstance(raw, dict):
+        raise fail(f"{where}:1", f"not a {kind}", f"a {kind} is a mapping that starts with `name:`")
+    return Source(where, kind, raw, lines, fail)
+
+
+def validate(
+    source: Source,
+    model: type[M],
+    context: object = None,
+    moved: Callable[[Location], Location] | None = None,
+) -> M:
+    """Make a model of what was read; raises what `fail` makes, for the first thing that does not fit.
+
+    `moved` gives where a value really stands, for one that is inherited from elsewhere in the file.
+    """
+    try:
+        return model.model_validate(source.raw, context=context)
+    except ValidationError as error:
+        raise _first_error(error, source, model, moved or (lambda location: location)) from error
+
+
+def write_key(location: Location) -> str:
+    """Write a location as a person would.
+
+    >>> write_key(("phases", 2, "base_lr"))
+    'phases[2].base_lr'
+    """
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return _short(text.removeprefix("."))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iterator[tuple[Location, int]]:
+    """Yield each value's location and line, and refuse a key given twice."""
+    yield at, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            place = (*at, str(key.value))
+            yield place, key.start_mark.line + 1
+            yield from ((loc, line) for loc, line in _lines(value, place, where, fail) if loc != place)
+        names = [str(key.value) for key, _ in node.value]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                line = node.value[index][0].start_mark.line + 1
+                raise fail(f"{where}:{line}", f"key '{_short(name)}' is given twice", "keep one")
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, (*at, index), where, fail)
+
+
+def _values(root: yaml.Node | None) -> Any:  # noqa: ANN401 - whatever the YAML held
+    """Construct plain values; sequences become tuples, since what is made of them is frozen."""
+    if root is None:
+        return None
+    loader = Loader("")
+    try:
+        return _freeze(loader.construct_document(root))
+    finally:
+        loader.dispose()
+
+
+def _freeze(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _freeze(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_freeze(item) for item in value)
+    return value
+
+
+def _first_error(
+    error: ValidationError, source: Source, model: type[BaseModel], moved: Callable[[Location], Location]
+) -> Exception:
+    """Turn pydantic's first finding into one line that names file, line and key."""
+    # A misspelt key is also a missing one; the misspelling is what to mend.
+    found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    location = moved(found["loc"])
+    place, key = source.place(location), write_key(location) or source.kind
+    if found["type"] == "extra_forbidden":
+        known = _fields_at(location[:-1], model)
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        return source.fail(place, f"{key}: unknown key", hint)
+    if found["type"] == "missing":
+        return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
+    message = found["msg"].removeprefix("Value error, ")
+    given = found.get("input")
+    shown = (
+        f", not {_short(repr(given))}"
+        if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
+        else ""
+    )
+    return source.fail(place, f"{key}: {message[0].lower()}{message[1:]}{shown}", _near_literal(found))
+
+
+def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    if found["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']+)'", found["ctx"]["expected"])
+    near = difflib.get_close_matches(str(found["input"]), choices, n=1)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+def _fields_at(location: Location, root: type[BaseModel]) -> list[str]:
+    """Return the known keys of the mapping at a location."""
+    model: type[BaseModel] | None = root
+    for part in location:
+        if model is None:
+            return []
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        model = _model_in(field.annotation) if field else model
+    return list(model.model_fields) if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a type expression
+    """Return the first model within a type expression such as `tuple[Phase, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((model for model in inner if model), None)
