@@ -76,7 +76,12 @@ def relay_command(
         f"--part={part}",
         f"--source={order.source}",
     ]
-    words += [f"--bytes={size_bytes}", f"--chunk={order.chunk_bytes}", f"--stall-s={means.stall_s:g}"]
+    words += [
+        f"--ranks={len(order.hosts)}",
+        f"--bytes={size_bytes}",
+        f"--chunk={order.chunk_bytes}",
+        f"--stall-s={means.stall_s:g}",
+    ]
     words += [f"--digest={digest}"] if digest else []
     return (*words, "--read-only") if order.read_only else tuple(words)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal, TypeVar
 
 from caffe_recipes.cluster.hosts import COMMAND_S, Host
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.parallel import ask_all
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
 
 T = TypeVar("T")
 
 # A tenth of gigabit Ethernet: a slower copy of an LMDB has come to a stop for all that anybody would wait.
 SLOWEST_BYTES_PER_S = 10e6
-_HOSTS_AT_ONCE = 64
+_LONGEST_S = 86400.0
 _ANSWER = "caffe-recipes: "
 
 
@@ -42,17 +42,9 @@ class NodeRefusal(ClusterError):
     """A node that cannot take an LMDB, or keep it; `what` says why."""
 
 
-def on_each(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T | ClusterError]:
-    """Call `act` on every host at once; each one's result or error, in the hosts' order."""
-
-    def guarded(host: Host) -> T | ClusterError:
-        try:
-            return act(host)
-        except ClusterError as error:
-            return error
-
-    with ThreadPoolExecutor(_HOSTS_AT_ONCE) as pool:
-        return list(pool.map(guarded, hosts))
+def on_each(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T | CaffeRecipesError | None]:
+    """Call `act`, which bounds its own time, on every host at once; each one's result or error, in order."""
+    return [answer.error or answer.value for answer in ask_all(hosts, act, _LONGEST_S)]
 
 
 def probe_node(

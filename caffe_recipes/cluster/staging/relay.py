@@ -141,6 +141,9 @@ class Relay:
 def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
     """Take part in the chain; return what went wrong on this host, or nothing. Raises Stalled, OSError."""
     waiter, rank = Waiter(options.stall_s), comm.Get_rank()
+    if comm.Get_size() != options.ranks:
+        what = f"{comm.Get_size()} ranks were started, not {options.ranks}"
+        raise OSError(f"{what}: mpi4py and the launcher are of different MPIs")
     with ThreadPoolExecutor(hasher_count()) as pool:
         landing, error = None, ""
         if rank or not options.read_only:
@@ -197,6 +200,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--folder", required=True, help="where the LMDB is to be")
     parser.add_argument("--part", required=True, help="the file in it that is filled")
     parser.add_argument("--source", required=True, help="the file that rank 0 reads")
+    parser.add_argument("--ranks", type=int, required=True, help="hosts of the chain")
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--chunk", type=int, required=True, help="bytes a message")
     parser.add_argument("--digest", default="", help="of the source, if it is known")

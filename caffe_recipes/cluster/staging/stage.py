@@ -35,7 +35,7 @@ from caffe_recipes.cluster.staging.nodes import (
 )
 from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, render_plan
 from caffe_recipes.cluster.staging.ways import Job, send_by_chain, send_by_sbcast, send_to_each
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import CaffeRecipesError
 
 Say = Callable[[str], None]
 
@@ -187,22 +187,24 @@ def _settled(manifest: Manifest) -> Future[Manifest]:
     return future
 
 
-def _state(host: Host, seen: NodeState | ClusterError) -> NodeState:
-    return NodeState(host.name, "unreachable", reason=seen.what) if isinstance(seen, ClusterError) else seen
+def _state(host: Host, seen: NodeState | CaffeRecipesError | None) -> NodeState:
+    if isinstance(seen, NodeState):
+        return seen
+    return NodeState(host.name, "unreachable", reason=seen.what if seen else "")
 
 
-def _with_digest(state: NodeState, found: str | ClusterError | None) -> NodeState:
+def _with_digest(state: NodeState, found: str | CaffeRecipesError | None) -> NodeState:
     if found is None:
         return state
-    if isinstance(found, ClusterError):
+    if isinstance(found, CaffeRecipesError):
         return NodeState(state.host, "refused", reason=found.what)
     return replace(state, digest=found)
 
 
-def _cleaned(result: tuple[str, str] | ClusterError) -> str:
-    if isinstance(result, ClusterError):
+def _cleaned(result: tuple[str, str] | CaffeRecipesError | None) -> str:
+    if isinstance(result, CaffeRecipesError):
         return f"not cleaned: {result.what}"
-    word, rest = result
+    word, rest = result or ("nothing", "")
     if word == "cleaned":
         return f"{int(rest):,} bytes taken away"
     return f"left as it is: {rest}" if word == "kept" else "nothing of ours is there"

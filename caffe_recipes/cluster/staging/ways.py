@@ -21,7 +21,7 @@ from caffe_recipes.cluster.staging.nodes import (
     seconds_for,
 )
 from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, plan_chain
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import CaffeRecipesError
 
 # Besides the data: the stamp, and the lock file that every reader of an LMDB makes.
 _ROOM_BESIDE_BYTES = 1 << 20
@@ -134,13 +134,13 @@ def _look(job: Job, host: Host) -> NodeState:
     return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes, timeout_s=_LOOK_S)
 
 
-def _nodes(states: Sequence[NodeState | ClusterError]) -> list[NodeState]:
+def _nodes(states: Sequence[NodeState | CaffeRecipesError | None]) -> list[NodeState]:
     return [state for state in states if isinstance(state, NodeState)]
 
 
 def _lost(
     missing: Sequence[NodeState],
-    states: Sequence[NodeState | ClusterError],
+    states: Sequence[NodeState | CaffeRecipesError | None],
     order: ChainOrder,
     end: ChainEnd,
 ) -> dict[str, str]:
@@ -148,8 +148,8 @@ def _lost(
     said = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
     lost = {host.host: said[host.host] for host in missing if host.host in said}
     for host, state in zip(missing, states, strict=True):
-        if isinstance(state, ClusterError):
-            lost[host.host] = state.what
+        if not isinstance(state, NodeState):
+            lost[host.host] = state.what if state else "gave no answer"
         elif state.kind == "unreachable":
             lost[host.host] = f"was lost while the chain ran: {state.reason}"
         elif state.kind == "refused":
@@ -187,7 +187,7 @@ def _failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str
     return {
         host.name: result.what
         for host, result in zip(hosts, results, strict=True)
-        if isinstance(result, ClusterError)
+        if isinstance(result, CaffeRecipesError)
     }
 
 
