@@ -22,13 +22,16 @@ Every layer is named by its author. Further fields go by keyword: those of the t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import marshal
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from itertools import chain
 from typing import Literal
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.messages import FieldValue, build_message, fields_of, nearest
+from caffe_recipes.caffe.messages import FieldValue, build_message, fields_of, nearest, set_fields
 from caffe_recipes.errors import InputError
 
 Filler = Mapping[str, FieldValue] | pb.FillerParameter
@@ -36,7 +39,10 @@ Blobs = str | Sequence[str]
 
 ZERO: Filler = {"type": "constant", "value": 0}
 MSRA: Filler = {"type": "msra"}
+_STATISTICS: list[FieldValue] = [{"lr_mult": 0}] * 3
 
+# The version before references: equal values give equal bytes.
+_PLAIN_MARSHAL = 2
 _LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
 
 
@@ -47,14 +53,35 @@ def layer(
 
     Raises InputError, which names the layer, for an unknown field and a value that does not fit its field.
     """
-    where = f"layer '{name}'"
+    message = pb.LayerParameter()
+    try:
+        message.CopyFrom(_kind(type, marshal.dumps(fields, _PLAIN_MARSHAL)))
+        message.name = name
+        _add_blobs(message.bottom, bottom)
+        _add_blobs(message.top, name if top is None else top)
+    except (TypeError, ValueError, InputError):  # a type of another package, or a value that does not fit
+        where = f"layer '{name}'"
+        message = _build_kind(where, type, fields)
+        set_fields(message, where, {"name": name, "bottom": bottom, "top": name if top is None else top})
+    return message
+
+
+def _add_blobs(field: MutableSequence[str], blobs: Blobs) -> None:
+    if isinstance(blobs, str):
+        field.append(blobs)
+    else:
+        field.extend(blobs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(type: str, fields: bytes) -> pb.LayerParameter:
+    """Build a layer but for its names: those of a net are of few kinds, each checked and built once."""
+    return _build_kind("", type, marshal.loads(fields))
+
+
+def _build_kind(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.LayerParameter:
     own_name, own_fields = _own_param(str(type))
-    given: dict[str, FieldValue] = {
-        "name": name,
-        "type": type,
-        "bottom": bottom,
-        "top": name if top is None else top,
-    }
+    given: dict[str, FieldValue] = {"type": type}
     own: dict[str, FieldValue] = {}
     for key, value in fields.items():
         if key in own_fields:
@@ -77,11 +104,11 @@ def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> 
 
     Raises InputError where two layers of one phase have the same name: Caffe finds weights by it.
     """
-    message = pb.NetParameter(name=name)
-    for part in layers:
-        message.layer.extend((part,) if isinstance(part, pb.LayerParameter) else part)
+    parts = ((part,) if isinstance(part, pb.LayerParameter) else part for part in layers)
+    message = pb.NetParameter(name=name, layer=chain.from_iterable(parts))
+    twice = [name for name, count in Counter([one.name for one in message.layer]).items() if count > 1]
     seen: set[tuple[str, ...]] = set()
-    for one in message.layer:
+    for one in (one for one in message.layer if one.name in twice) if twice else ():
         key = (one.name, *(rule.SerializeToString().hex() for rule in one.include))
         if key in seen:
             raise InputError(f"net '{name}'", f"two layers are called '{one.name}'", "rename one of them")
@@ -141,7 +168,7 @@ def batch_norm(name: str, bottom: str, top: str | None = None, **fields: FieldVa
 
     Its three blobs are statistics, which no solver may touch: their `lr_mult` is 0.
     """
-    return layer(name, "BatchNorm", bottom, top or bottom, **{"param": [{"lr_mult": 0}] * 3, **fields})
+    return layer(name, "BatchNorm", bottom, top or bottom, **{"param": _STATISTICS, **fields})
 
 
 def scale(

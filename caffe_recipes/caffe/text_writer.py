@@ -21,7 +21,7 @@ from caffe_recipes.errors import PrototxtError
 _PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_COMMENT = Comment()
-_SMALL_BYTES = 100
+_LARGE_KIND_BYTES = 1000
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
@@ -90,8 +90,8 @@ def _shortest_float32(value: float) -> str:
     return f"{single:.9g}"
 
 
-# What writing a field takes: rank, name, whether it repeats, and what makes text of it (none: a block).
-_Row = tuple[int, str, bool, Callable[[Any], str] | None]
+# What writing a field takes: rank, name, whether it repeats, and what makes text of it, or lines of a block.
+_Row = tuple[int, str, bool, Callable[[Any], str] | None, Callable[[Any, str], list[str]]]
 
 
 @functools.cache
@@ -99,9 +99,14 @@ def _rows(message: Descriptor) -> dict[int, _Row]:
     """Return what writing each field of a message takes, by the field's number."""
     ranks = field_ranks(message)
     return {
-        field.number: (ranks[field.number], field.name, field.is_repeated, _text_of(field))
+        field.number: (ranks[field.number], field.name, field.is_repeated, _text_of(field), _lines_of(field))
         for field in message.fields
     }
+
+
+def _lines_of(field: FieldDescriptor) -> Callable[[Any, str], list[str]]:
+    is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
+    return _layer_body if is_layer else _plain_body
 
 
 def _text_of(field: FieldDescriptor) -> Callable[[Any], str] | None:
@@ -128,7 +133,7 @@ def _in_order(message: Message) -> list[tuple[_Row, Any]]:
 
 
 def _paths(message: Message, prefix: str) -> Iterator[str]:
-    for (_, name, is_repeated, text_of), value in _in_order(message):
+    for (_, name, is_repeated, text_of, _), value in _in_order(message):
         for index, item in enumerate(value if is_repeated else (value,)):
             path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
             yield path
@@ -141,7 +146,7 @@ def _body(message: Message, prefix: str, indent: str, comments: dict[str, Commen
     if not comments:
         return _plain_body(message, indent)
     lines: list[str] = []
-    for (_, name, is_repeated, text_of), value in _in_order(message):
+    for (_, name, is_repeated, text_of, _), value in _in_order(message):
         for index, item in enumerate(value if is_repeated else (value,)):
             path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
             comment = comments.pop(path, _NO_COMMENT)
@@ -163,14 +168,10 @@ def _body(message: Message, prefix: str, indent: str, comments: dict[str, Commen
 def _plain_body(message: Message, indent: str) -> list[str]:
     """Return the lines of a message without comments: the same, and most of the time is spent here."""
     lines: list[str] = []
-    for (_, name, is_repeated, text_of), value in _in_order(message):
+    for (_, name, is_repeated, text_of, lines_of), value in _in_order(message):
         if text_of is None:
             for item in value if is_repeated else (value,):
-                data = item.SerializePartialToString() if indent else b""
-                if 0 < len(data) <= _SMALL_BYTES:
-                    lines += _small_block(name, item.__class__, data, indent)
-                else:
-                    lines += _block(name, _plain_body(item, f"{indent}  "), indent)
+                lines += _block(name, lines_of(item, f"{indent}  "), indent)
         elif is_repeated:
             lines += [f"{indent}{name}: {text_of(item)}" for item in value]
         else:
@@ -178,12 +179,37 @@ def _plain_body(message: Message, indent: str) -> list[str]:
     return lines
 
 
+# The fields of a layer that differ between layers of one kind, by the tags of their numbers, 1 to 4.
+_NAMES = {0x0A: "name", 0x12: "type", 0x1A: "bottom", 0x22: "top"}
+
+
+def _layer_body(layer: Message, indent: str) -> list[str]:
+    """Return the lines of a layer: a net has few kinds of layers, which differ in their names alone.
+
+    In binary the names come first, each as tag, length and text; what is left is the kind. A name of more
+    than 127 bytes, whose length takes two, stays with the kind, and all that follows it.
+    """
+    data = layer.SerializePartialToString()
+    lines: list[str] = []
+    start, size = 0, len(data)
+    while start < size and data[start] in _NAMES and data[start + 1] < 0x80:
+        end = start + 2 + data[start + 1]
+        lines.append(f"{indent}{_NAMES[data[start]]}: {_name_text(data[start + 2 : end].decode())}")
+        start = end
+    if size - start > _LARGE_KIND_BYTES:
+        return _plain_body(layer, indent)
+    cls: Callable[[], Message] = type(layer)
+    return lines + _kind_body(cls, data[start:], indent) if start < size else lines
+
+
+_name_text = functools.lru_cache(maxsize=4096)(string_text)
+
+
 @functools.lru_cache(maxsize=1024)
-def _small_block(name: str, cls: Callable[[], Message], data: bytes, indent: str) -> list[str]:
-    """Return the lines of a block inside a block: a net repeats a few fillers and `param` a hundred times."""
-    message = cls()
-    message.MergeFromString(data)
-    return _block(name, _plain_body(message, f"{indent}  "), indent)
+def _kind_body(cls: Callable[[], Message], data: bytes, indent: str) -> list[str]:
+    kind = cls()
+    kind.MergeFromString(data)
+    return _plain_body(kind, indent)
 
 
 def _block(name: str, lines: list[str], indent: str, beside: str = "", *, is_open: bool = False) -> list[str]:
