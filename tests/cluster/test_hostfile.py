@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hostfile import load_hostfile, parse_hostfile, take_hosts
+from caffe_recipes.cluster.hostfile import (
+    find_hosts,
+    load_hostfile,
+    parse_host_lines,
+    parse_hostfile,
+    render_hostfile,
+    take_hosts,
+)
 from caffe_recipes.errors import ClusterError
 
 
@@ -57,3 +64,46 @@ def test_only_the_hosts_that_ranks_run_on_are_taken() -> None:
 def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
     with pytest.raises(ClusterError, match="1 host x 2 ranks = 2, the recipe needs 4; list 2 hosts"):
         take_hosts(("a",), 2, 2, "hostfile")
+
+
+def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None:
+    text = "c402-[002,001]:2\nc401-[001-003]\nlogin\n"
+    hosts = ("c402-002", "c402-001", "c401-001", "c401-002", "c401-003", "login")
+    assert parse_hostfile(text, "hostfile") == hosts
+    assert render_hostfile(hosts[:2]) == "c402-002\nc402-001\n"
+    assert parse_hostfile(render_hostfile(hosts), "x") == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n[1-3]\nn2\n", "hostfile:2: host n2 is there twice (first in line 1)"),
+        ("n[1,1]\n", "hostfile:1: host n1 is there twice (first in line 1)"),
+        ("n[3-1]\n", "hostfile:1: range 3-1 runs backwards"),
+        ("a\nn[1-2\n", "hostfile:2: 'n[1-2' is no node list"),
+        ("n[1-2]:0\n", "hostfile:1: 'n[1-2]:0' is no host"),
+        ("n[1-99999999]\n", "hostfile:1: 'n[1-99999999]' names more than 100,000 hosts"),
+    ],
+)
+def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_hostfile(text, "hostfile")
+    assert str(caught.value).startswith(said)
+
+
+def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_asks() -> None:
+    lines = parse_host_lines("b:4\na\nb:2\n", "hostfile")
+    assert [(host.name, host.ranks, host.line) for host in lines] == [
+        ("b", 4, 1),
+        ("a", None, 2),
+        ("b", 2, 3),
+    ]
+
+
+def test_hosts_come_from_the_hostfile_before_the_slurm_job_around_us(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\n")
+    job = {"SLURM_JOB_NODELIST": "n[1-2]"}
+    assert find_hosts(path, job) == ("a",)
+    assert find_hosts(None, job) == ("n1", "n2")
+    assert find_hosts(None, {}) is None

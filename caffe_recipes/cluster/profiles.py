@@ -1,0 +1,173 @@
+"""Cluster profiles: what is particular to a machine, as frozen values read from YAML.
+
+What nobody has said of a machine is None, and whoever needs it asks the hosts themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from caffe_recipes.config.source import parse_yaml, validate
+from caffe_recipes.config.values import Count, CountOrZero, FileName, Frozen, PathText, Positive, Text, Value
+from caffe_recipes.errors import ClusterError
+
+_MOST_BYTES = 100_000
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
+
+
+class Launcher(Value):
+    """The program that starts ranks, and what it is given before everything else."""
+
+    program: Literal["mpiexec.hydra", "srun", "ibrun"] = "mpiexec.hydra"
+    options: tuple[Text, ...] = Field((), description="as -PSM2, which only Intel MPI of 2018 knows")
+    environment: Frozen[Variable, Text] = Field(
+        {}, validate_default=True, description="what every rank gets besides the recipe's"
+    )
+
+
+class Partition(Value):
+    """A queue's limits for one job."""
+
+    nodes: Count | None = None
+    hours: Positive | None = None
+
+
+class Node(Value):
+    """One node; `core_numbering` says whether neighbouring numbers alternate over the sockets."""
+
+    sockets: Count | None = None
+    cores_per_socket: Count | None = None
+    core_numbering: Literal["alternate", "by-socket"] | None = None
+    memory_gb: Positive | None = Field(None, description="in 10^9 bytes")
+    tmp_gb: Positive | None = Field(None, description="room in /tmp, in 10^9 bytes")
+
+    @property
+    def cores(self) -> int | None:
+        """Number of cores, if both of its factors are known."""
+        known = self.sockets is not None and self.cores_per_socket is not None
+        return (self.sockets or 0) * (self.cores_per_socket or 0) if known else None
+
+
+class Mlsl(Value):
+    """Intel MLSL's communication servers, and the cores they are pinned to."""
+
+    num_servers: Count | None = None
+    server_affinity: tuple[CountOrZero, ...] = ()
+
+
+class Profile(Value):
+    """A machine."""
+
+    name: FileName
+    title: Text
+    source: Text | None = Field(None, description="who says what stands here")
+    launcher: Launcher = Launcher()
+    fabric: Text | None = None
+    modules: tuple[Text, ...] = Field((), description="loaded before the launcher is called")
+    partitions: Frozen[FileName, Partition] = Field(
+        {}, validate_default=True, description="queues by their names"
+    )
+    node: Node = Node()
+    omp_num_threads: Count | None = Field(None, description="OpenMP threads of a rank")
+    kmp_affinity: Text | None = None
+    mlsl: Mlsl | None = None
+    shared_folder: PathText | None = Field(None, description="where all nodes see one file system")
+    caffe_root: PathText | None = None
+    copy_with: Literal["ssh", "auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _cores_exist(self) -> Profile:
+        cores = self.node.cores
+        for core in self.mlsl.server_affinity if self.mlsl and cores else ():
+            if core >= (cores or 0):
+                what = f"core {core} of a node whose cores are 0 to {(cores or 0) - 1}"
+                raise ValueError(f"mlsl.server_affinity: {what}")
+        return self
+
+
+def shipped_profiles() -> dict[str, Traversable]:
+    """Return the profiles that ship with the package, by name."""
+    files = resources.files("caffe_recipes").joinpath("profiles").iterdir()
+    return {
+        file.name.removesuffix(".yaml"): file
+        for file in sorted(files, key=lambda file: file.name)
+        if file.name.endswith(".yaml")
+    }
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """Read a profile that ships, by name, or one of the user's, by its file's path.
+
+    Raises ClusterError, whose `where` is `file:line`, for an unknown name and whatever does not validate.
+
+    >>> load_profile("stampede2-skx").mlsl.server_affinity
+    (39, 38, 43, 42)
+    """
+    return parse_profile(*_read(str(name_or_path)))
+
+
+def parse_profile(text: str, where: str | Path) -> Profile:
+    """Validate YAML text into a Profile; raises ClusterError."""
+    return validate(parse_yaml(text, where, "profile", ClusterError), Profile)
+
+
+def find_partitions(profile: Profile, nodes: int, hours: float | None = None) -> list[str]:
+    """Return the partitions that take a job of so many nodes and hours.
+
+    >>> find_partitions(load_profile("stampede2-skx"), nodes=64, hours=4)
+    ['skx-normal']
+    >>> find_partitions(load_profile("stampede2-skx"), nodes=448)
+    []
+    """
+    return [
+        name
+        for name in profile.partitions
+        if not list(check_partition(profile, name, nodes=nodes, hours=hours))
+    ]
+
+
+def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | None) -> Iterator[str]:
+    """Yield what a partition does not give a job; raises ClusterError for one that the profile has not.
+
+    >>> list(check_partition(load_profile("stampede2-skx"), "skx-normal", nodes=448, hours=1))
+    ['skx-normal takes at most 128 nodes, the recipe needs 448']
+    """
+    if name not in profile.partitions:
+        there = ", ".join(profile.partitions) or "none"
+        raise ClusterError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
+    limits = profile.partitions[name]
+    if limits.nodes is not None and nodes > limits.nodes:
+        yield f"{name} takes at most {limits.nodes} nodes, the recipe needs {nodes}"
+    if limits.hours is not None and hours is not None and hours > limits.hours:
+        yield f"{name} runs a job for at most {limits.hours:g} h, the recipe needs {hours:.1f} h"
+
+
+def _read(name: str) -> tuple[str, str | Path]:
+    """Read a profile's text; with what errors call it."""
+    shipped = shipped_profiles()
+    if name in shipped:
+        return shipped[name].read_text("utf-8"), f"{name}.yaml"
+    path = Path(name)
+    if not name.endswith((".yaml", ".yml")) and not path.is_file():
+        near = difflib.get_close_matches(name, shipped, n=1)
+        meant = f"did you mean '{near[0]}'? " if near else ""
+        hint = f"{meant}there are {', '.join(shipped)}, or give a .yaml file"
+        raise ClusterError("", f"unknown profile '{name[:80]}'", hint)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ClusterError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
+    if len(data) > _MOST_BYTES:
+        raise ClusterError(path, f"is over {_MOST_BYTES:,} bytes", "is it a profile?")
+    try:
+        return data.decode("utf-8"), path
+    except UnicodeDecodeError:
+        raise ClusterError(path, "not UTF-8 text", "a profile is a YAML file") from None

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caffe_recipes.cluster.nodelists import MOST_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
+from caffe_recipes.errors import ClusterError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("c401-[001-003]", "c401-001 c401-002 c401-003"),
+        ("c401-[001-002],c402-001", "c401-001 c401-002 c402-001"),
+        ("c402-001,c401-001", "c402-001 c401-001"),
+        ("n[3,1-2]", "n3 n1 n2"),
+        ("n[9-11]", "n9 n10 n11"),
+        ("n[09-11]", "n09 n10 n11"),
+        ("r[2,1]n[2,1]", "r2n2 r2n1 r1n2 r1n1"),
+        ("n[1-2].example.org", "n1.example.org n2.example.org"),
+        ("n[1-7/3]", "n1 n4 n7"),
+        ("n[5]", "n5"),
+        ("n1,n1,n[1-2]", "n1 n1 n1 n2"),
+        (" n1 ", "n1"),
+    ],
+)
+def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: str) -> None:
+    assert " ".join(parse_nodelist(text, "nodes")) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "'' is no node list"),
+        ("a,,b", "'a,,b' is no node list"),
+        ("a,", "'a,' is no node list"),
+        ("a[1-2", "'a[1-2' is no node list"),
+        ("a]1[", "'a]1[' is no node list"),
+        ("a[[1]]", "'a[[1]]' is no node list"),
+        ("a[]", "'' in 'a[]' is no range"),
+        ("a[1-]", "'1-' in 'a[1-]' is no range"),
+        ("a[x]", "'x' in 'a[x]' is no range"),
+        ("a[1,,2]", "'' in 'a[1,,2]' is no range"),
+        ("a[3-1]", "range 3-1 runs backwards"),
+        ("a[01-3]", "range 01-3 has numbers of different widths"),
+        ("-a[1-2]", "'-a[1-2]' is no host"),
+        ("@all", "'@all' is no host"),
+        ("a!b", "'a!b' is no host"),
+        ("a*", "'a*' is no host"),
+        ("a b", "'a b' is no host"),
+        ("$(touch x)", "'$(touch x)' is no host"),
+        ("a[1-999999999]", "names more than 100,000 hosts"),
+        ("a[1-1000][1-1000]", "names more than 100,000 hosts"),
+        (f"a[1-{MOST_HOSTS}],b", "names more than 100,000 hosts"),
+    ],
+)
+def test_what_is_no_node_list_is_refused_in_one_line(text: str, what: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_nodelist(text, "nodes")
+    assert what in str(caught.value)
+    assert str(caught.value).startswith("nodes: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        ("c401-001 c401-002 c401-003", "c401-[001-003]"),
+        ("c401-003 c401-001 c401-002", "c401-003,c401-[001-002]"),
+        ("c401-001 c401-003", "c401-[001,003]"),
+        ("c401-001 c402-001 c403-001", "c401-001,c402-001,c403-001"),
+        ("c401-001 c401-002 c402-001 c402-002", "c401-[001-002],c402-[001-002]"),
+        ("n9 n10 n11", "n[9-11]"),
+        ("localhost", "localhost"),
+        ("head n1 n2", "head,n[1-2]"),
+        ("n1 n1", "n1,n1"),
+        ("", ""),
+    ],
+)
+def test_hosts_are_folded_in_their_order(hosts: str, folded: str) -> None:
+    assert fold_hosts(hosts.split()) == folded
+
+
+names = st.from_regex(r"[a-z]{1,2}([0-9]{1,3}(-[0-9]{1,2})?)?", fullmatch=True)
+
+
+@given(st.lists(names, min_size=1, max_size=20))
+def test_whatever_is_folded_reads_back_as_the_same_hosts_in_the_same_order(hosts: list[str]) -> None:
+    assert list(parse_nodelist(fold_hosts(hosts), "nodes")) == hosts
+
+
+@given(st.integers(0, 2000), st.integers(1, 300), st.integers(1, 5))
+def test_a_thousand_neighbours_are_one_short_word(first: int, count: int, width: int) -> None:
+    hosts = [f"n{number:0{width}d}" for number in range(first, first + count)]
+    assert len(fold_hosts(hosts)) < 60
+    assert list(parse_nodelist(fold_hosts(hosts), "nodes")) == hosts
+
+
+def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
+    assert slurm_hosts({}) is None
+    assert slurm_hosts({"SLURM_JOB_NODELIST": ""}) is None
+    assert slurm_hosts({"SLURM_NODELIST": "a[1-2]"}) == ("a1", "a2")
+    with pytest.raises(ClusterError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is no node list"):
+        slurm_hosts({"SLURM_JOB_NODELIST": "a["})
+
+
+def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
+    bad = ["-l", "-oProxyCommand=x", "", ".", "a-", "a b", "a\n", "a;b", "a$b", "ä", "a" * 300]
+    assert not any(is_host_name(name) for name in bad)
+    parts = itertools.product("a1", ["", ".", "-", "_", ".-"], "b2")
+    assert all(is_host_name(f"{one}{middle}{other}") for one, middle, other in parts)

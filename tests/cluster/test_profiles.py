@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.profiles import (
+    Profile,
+    check_partition,
+    find_partitions,
+    load_profile,
+    parse_profile,
+    shipped_profiles,
+)
+from caffe_recipes.errors import ClusterError
+
+NAMES = ["intel-mpi", "local", "marenostrum4", "mpich", "slurm", "stampede2-knl", "stampede2-skx"]
+
+
+def test_what_ships_is_read_and_called_as_its_file() -> None:
+    assert list(shipped_profiles()) == NAMES
+    assert [load_profile(name).name for name in NAMES] == NAMES
+
+
+def test_stampede2_skx_gives_the_published_command_line() -> None:
+    profile = load_profile("stampede2-skx")
+    assert profile.mlsl is not None
+    assert profile.mlsl.num_servers == 2
+    assert profile.omp_num_threads == 22
+    argv = hydra_argv(
+        ["caffe"],
+        nodes=64,
+        ranks_per_node=2,
+        environment=thread_environment(profile.omp_num_threads, profile.kmp_affinity),
+    )
+    published = "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 -genv KMP_AFFINITY"
+    assert " ".join([argv[0], *profile.launcher.options, *argv[1:]]).startswith(published)
+    servers = mlsl_environment(profile.mlsl.num_servers, profile.mlsl.server_affinity)
+    assert servers["MLSL_SERVER_AFFINITY"] == "39,38,43,42"
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "threads", "tmp_gb", "servers"),
+    [
+        ("stampede2-skx", 48, 22, 144, (39, 38, 43, 42)),
+        ("stampede2-knl", 68, 64, 107, (64, 65, 66, 67)),
+        ("marenostrum4", 48, 22, 200, ()),
+    ],
+)
+def test_a_machine_has_the_numbers_that_its_sources_state(
+    name: str, cores: int, threads: int, tmp_gb: float, servers: tuple[int, ...]
+) -> None:
+    profile = load_profile(name)
+    assert profile.node.cores == cores
+    assert (profile.omp_num_threads, profile.node.tmp_gb) == (threads, tmp_gb)
+    assert (profile.mlsl.server_affinity if profile.mlsl else ()) == servers
+
+
+def test_only_the_machine_with_intel_mpi_of_2018_is_given_psm2() -> None:
+    assert [name for name in NAMES if "-PSM2" in load_profile(name).launcher.options] == ["stampede2-skx"]
+
+
+def test_what_no_source_states_is_left_open() -> None:
+    knl = load_profile("stampede2-knl")
+    assert knl.mlsl is not None
+    assert knl.mlsl.num_servers is None
+    assert load_profile("mpich").node.cores is None
+
+
+def test_a_job_finds_the_partitions_that_take_it() -> None:
+    profile = load_profile("stampede2-skx")
+    assert find_partitions(profile, 128, 48) == ["skx-normal"]
+    assert find_partitions(profile, 129, 1) == []
+    assert list(check_partition(profile, "skx-normal", nodes=64, hours=48.5)) == [
+        "skx-normal runs a job for at most 48 h, the recipe needs 48.5 h"
+    ]
+    with pytest.raises(ClusterError, match="no partition 'normal' is known; there are: skx-normal"):
+        list(check_partition(profile, "normal", nodes=1, hours=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "p.yaml:1: not a profile; a profile is a mapping that starts with `name:`"),
+        ("name: a\n", "p.yaml:1: title: missing; every profile needs it"),
+        ("name: a\ntitle: b\nlauncer: {}\n", "p.yaml:3: launcer: unknown key; did you mean 'launcher'?"),
+        (
+            "name: a\ntitle: b\nnode:\n  sockets: 2\n  core_per_socket: 24\n",
+            "p.yaml:5: node.core_per_socket: unknown key; did you mean 'cores_per_socket'?",
+        ),
+        (
+            "name: a\ntitle: b\nnode: {tmp_gb: 0}\n",
+            "p.yaml:3: node.tmp_gb: input should be greater than 0",
+        ),
+        ("name: a\ntitle: b\nlauncher: {program: mpirun}\n", "p.yaml:3: launcher.program: input should be"),
+        ("name: a\ntitle: b\nname: c\n", "p.yaml:3: key 'name' is given twice"),
+        (
+            "name: a\ntitle: b\nomp_num_threads: '22'\n",
+            "p.yaml:3: omp_num_threads: input should be",
+        ),
+        ("name: a\ntitle: b\nlauncher: {environment: {'A B': c}}\n", "p.yaml:3: launcher.environment.A B"),
+        ('name: a\ntitle: b\nmodules: ["a\\nb"]\n', "p.yaml:3: modules[0]: control characters"),
+        (
+            "name: a\ntitle: b\nnode: {sockets: 1, cores_per_socket: 4}\nmlsl: {server_affinity: [3, 4]}\n",
+            "p.yaml:1: profile: mlsl.server_affinity: core 4 of a node whose cores are 0 to 3",
+        ),
+        ("name: [\n", "p.yaml:2: not YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_key(text: str, said: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_profile(text, "p.yaml")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\ntitle: my own\nshared_folder: /lustre/me\nmodules: [intel/18]\n")
+    profile = load_profile(path)
+    assert (profile.shared_folder, profile.modules) == ("/lustre/me", ("intel/18",))
+    with pytest.raises(ClusterError, match="unknown profile 'stampede2-skl'; did you mean 'stampede2-skx'"):
+        load_profile("stampede2-skl")
+    with pytest.raises(ClusterError, match=r"none\.yaml: cannot be read: No such file"):
+        load_profile(tmp_path / "none.yaml")
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(ClusterError, match=r"mine\.yaml: not UTF-8 text"):
+        load_profile(path)
+    path.write_bytes(b"#" * 200_000)
+    with pytest.raises(ClusterError, match="is over 100,000 bytes"):
+        load_profile(path)
+
+
+def test_a_profile_is_frozen_all_the_way_down() -> None:
+    profile = load_profile("stampede2-skx")
+    with pytest.raises(ValidationError):
+        profile.name = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        profile.partitions["x"] = profile.partitions["skx-normal"]  # type: ignore[index]
+    assert Profile.model_validate(profile.model_dump()) == profile
+    assert hash(profile) == hash(load_profile("stampede2-skx"))
+
+
+def test_hosts_do_not_wait_for_pydantic() -> None:
+    code = "import sys, caffe_recipes.cluster.hosts, caffe_recipes.cluster.parallel;"
+    code += "sys.exit(bool({'pydantic', 'paramiko', 'ClusterShell'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
