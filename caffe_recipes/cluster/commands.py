@@ -31,30 +31,36 @@ _CHUNK = 1 << 16
 _NOT_STARTED = "timeout: failed to run command"
 
 # $1 is a word behind which the command's own output begins: a login shell may greet us before. `wait` returns
-# early when a trap has run, hence the loop; the last kill is for what ignored SIGTERM in a group told to end.
-# The guard starts before our own trap is set: inherited, that would swallow a signal which comes early.
+# early when a trap has run, hence the loop. A shell's child that has not yet become its program inherits the
+# traps, and loses a signal: so the guard starts before ours are set, and ends by itself should it not be told;
+# and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
-mark=$1 limit=$2 told= job=
+mark=$1 limit=$2 told=0 job= guard=
 shift 2
 printf '%s %s\\n' "$mark" "$$"
 printf '%s %s\\n' "$mark" "$$" >&2
-(
-    trap 'kill "$!" 2>/dev/null; exit' TERM
-    tail --pid="$PPID" -f /dev/null &
-    wait "$!"
-    kill -s TERM "$$"
-) >/dev/null 2>&1 &
-guard=$!
-end() {{ told=1; test -z "$job" || {{ kill -s TERM -- "$job"; kill -s TERM -- "-$job"; }} 2>/dev/null; }}
-trap end TERM HUP INT
+if kill -0 "$PPID" 2>/dev/null; then
+    (
+        while kill -0 "$PPID" && kill -0 "$$"; do sleep 1; done
+        kill -s TERM "$$"
+    ) >/dev/null 2>&1 &
+    guard=$!
+fi
+end() {{
+    told=$((told + 1))
+    test -n "$job" && test "$told" -eq 1 || return
+    kill -s TERM -- "$job" "-$job"
+    while kill -0 "$job" && test "$told" -le {GRACE_S}0; do sleep 0.1; told=$((told + 1)); done
+    kill -s KILL -- "$job" "-$job"
+}}
+trap 'end 2>/dev/null' TERM HUP INT
 exec 3<&0 </dev/null
 timeout -k {GRACE_S} "$limit" "$@" <&3 3<&- &
 job=$!
-test -z "$told" || end
+test "$told" -eq 0 || {{ told=0; end 2>/dev/null; }}
 exec 3<&-
 while wait "$job"; code=$?; kill -0 "$job" 2>/dev/null; do :; done
-test -z "$told" || kill -s KILL -- "-$job" 2>/dev/null
-kill "$guard"
+test -z "$guard" || kill "$guard"
 exit "$code"
 """
 
@@ -123,7 +129,7 @@ class Running:
 
     def __init__(self, host: str, argv: Sequence[str], mark: str, wire: Wire) -> None:
         """Listen to a supervisor that was started with `mark`."""
-        self.host, self.argv = host, tuple(argv)
+        self.host, self.argv, self.mark = host, tuple(argv), mark
         self._mark, self._wire = mark.encode(), wire
         self._head: bytes | None = b""
         self._errors = bytearray()

@@ -114,10 +114,10 @@ def _header(conditions: tuple[str, ...]) -> str:
 def _lookup(name: str, folder: Path) -> paramiko.SSHConfigDict:
     import paramiko
 
-    lines = list(expand_includes(folder / "config", folder))
-    if folder == default_folder():
-        lines += ["Host *", *expand_includes(SYSTEM_FOLDER / "ssh_config", SYSTEM_FOLDER)]
     try:
+        lines = list(expand_includes(folder / "config", folder))
+        if folder == default_folder():
+            lines += ["Host *", *expand_includes(SYSTEM_FOLDER / "ssh_config", SYSTEM_FOLDER)]
         return paramiko.SSHConfig.from_text("\n".join(lines)).lookup(name)
     except (paramiko.SSHException, OSError, ValueError, KeyError) as error:
         raise ClusterError(folder / "config", " ".join(str(error).split()), "mend it") from None
@@ -126,7 +126,8 @@ def _lookup(name: str, folder: Path) -> paramiko.SSHConfigDict:
 def _options(
     name: str, folder: Path, found: paramiko.SSHConfigDict, user: str | None, port: int | None
 ) -> SshOptions:
-    jump = found.get("proxyjump", "none")
+    first = next((key for key in found if key in ("proxyjump", "proxycommand")), None)
+    jump = found["proxyjump"] if first == "proxyjump" else "none"  # the first of both counts
     user_files = found.get("userknownhostsfile")
     system_files = found.get("globalknownhostsfile")
     identities = cast("list[str] | None", found.get("identityfile"))  # whatever paramiko's types say
@@ -140,7 +141,7 @@ def _options(
         only_these_keys=found.get("identitiesonly", "no").lower() in ("yes", "true"),
         agent=found.get("identityagent", "").lower() != "none",
         jumps=() if jump.lower() == "none" else tuple(part.strip() for part in jump.split(",")),
-        proxy_command=found.get("proxycommand"),
+        proxy_command=found.get("proxycommand") if jump.lower() == "none" else None,
         known_hosts=(
             *(_paths(shlex.split(user_files)) if user_files else (folder / "known_hosts",)),
             *(_paths(shlex.split(system_files)) if system_files else _SYSTEM_KNOWN_HOSTS),

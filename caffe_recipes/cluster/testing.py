@@ -1,0 +1,118 @@
+"""A host for tests: answers from a function, files from a dict, failures on demand. No process, no wire."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Running, supervise
+from caffe_recipes.errors import ClusterError
+
+Answer = Callable[[tuple[str, ...], bytes], Completed]
+
+
+def nothing_said(argv: tuple[str, ...], stdin: bytes) -> Completed:
+    """Succeed silently, whatever the command."""
+    return Completed(0, "", "")
+
+
+@dataclass
+class StandInHost:
+    """A host that does as it is told: `asked` holds each command's argv and input, in order.
+
+    While `fault` is set, everything raises it, as a host does that cannot be reached.
+    """
+
+    name: str = "standin"
+    answer: Answer = nothing_said
+    files: dict[str, bytes] = field(default_factory=dict)
+    fault: ClusterError | None = None
+    is_local: bool = False
+    asked: list[tuple[tuple[str, ...], bytes]] = field(default_factory=list)
+    closed: int = 0
+
+    def connect(self) -> None:
+        """Be reached."""
+        self._fail_if_told()
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        """Answer a command."""
+        return self.start(argv, timeout_s).finish(timeout_s)
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        """Answer a command once its input has ended."""
+        self._fail_if_told()
+        mark, _ = supervise(argv, limit_s)
+        return Running(self.name, argv, mark, _Canned(self, tuple(argv), mark))
+
+    def fetch(self, path: str, to: Path) -> None:
+        """Write one of `files`."""
+        self._fail_if_told()
+        if path not in self.files:
+            raise ClusterError(
+                f"{self.name}:{path}", "cannot be copied: No such file or directory", "check it"
+            )
+        to.write_bytes(self.files[path])
+
+    def put(self, path: Path, to: str) -> None:
+        """Take a file into `files`."""
+        self._fail_if_told()
+        self.files[to] = path.read_bytes()
+
+    def close(self) -> None:
+        """Count how often it was let go of."""
+        self.closed += 1
+
+    def _fail_if_told(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+
+class _Canned:
+    """The bytes of an answer, which is made when the input ends."""
+
+    def __init__(self, host: StandInHost, argv: tuple[str, ...], mark: str) -> None:
+        self._host, self._argv, self._mark = host, argv, mark
+        self._input = bytearray()
+        self._ended = threading.Event()
+        self._done = Completed(-1, "", "")
+        self._left: dict[str, bytes] = {}
+
+    def read(self, most: int) -> bytes:
+        return self._take("stdout", most)
+
+    def read_errors(self, most: int) -> bytes:
+        return self._take("stderr", most)
+
+    def send(self, data: bytes) -> None:
+        self._input += data
+
+    def end_input(self) -> None:
+        if self._ended.is_set():
+            return
+        self._host.asked.append((self._argv, bytes(self._input)))
+        self._done = self._host.answer(self._argv, bytes(self._input))
+        head = f"{self._mark} 1\n"
+        self._left = {
+            "stdout": (head + self._done.stdout).encode(),
+            "stderr": (head + self._done.stderr).encode(),
+        }
+        self._ended.set()
+
+    def code(self) -> int:
+        self._ended.wait()
+        return self._done.returncode
+
+    def end(self, pid: int | None) -> None:
+        self._ended.set()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _take(self, stream: str, most: int) -> bytes:
+        self._ended.wait()
+        left = self._left.get(stream, b"")
+        self._left[stream] = left[most:]
+        return left[:most]

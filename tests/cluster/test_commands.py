@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caffe_recipes.cluster.commands import quote_command, supervise
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.errors import ClusterError
+
+HOST = LocalHost("here")
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "tcsh", "fish", "ksh") if shutil.which(shell)]
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(words, max_size=5))
+def test_any_words_arrive_as_they_are(given_words: list[str]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", quote_command(["printf", "<%s>", *given_words])], capture_output=True, check=True
+    )
+    assert done.stdout.decode() == "".join(f"<{word}>" for word in given_words) or not given_words
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_a_login_shell_is_given_means_the_same_to_each(shell: str) -> None:
+    hostile = ["it's", "!x", "$(id)", "`id`", "a\nb", "\\", '"', "*", "~", "-n", ""]
+    done = subprocess.run(
+        [shell, "-c", quote_command(["printf", "<%s>", *hostile])], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "".join(f"<{word}>" for word in hostile)
+
+
+def test_a_zero_byte_is_refused() -> None:
+    with pytest.raises(ClusterError, match="a word of the command holds a zero byte"):
+        supervise(["a", "b\0c"], None)
+
+
+def test_input_reaches_a_command_and_one_that_reads_none_of_it_still_ends() -> None:
+    assert HOST.start(["cat"]).finish(10, b"in\xff").stdout == "in�"
+    assert HOST.start(["true"]).finish(10, bytes(10_000_000)).returncode == 0
+
+
+def test_a_command_may_print_what_looks_like_nothing_or_a_lot() -> None:
+    assert HOST.run(["printf", "no newline"]).stdout == "no newline"
+    assert HOST.run(["true"]).stdout == ""
+    assert len(HOST.run(["head", "-c", "3000000", "/dev/zero"]).stdout) == 3_000_000
+
+
+@pytest.fixture
+def length(tmp_path: Path) -> str:
+    """How long this test's command sleeps: a number by which nobody else's is mistaken for it."""
+    return f"4242.{os.getpid()}{tmp_path.stat().st_ino}"
+
+
+def alive(name: str) -> int | None:
+    """Return the number of a process whose argv holds `name`, if one lives; the kernel says so."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and name.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                return int(entry.name)
+        except OSError:
+            continue
+    return None
+
+
+def appears(name: str, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while alive(name) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive(name) is not None
+
+
+def gone(name: str, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while alive(name) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive(name) is None
+
+
+def test_stopping_ends_the_children_too_even_those_that_ignore_sigterm(length: str) -> None:
+    command = HOST.start(["sh", "-c", f'trap "" TERM; sleep {length} & echo up; wait; sleep {length}'])
+    assert command.read() == b"up\n"
+    assert appears(length)
+    command.stop()
+    assert gone(length)
+
+
+def test_leaving_the_block_ends_a_command(length: str) -> None:
+    with HOST.start(["sh", "-c", f"echo up; exec sleep {length}"]) as command:
+        assert command.read() == b"up\n"
+    assert gone(length)
+
+
+def test_a_command_that_has_ended_may_leave_something_behind_on_purpose(length: str) -> None:
+    assert HOST.run(["sh", "-c", f"sleep {length} >/dev/null 2>&1 & exit 4"]).returncode == 4
+    left = alive(length)
+    assert left is not None
+    os.kill(left, signal.SIGKILL)
+
+
+def test_the_host_ends_a_command_at_its_limit_without_us(length: str) -> None:
+    started = time.monotonic()
+    with HOST.start(["sleep", length], limit_s=-4.5) as command:
+        assert command.read() == b""
+        assert command.wait() == 124
+    assert time.monotonic() - started < 4
+
+
+def test_a_command_ends_when_we_are_killed(length: str) -> None:
+    code = "from caffe_recipes.cluster.hosts import LocalHost;"
+    code += f"c = LocalHost().start(['sh', '-c', 'echo up; sleep {length}']);"
+    code += "print(c.read(), flush=True); c.read()"
+    ours = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert ours.stdout is not None
+    with ours.stdout:
+        assert ours.stdout.readline() == b"b'up\\n'\n"
+        assert appears(length)
+        os.kill(ours.pid, signal.SIGKILL)
+        ours.wait()
+    assert gone(length)
+
+
+def test_quick_commands_leave_no_guard_behind() -> None:
+    marks = []
+    for _ in range(50):
+        with HOST.start(["true"]) as command:
+            command.end_input()
+            assert command.read() == b""
+            assert command.wait() == 0
+        marks.append(command.mark)
+    assert all(gone(mark) for mark in marks)
+
+
+def test_output_comes_as_it_is_written() -> None:
+    with HOST.start(["sh", "-c", "echo one; read x; echo $x"]) as command:
+        assert command.read() == b"one\n"
+        command.send(b"two\n")
+        assert command.read() == b"two\n"
+        assert command.wait() == 0

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.known_hosts import judge_key, keys_of, load_known_hosts, parse_known_hosts
+
+KEY, OTHER = b"\0\0\0\x0bssh-ed25519key", b"\0\0\0\x0bssh-ed25519other"
+
+
+def line(names: str, key: bytes = KEY, marker: str = "") -> str:
+    return f"{marker} {names} ssh-ed25519 {base64.b64encode(key).decode()} a comment\n".lstrip()
+
+
+def judge(text: str, name: str, key: bytes = KEY) -> tuple[str, str]:
+    return judge_key(keys_of(parse_known_hosts(text, "known"), name), key)
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "verdict"),
+    [
+        ("node1", "node1", "known"),
+        ("node1", "node11", "unknown"),
+        ("node1,10.0.0.1", "10.0.0.1", "known"),
+        ("Node1", "node1", "known"),
+        ("node1", "NODE1", "known"),
+        ("node*", "node17", "known"),
+        ("node?", "node17", "unknown"),
+        ("*,!node1", "node1", "unknown"),
+        ("!node1,*", "node2", "known"),
+        ("[node1]:2222", "[node1]:2222", "known"),
+        ("[node1]:2222", "node1", "unknown"),
+        ("node1", "[node1]:2222", "unknown"),
+        ("[node*]:2222", "[node1]:2222", "known"),
+    ],
+)
+def test_names_match_as_in_ssh(names: str, name: str, verdict: str) -> None:
+    assert judge(line(names), name)[0] == verdict
+
+
+def test_another_key_of_a_known_host_is_a_change_and_the_line_is_named() -> None:
+    assert judge("# mine\n" + line("node1", OTHER), "node1") == ("changed", "known:2")
+    assert judge(line("node1", OTHER) + line("node1"), "node1") == ("known", "known:2")
+
+
+def test_a_revoked_key_is_never_believed_wherever_its_line_stands() -> None:
+    revoked = line("*", KEY, "@revoked")
+    for text in (revoked + line("node1"), line("node1") + revoked):
+        assert judge(text, "node1")[0] == "revoked"
+    assert judge(revoked + line("node1", OTHER), "node1", OTHER)[0] == "known"
+
+
+def test_a_certificate_authority_vouches_for_no_plain_key() -> None:
+    assert judge(line("*", KEY, "@cert-authority"), "node1")[0] == "unknown"
+
+
+def test_lines_that_are_none_are_passed_over() -> None:
+    text = "\n#x y z\nnode1\nnode1 ssh-rsa\nnode1 ssh-rsa !!!\n|1|x|y ssh-rsa AAAA\n|1|x ssh-rsa AAAA\n"
+    assert keys_of(parse_known_hosts(text, "known"), "node2") == ()
+
+
+def test_files_are_read_in_order_and_one_that_is_missing_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text(line("node1"))
+    (tmp_path / "c").write_bytes(b"\xff\xfe\n" + line("node1", OTHER).encode())
+    known = load_known_hosts([tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path])
+    assert [key.where for key in known] == [f"{tmp_path}/b:1", f"{tmp_path}/c:2"]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
+def test_names_that_ssh_keygen_has_hashed_are_known(tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    public = (tmp_path / "key.pub").read_text().split()
+    known = tmp_path / "known"
+    known.write_text(f"node1,[node2]:2222 {public[0]} {public[1]}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
+    assert "node" not in known.read_text()
+    key = base64.b64decode(public[1])
+    for name, verdict in (("node1", "known"), ("[node2]:2222", "known"), ("node2", "unknown")):
+        assert judge(known.read_text(), name, key)[0] == verdict

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+
+
+def make(count: int) -> list[StandInHost]:
+    return [StandInHost(f"n{number}") for number in range(count)]
+
+
+def test_answers_come_in_the_hosts_order_whatever_fails_on_some() -> None:
+    hosts = make(5)
+    hosts[1].fault = ClusterError("n1", "is gone", "wait")
+    hosts[3].fault = ClusterError("n3", "is full", "wait")
+    answers = ask_all(hosts, lambda host: host.run(["true"]).returncode, 5)
+    assert [answer.host.name for answer in answers] == ["n0", "n1", "n2", "n3", "n4"]
+    assert [answer.value for answer in answers] == [0, None, 0, None, 0]
+    assert str(first_error(answers)) == "n1: is gone (and 1 more of 5 hosts failed); wait"
+    assert first_error(answers[:3]) is hosts[1].fault
+    assert first_error(answers[:1]) is None
+
+
+def test_all_hosts_are_asked_at_once_and_no_more_than_may_be() -> None:
+    meeting = threading.Barrier(8)
+    assert len(ask_all(make(8), lambda host: meeting.wait(5), 10)) == 8
+    now, most, lock = 0, 0, threading.Lock()
+
+    def act(host: Host) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+
+    ask_all(make(20), act, 10, at_once=3)
+    assert most == 3
+
+
+def test_a_host_that_takes_too_long_is_let_go_and_named() -> None:
+    hosts = [LocalHost("quick"), LocalHost("slow")]
+    started = time.monotonic()
+    freed = threading.Event()
+
+    def act(host: Host) -> str:
+        if host.name == "slow":
+            freed.wait(20)
+        return host.name
+
+    answers = ask_all(hosts, act, 0.3)
+    freed.set()
+    assert answers[0].value == "quick"
+    assert str(answers[1].error) == "slow: gave no answer within 0 s; check the host and its disks"
+    assert time.monotonic() - started < 5
+
+
+def test_a_host_that_waits_for_its_turn_is_not_late() -> None:
+    answers = ask_all(make(6), lambda host: time.sleep(0.3), 1.0, at_once=1)
+    assert all(answer.error is None for answer in answers)
+
+
+def test_a_mistake_of_ours_is_no_hosts_answer() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ask_all(make(2), lambda host: 1 // 0, 5)
+
+
+def test_no_hosts_give_no_answers() -> None:
+    assert connect_all([]) == ()
