@@ -11,6 +11,7 @@ from caffe_recipes.review.lint.epochs import check_epochs
 from caffe_recipes.review.lint.joins import check_joins
 from caffe_recipes.review.lint.schedule import check_schedule
 from caffe_recipes.review.lint.snapshots import check_snapshots
+from caffe_recipes.review.lint.solver_values import check_solver_values
 from caffe_recipes.review.lint.steps import check_steps
 
 _PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
@@ -22,6 +23,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
         return
     for link in chain.links:
         yield from check_schedule(link, is_last=chain.is_whole and link is chain.links[-1])
+        yield from check_solver_values(link)
     yield from check_joins(chain)
     yield from check_epochs(chain)
     yield from check_snapshots(chain)

@@ -14,6 +14,7 @@ from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.nets import check_net
 from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.solver_values import check_snapshot_folder
 
 OURS = "surfsara"
 FOR_GPUS = ("bvlc", "nvcaffe")
@@ -81,6 +82,8 @@ class Reader:
         if not document.message.ListFields():
             raise PrototxtError(path, "holds no field at all", "was it copied whole?")
         self.findings.extend(check_text(text, path, self.options.dialect))
+        if self.options.caffe_root is not None and isinstance(document.message, pb.SolverParameter):
+            self.findings.extend(check_snapshot_folder(document, self.options.caffe_root))
         return document
 
 

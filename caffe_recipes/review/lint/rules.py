@@ -33,6 +33,27 @@ RULES: Mapping[str, Rule] = {
     "warmup-never-ends": Rule("warning", "a warmup_iter beyond max_iter"),
     "warmup-end-jump": Rule("warning", "a jump of the rate of more than 2 % where the warm-up ends"),
     "final-rate-high": Rule("warning", "a last phase that ends above 1e-5 of its base_lr"),
+    # The values of one solver
+    "solver-type-unknown": Rule("error", "a type that no Caffe has"),
+    "regularization-unknown": Rule("error", "a regularization_type other than L1 and L2"),
+    "solver-value-refused": Rule(
+        "error", "a value that Caffe stops at, or divides by: iter_size, average_loss, test_iter and others"
+    ),
+    "solver-value-negative": Rule("warning", "a negative display or snapshot"),
+    "solver-share-range": Rule("error", "momentum, momentum2 or rms_decay below 0, or 1 and more"),
+    "weight-decay-negative": Rule("error", "a weight_decay below 0"),
+    "weight-decay-large": Rule("warning", "a weight_decay above 0.1"),
+    "rate-grows": Rule("warning", "a gamma above 1, or a power below 0"),
+    "rate-constant": Rule(
+        "warning", "a policy whose rate never changes: power 0, gamma 1, no step before max_iter"
+    ),
+    "steps-disordered": Rule("warning", "stepvalues that do not rise"),
+    "step-never-taken": Rule("warning", "a stepvalue beyond max_iter"),
+    "solver-field-unread": Rule("warning", "a field that the lr_policy, or the type, never reads"),
+    "snapshot-prefix-missing": Rule("error", "a snapshot without snapshot_prefix"),
+    "snapshot-folder-missing": Rule(
+        "warning", "a snapshot_prefix in a folder that is not under the Caffe root"
+    ),
     # The chain
     "join-jump": Rule("warning", "a jump of the rate of more than 2 % from one phase to the next"),
     "collapse-weight-decay": Rule("warning", "a collapse with other than twice the weight decay before it"),

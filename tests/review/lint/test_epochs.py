@@ -73,6 +73,7 @@ def test_a_wrong_claim_says_how_many_iterations_were_meant(lint_solvers: LintSol
 def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> None:
     steps = {
         "lr_policy": '"multistep"',
+        "power": None,
         "gamma": 1e-6,
         "stepvalue": "500 # 1 epoch\nstepvalue: 800 # 1.5 epochs",
     }
@@ -86,7 +87,7 @@ def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: Lint
 
 
 def test_a_comment_of_one_phase_gives_the_others_theirs(lint_solvers: LintSolvers) -> None:
-    first = {"max_iter": "1000 # 32000 / 64 * 2 epochs", "lr_policy": '"fixed"'}
+    first = {"max_iter": "1000 # 32000 / 64 * 2 epochs", "lr_policy": '"fixed"', "power": None}
     (found,) = lint_solvers({"a": first, "b": {"max_iter": "1000 # 4 epochs"}})
     assert (found.id, found.phase) == ("epochs-claim", "b")
 

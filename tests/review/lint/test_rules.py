@@ -19,14 +19,21 @@ FILES = sorted(Path(caffe_recipes.review.lint.__path__[0]).glob("*.py"))
 
 
 def ids_found() -> set[str]:
-    """Gather the ids that the code makes findings of: the first argument of each call of `finding`."""
+    """Gather the ids that the code makes findings of: the first argument of each call of `finding`.
+
+    In the table of a solver's values it is that of each `Fault`.
+    """
     found = set(_FAULTS)
     for path in FILES:
+        of_table = path.name == "solver_values.py"
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "finding"):
+            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if not isinstance(node, ast.Call) or name not in ("finding", *(["Fault"] if of_table else [])):
                 continue
             rule = node.args[0]
-            if isinstance(rule, ast.Constant):
+            if of_table and isinstance(rule, ast.Attribute):
+                assert ast.unparse(rule) == "fault.rule"
+            elif isinstance(rule, ast.Constant):
                 found.add(str(rule.value))
             else:
                 assert isinstance(rule, ast.Name), f"{path}: {ast.dump(rule)}"

@@ -18,8 +18,16 @@ def test_a_good_solver_has_no_findings(lint_solvers: LintSolvers) -> None:
         ({"base_lr": 0}, "base-lr-missing", "base_lr is 0"),
         ({"lr_policy": '"cosine"'}, "lr-policy-unknown", "lr_policy 'cosine' is unknown"),
         ({"lr_policy": '"poly_cyc"'}, "lr-iter-missing", "lr_policy poly_cyc needs lr_iter above 0"),
-        ({"lr_policy": '"step"', "gamma": 0.1}, "lr-policy-incomplete", "needs stepsize above 0"),
-        ({"lr_policy": '"multistep"', "gamma": 0.1}, "lr-policy-incomplete", "needs stepvalue"),
+        (
+            {"lr_policy": '"step"', "gamma": 0.1, "power": None},
+            "lr-policy-incomplete",
+            "needs stepsize above 0",
+        ),
+        (
+            {"lr_policy": '"multistep"', "gamma": 0.1, "power": None},
+            "lr-policy-incomplete",
+            "needs stepvalue",
+        ),
         ({"base_lr": -1}, "rate-not-finite", "is -1 at iteration 0"),
         ({"base_lr": "nan"}, "rate-not-finite", "is nan at iteration 0"),
         ({"max_iter": None}, "max-iter-missing", "max_iter is missing"),
@@ -53,7 +61,7 @@ def test_poly_without_power_is_a_constant_rate(lint_solvers: LintSolvers) -> Non
 
 
 def test_a_rate_that_is_0_halfway_is_found(lint_solvers: LintSolvers) -> None:
-    (found,) = lint_solvers({"a": {"lr_policy": '"exp"', "gamma": 0.5}})
+    (found,) = lint_solvers({"a": {"lr_policy": '"exp"', "gamma": 0.5, "power": None}})
     assert (found.id, found.severity) == ("rate-zero", "warning")
     assert "0 at iteration 500" in found.what
 
@@ -90,4 +98,5 @@ def test_the_last_phase_ends_below_1e_5_of_base_lr(lint_solvers: LintSolvers) ->
 
 
 def test_plateau_is_not_judged_by_rates_that_depend_on_losses(lint_solvers: LintSolvers) -> None:
-    assert lint_solvers({"a": {"lr_policy": '"plateau"', "gamma": 0.1, "plateau_winsize": 9}}) == []
+    plateau = {"lr_policy": '"plateau"', "power": None, "gamma": 0.1, "plateau_winsize": 9}
+    assert lint_solvers({"a": plateau}) == []
