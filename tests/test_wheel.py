@@ -37,8 +37,17 @@ def install(wheel: Path, env: Path) -> Path:
     return Path(sysconfig.get_path("scripts", "venv", paths)) / "python"
 
 
+def shipped_files() -> set[str]:
+    """Name every file that the package's folders hold, as a wheel has them."""
+    package = (path for path in (ROOT / "caffe_recipes").rglob("*") if path.is_file())
+    files = {str(path.relative_to(ROOT)) for path in package if "__pycache__" not in path.parts}
+    return files | {f"caffe_recipes/templates/{path.name}" for path in (ROOT / "templates").glob("*.j2")}
+
+
 def test_an_installed_wheel_generates_the_committed_bytes(tmp_path: Path) -> None:
-    python = install(build_wheel(tmp_path), tmp_path / "env")
+    wheel = build_wheel(tmp_path)
+    assert set(zipfile.ZipFile(wheel).namelist()) >= shipped_files()
+    python = install(wheel, tmp_path / "env")
     outside = tmp_path / "outside"
     outside.mkdir()
     code = (
