@@ -1,4 +1,4 @@
-"""What the machine must give: cores for MLSL's servers, and room in /tmp."""
+"""What the machine must give: cores for threads and for MLSL's servers, and room in /tmp."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def check_cores(setting: Setting, where: str) -> Iterator[Finding]:
     write = f"MLSL_SERVER_AFFINITY: {spare}" if not last or first < last else "fewer OpenMP threads"
     cores = ",".join(map(str, busy))
     yield finding("mlsl-on-openmp-cores", where, what, effect, write, cores=cores, threads=first)
+
+
+def check_threads(setting: Setting, where: str) -> Iterator[Finding]:
+    """Find more OpenMP threads on a node than it has cores."""
+    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
+    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    if not 0 < cores < threads:
+        return
+    what = (
+        f"{setting.ranks_per_node} ranks x {setting.omp_num_threads} OpenMP threads, on {cores} cores a node"
+    )
+    effect = "threads wait for each other at every layer: training is many times slower"
+    write = f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less"
+    yield finding("threads-above-cores", where, what, effect, write, threads=threads, cores=cores)
 
 
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:

@@ -17,9 +17,10 @@ from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Chain, Link, Setting
 from caffe_recipes.review.lint.check import check_chain, sort_findings
 from caffe_recipes.review.lint.epochs import check_title
-from caffe_recipes.review.lint.machine import check_cores, check_tmp
+from caffe_recipes.review.lint.machine import check_cores, check_threads, check_tmp
 from caffe_recipes.review.lint.nets import check_net
 from caffe_recipes.review.lint.reader import FOR_GPUS, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.recipe_values import check_recipe_values
 from caffe_recipes.review.lint.rules import finding
 
 _Locate = Callable[[Location], str]
@@ -43,7 +44,9 @@ def check_recipe(recipe: Recipe, locate: _Locate, dialect: str) -> Iterator[Find
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
+    yield from check_recipe_values(recipe, locate)
     yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
+    yield from check_threads(chain.setting, locate(("cluster", "omp_num_threads")))
     cluster, train = recipe.cluster, recipe.data.train
     if cluster.tmp_gb is not None:
         where = locate(("cluster", "tmp_gb"))

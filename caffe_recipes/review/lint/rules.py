@@ -86,6 +86,12 @@ RULES: Mapping[str, Rule] = {
     # Folders and recipes
     "order-guessed": Rule("note", "the order in which a folder's solvers were taken as one chain"),
     "order-unknown": Rule("note", "a folder's solvers whose order cannot be told"),
+    "evaluation-partial": Rule("warning", "an evaluation that leaves test images out"),
+    "evaluation-repeats": Rule("note", "an evaluation that counts test images twice"),
+    "classes-below-labels": Rule("error", "fewer classes than `prepare` builds"),
+    "classes-above-labels": Rule("note", "more classes than `prepare` builds"),
+    "crop-above-records": Rule("error", "a crop_size larger than the images that `prepare` builds"),
+    "threads-above-cores": Rule("warning", "more OpenMP threads on a node than it has cores"),
     "mlsl-on-openmp-cores": Rule("note", "MLSL servers on cores that OpenMP threads also use"),
     "tmp-too-small": Rule("error", "an LMDB and snapshots that do not fit into the node's /tmp"),
     "unused-accept": Rule("warning", "an acceptance in a recipe that no finding needs"),

@@ -1,17 +1,25 @@
-"""What the tests of lint's rules on one net share."""
+"""What the tests of lint's rules on one net, and on a recipe, share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import parse_document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.nets import NET_RULES, check_net
+from caffe_recipes.review.lint.reader import Options
+from caffe_recipes.review.lint.targets import lint
 
 CheckText = Callable[..., dict[str, Finding]]
+Change = Callable[[dict[str, Any]], object]
+LintRecipe = Callable[[str, Change], list[Finding]]
 
 
 @pytest.fixture
@@ -30,3 +38,18 @@ def check_text() -> CheckText:
         return first
 
     return check
+
+
+@pytest.fixture
+def lint_recipe(tmp_path: Path) -> LintRecipe:
+    """Give a function that lints a shipped recipe after a change to its YAML's values."""
+
+    def run(name: str, change: Change) -> list[Finding]:
+        text = resources.files("caffe_recipes").joinpath("recipes", f"{name}.yaml").read_text()
+        raw = yaml.safe_load(text)
+        change(raw)
+        path = tmp_path / "changed.yaml"
+        path.write_text(yaml.safe_dump(raw, sort_keys=False))
+        return lint([str(path)], Options())
+
+    return run

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.source import shipped_recipes
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reader import Options
 from caffe_recipes.review.lint.targets import is_at_least, lint
-
-Change = Callable[[dict[str, Any]], object]
-LintRecipe = Callable[[str, Change], list[Finding]]
-
-
-@pytest.fixture
-def lint_recipe(tmp_path: Path) -> LintRecipe:
-    """Give a function that lints a shipped recipe after a change to its YAML's values."""
-
-    def run(name: str, change: Change) -> list[Finding]:
-        text = resources.files("caffe_recipes").joinpath("recipes", f"{name}.yaml").read_text()
-        raw = yaml.safe_load(text)
-        change(raw)
-        path = tmp_path / "changed.yaml"
-        path.write_text(yaml.safe_dump(raw, sort_keys=False))
-        return lint([str(path)], Options())
-
-    return run
+from tests.review.lint.conftest import LintRecipe
 
 
 def grave(found: list[Finding]) -> list[str]:
