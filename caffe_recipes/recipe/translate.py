@@ -21,6 +21,9 @@ from caffe_recipes.recipe.phases import Phase, SolverSettings
 
 OURS = "surfsara"
 
+# More than the recipe's own are written to a node's /tmp up to here, and never ten times as many.
+_MOST_SNAPSHOTS = 100
+
 # Processes on CPUs train as one over MPI only in Caffes of Intel's line.
 _WITHOUT_RANKS = {
     "bvlc": "BVLC's Caffe trains in one process",
@@ -74,7 +77,7 @@ def original_name(recipe: Recipe) -> str:
 def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
     """List what a dialect cannot do as SURFsara's Caffe does: schedules and ranks, not the nets."""
     judge = find_dialect(dialect)
-    found = [part for phase in recipe.phases for part in _inexact_phase(phase, judge)]
+    found = [part for phase in recipe.phases for part in _inexact_phase(recipe, phase, judge)]
     if recipe.cluster.ranks > 1 and dialect in _WITHOUT_RANKS:
         why = f"{recipe.cluster.ranks} ranks train as one over MPI, and {_WITHOUT_RANKS[dialect]}"
         found.append(Part("", "cluster", f"{why}; only one rank is the same"))
@@ -90,13 +93,15 @@ def refusal(recipe: Recipe, dialect: str, parts: list[Part]) -> RecipeError:
     return RecipeError(recipe.name, f"{what}: {parts[0]}", hint)
 
 
-def _inexact_phase(phase: Phase, dialect: Dialect) -> Iterator[Part]:
+def _inexact_phase(recipe: Recipe, phase: Phase, dialect: Dialect) -> Iterator[Part]:
     title = TITLES[dialect.name]
     if phase.lr_policy == "poly_cyc" and phase.lr_policy not in dialect.lr_policies:
         assert phase.lr_iter
         if phase.lr_iter < phase.last_iter:
             why = f"poly has no rate past its max_iter, and the phase runs {phase.last_iter} iterations"
             yield Part(phase.name, "lr_iter", f"{why}; end it by {phase.lr_iter}")
+        else:
+            yield from _too_many_snapshots(recipe, phase)
     elif phase.lr_policy not in dialect.lr_policies:
         yield Part(phase.name, "lr_policy", f"{title} has no {phase.lr_policy}")
     if phase.type and phase.type not in dialect.solver_types:
@@ -107,6 +112,39 @@ def _inexact_phase(phase: Phase, dialect: Dialect) -> Iterator[Part]:
         if not dialect.knows("SolverParameter", key):
             there = find_counterpart(dialect.name, "SolverParameter", key)
             yield Part(phase.name, key, f"{title} has no {key}{f'; there {there}' if there else ''}")
+
+
+def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
+    """Refuse a phase whose last iteration shares an interval with the others only at great cost.
+
+    A snapshot of ResNet-50 is 205 MB, and an interval of 1 would write that in every iteration.
+    """
+    needed = _needed(recipe, phase)
+    own, every = phase.snapshot_every_iter, _common_interval(recipe, phase)
+    own_count = -(-phase.last_iter // own)
+    count = phase.last_iter // every
+    if phase.lr_iter == phase.last_iter or count <= max(own_count, min(10 * own_count, _MOST_SNAPSHOTS)):
+        return
+    assert phase.lr_iter
+    below = phase.last_iter // own * own
+    ends = " or ".join(str(end) for end in (below, below + own) if end <= phase.lr_iter)
+    iterations = ", ".join(map(str, sorted(needed)))
+    why = (
+        f"to be stopped there it needs snapshots at {iterations}, that is one every {every}: {count} of them"
+    )
+    yield Part(phase.name, "max_iter", f"{why}; end it at {ends}, where its snapshot: {own} fires")
+
+
+def _needed(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
+    """Name the iterations at which snapshots have to fire: the last, and those that later phases start from."""
+    return (phase.last_iter, *recipe.needed_iters(phase))
+
+
+def _common_interval(recipe: Recipe, phase: Phase) -> int:
+    """Give the phase's own interval of snapshots if it meets all that are needed, else the widest that does."""
+    needed = _needed(recipe, phase)
+    own = phase.snapshot_every_iter
+    return math.gcd(*needed) if any(iteration % own for iteration in needed) else own
 
 
 def _dropped(phase: Phase) -> set[str]:
@@ -140,11 +178,7 @@ def _as_poly(recipe: Recipe, phase: Phase, dialect: Dialect) -> dict[str, Any]:
     if phase.lr_iter == phase.last_iter:
         return changes
     # Caffe writes one at max_iter anyway; short of it the snapshot has to fall on the last iteration.
-    needed = (phase.last_iter, *recipe.needed_iters(phase))
-    every = phase.snapshot_every_iter
-    if any(iteration % every for iteration in needed):
-        every = math.gcd(*needed)
-    return {**changes, "stop_iter": phase.last_iter, "snapshot": every}
+    return {**changes, "stop_iter": phase.last_iter, "snapshot": _common_interval(recipe, phase)}
 
 
 def _test_default_differs(dialect: Dialect) -> bool:

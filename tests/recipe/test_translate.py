@@ -116,6 +116,41 @@ def test_the_snapshots_that_later_phases_start_from_fire_too() -> None:
     assert 200 % phase.snapshot_every_iter == 0 == 270 % phase.snapshot_every_iter
 
 
+def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 2000) -> Recipe:
+    def change(raw: dict[str, Any]) -> None:
+        raw["phases"][1].update(max_iter=max_iter, snapshot=snapshot, lr_iter=lr_iter)
+        raw["phases"][2]["weights_iter"] = weights_iter
+
+    return digits(change)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (snapshots(1000, 333, 999), "999, 1000, that is one every 1: 1000 of them; end it at 999 or 1332,"),
+        (
+            snapshots(1000, 333, 999, 1100),
+            "one every 1: 1000 of them; end it at 999, where its snapshot: 333",
+        ),
+        (snapshots(1010, 100, 300), "300, 1010, that is one every 10: 101 of them; end it at 1000 or 1100,"),
+        (snapshots(3001, 10, 300, 4000), "300, 3001, that is one every 1: 3001 of them; end it at 3000 or"),
+    ],
+)
+def test_snapshots_in_nearly_every_iteration_are_no_equivalent(recipe: Recipe, said: str) -> None:
+    (part,) = find_inexact(recipe, "intel")
+    assert (part.phase, part.key) == ("cyc1", "max_iter")
+    assert said in part.why
+    with pytest.raises(RecipeError, match="end it at"):
+        translate(recipe, "intel")
+
+
+@pytest.mark.parametrize(
+    "recipe", [snapshots(1000, 10, 300), snapshots(999, 333, 666), snapshots(1001, 333, 999, 1001)]
+)
+def test_a_recipe_s_own_snapshots_are_not_too_many(recipe: Recipe) -> None:
+    assert find_inexact(recipe, "intel") == []
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("change", [None, 90])
 def test_a_translated_recipe_is_a_recipe(name: str, change: int | None) -> None:
