@@ -130,7 +130,12 @@ def _sigmoid(solver: pb.SolverParameter, iteration: int) -> float:
 
 
 def _steps_taken(stepvalues: Iterable[int], iteration: int) -> int:
-    """Count the step values reached, in their order: Caffe never looks past one that is still ahead."""
+    """Count the step values reached, in their order: Caffe never looks past one that is still ahead.
+
+    Of equal ones, and those that a warm-up passed, all are counted: Intel's line computes the rate once for
+    the log, one step on, and again for each learned blob, one more step each. BVLC's and nvcaffe take one in
+    an iteration.
+    """
     taken = 0
     for value in stepvalues:
         if iteration < value:

@@ -83,6 +83,11 @@ def test_steps_stop_at_the_first_value_that_is_still_ahead() -> None:
     assert steps_at(solver(lr_policy="multistep", stepvalue=[30, 10]), 20) == 0
 
 
+def test_equal_step_values_are_taken_in_one_iteration() -> None:
+    twice = solver(lr_policy="multistep", stepvalue=[10, 10, 20])
+    assert [steps_at(twice, i) for i in (9, 10, 11, 20)] == [0, 2, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
