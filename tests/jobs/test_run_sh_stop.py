@@ -172,6 +172,24 @@ def test_the_trainer_of_a_killed_run_is_stopped_all_the_same_and_its_phase_train
     ]
 
 
+@pytest.mark.parametrize("grace_s", ["08", "0", "09"])
+def test_a_time_to_stop_may_begin_with_0(cluster: StandInCluster, grace_s: str) -> None:
+    cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
+    done = cluster.run(STOP_GRACE_S=grace_s)
+    assert done.returncode == 0, done.stderr
+    assert "value too great for base" not in done.stderr
+    assert not is_alive(cluster)
+
+
+def test_a_time_to_stop_that_nobody_checked_starts_no_trainer(cluster: StandInCluster) -> None:
+    checked = next(line for line in cluster.script.read_text().splitlines() if "[[ $STOP_GRACE_S =~" in line)
+    cluster.script.write_text(cluster.script.read_text().replace(checked, ""))
+    cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
+    done = cluster.run(STOP_GRACE_S="2m")
+    assert done.returncode == 3, done.stderr
+    assert not cluster.calls("mpiexec.hydra")
+
+
 def test_a_time_to_stop_that_is_no_number_is_refused(cluster: StandInCluster) -> None:
     assert "STOP_GRACE_S: '2m' is no number of seconds" in cluster.refused(STOP_GRACE_S="2m")
     assert cluster.run("--help").stdout.count("STOP_GRACE_S") == 1
