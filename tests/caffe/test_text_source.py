@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -45,10 +44,8 @@ def test_what_was_written_before_the_other_end_closed_is_read() -> None:
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    start = time.monotonic()
     with pytest.raises(TimeoutError, match="a pipe that nobody writes to"):
         read_bytes(pipe, 100)
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
