@@ -129,19 +129,17 @@ def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
     below = phase.last_iter // own * own
     ends = " or ".join(str(end) for end in (below, below + own) if end <= phase.lr_iter)
     iterations = ", ".join(map(str, sorted(needed)))
-    why = (
-        f"to be stopped there it needs snapshots at {iterations}, that is one every {every}: {count} of them"
-    )
+    why = f"to be stopped there it needs snapshots at {iterations}, one every {every}: {count} of them"
     yield Part(phase.name, "max_iter", f"{why}; end it at {ends}, where its snapshot: {own} fires")
 
 
 def _needed(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
-    """Name the iterations at which snapshots have to fire: the last, and those that later phases start from."""
+    """Name the iterations whose snapshots have to fire: the last, and those that later phases start from."""
     return (phase.last_iter, *recipe.needed_iters(phase))
 
 
 def _common_interval(recipe: Recipe, phase: Phase) -> int:
-    """Give the phase's own interval of snapshots if it meets all that are needed, else the widest that does."""
+    """Give the phase's own interval of snapshots if it meets all that is needed, else the widest."""
     needed = _needed(recipe, phase)
     own = phase.snapshot_every_iter
     return math.gcd(*needed) if any(iteration % own for iteration in needed) else own
