@@ -30,10 +30,10 @@ _LATER_S = 5
 _CHUNK = 1 << 16
 _NOT_STARTED = "timeout: failed to run command"
 
-# $1 is a word behind which the command's own output begins: a login shell may greet us before. `wait` returns
-# early when a trap has run, hence the loop. A shell's child that has not yet become its program inherits the
-# traps, and loses a signal: so the guard starts before ours are set, and ends by itself should it not be told;
-# and SIGKILL follows every SIGTERM.
+# $1 is a word behind which the command's own output begins: a login shell may greet us before. `wait`
+# returns early when a trap has run, hence the loop. A shell's child that is not yet its program inherits the
+# traps, and loses a signal: so the guard starts before ours are set, and ends by itself should it not be
+# told; and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
 mark=$1 limit=$2 told=0 job= guard=
 shift 2

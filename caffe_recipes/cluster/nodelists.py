@@ -120,7 +120,8 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
     first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if last < first:
         raise ClusterError(where, f"range {item} runs backwards", f"write {found[2]}-{found[1]}")
-    if found[2] and len(found[2]) != len(found[1]) and (found[1][0] == "0" or found[2][0] == "0"):
+    padded = any(len(number or "") > 1 and number[0] == "0" for number in (found[1], found[2]))
+    if padded and found[2] and len(found[2]) != len(found[1]):
         raise ClusterError(where, f"range {item} has numbers of different widths", _HINT)
     return item, (last - first) // step + 1
 

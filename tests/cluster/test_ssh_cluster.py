@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from tests.cluster.harness.keys import write_key
 
 pytestmark = pytest.mark.cluster
 
+SHELLS = [f"/bin/{shell}" for shell in ("bash", "dash", "tcsh", "zsh", "fish") if shutil.which(shell)]
 HOSTILE = [
     "plain",
     "two words",
@@ -57,13 +59,17 @@ def test_words_reach_a_command_unchanged_whatever_they_hold(cluster: Cluster) ->
     host.close()
 
 
-@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
+@pytest.mark.parametrize(
+    "shell",
+    [shell for shell in ("/bin/bash", "/bin/dash", "/bin/tcsh", "/usr/bin/fish") if Path(shell).exists()],
+)
 def test_words_survive_other_login_shells(cluster: Cluster, shell: str) -> None:
     passwd = Path("/etc/passwd").read_text()
     cluster.replace("node2", "/etc/passwd", re.sub(r"(?m)^(root:.*):[^:]*$", rf"\1:{shell}", passwd))
-    with SshHost("node2", cluster.ssh).start(["printf", "<%s>", *HOSTILE]) as command:
-        command.end_input()
-        said = b"".join(iter(command.read, b"")).decode()
+    host = SshHost("node2", cluster.ssh)
+    said = host.run(["printf", "<%s>", *HOSTILE]).stdout
+    host.close()
+    cluster.restore("node2", "/etc/passwd")
     assert said == "".join(f"<{word}>" for word in HOSTILE)
 
 

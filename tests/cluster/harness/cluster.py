@@ -12,7 +12,6 @@ down, or when the process that brought it up ends, even by SIGKILL. Clusters do 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import shutil
@@ -28,25 +27,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.cluster.harness import keeper
+from tests.cluster.harness.files import make_folder, sweep, write_files
 from tests.cluster.harness.keeper import NEWNET, Node, sshd_argv
-from tests.cluster.harness.keys import write_keys
 
 ROOT = Path(__file__).resolve().parents[3]
-_BASE = Path("/var/tmp")
-_PREFIX = "caffe-recipes-cluster-"
-_SSHD_OPTIONS = {
-    "PermitRootLogin": "prohibit-password",
-    "PasswordAuthentication": "no",
-    "KbdInteractiveAuthentication": "no",
-    "UsePAM": "no",
-    "StrictModes": "no",
-    "UseDNS": "no",
-    "PrintMotd": "no",
-    "MaxStartups": "200",
-    "MaxSessions": "200",
-    "Subsystem": "sftp internal-sftp",
-    "SetEnv": "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-}
 
 
 class NoCluster(Exception):
@@ -197,8 +181,11 @@ class Cluster:
         os.write(made, text.encode())
         os.fchmod(made, 0o755)
         os.close(made)
-        enter = ("nsenter", "-t", str(self.pids[host]), "-m", "--")
-        subprocess.run([*enter, "mount", "--bind", name, path], check=True)
+        self.run(host, ["mount", "--bind", name, path])
+
+    def restore(self, host: str, path: str) -> None:
+        """Take away what `replace` has put over a file."""
+        self.run(host, ["umount", path])
 
     def processes(self) -> dict[str, list[str]]:
         """Return the command lines on each host but process 1, sshd, and what `popen` has running."""
@@ -286,8 +273,8 @@ def start_cluster(nodes: int | Sequence[str], tmp: str, sshd: Mapping[str, str])
         name: f"10.77.{number // 250}.{number % 250 + 1}" for number, name in enumerate(("head", *names))
     }
     sweep()
-    folder, lock = _make_folder()
-    _write_files(folder, addresses, sshd)
+    folder, lock = make_folder()
+    write_files(folder, addresses, sshd)
     kept = [str(ROOT), sys.prefix, sys.base_prefix, str(folder)]
     log = (folder / "keeper.log").open("w+")
     process = subprocess.Popen(
@@ -306,48 +293,6 @@ def start_cluster(nodes: int | Sequence[str], tmp: str, sshd: Mapping[str, str])
         cluster.down()
         raise
     return cluster
-
-
-def sweep() -> None:
-    """Remove the folders of clusters whose keepers were killed: nobody holds their locks."""
-    for folder in _BASE.glob(f"{_PREFIX}*"):
-        try:
-            with (folder / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
-
-
-def _make_folder() -> tuple[Path, int]:
-    """Make a folder and lock it before it bears the name that `sweep` looks for."""
-    made = Path(tempfile.mkdtemp(prefix="making-", dir=_BASE))
-    lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return made.rename(made.with_name(_PREFIX + made.name.removeprefix("making-"))), lock
-
-
-def _write_files(folder: Path, addresses: Mapping[str, str], sshd: Mapping[str, str]) -> None:
-    for name in ("shared", "ssh", "hostkeys", "logs"):
-        (folder / name).mkdir(mode=0o700)
-    (folder / "hosts").write_text(
-        "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
-    )
-    write_keys(folder, addresses)
-    options = {**_SSHD_OPTIONS, "AuthorizedKeysFile": str(folder / "ssh" / "authorized_keys"), **sshd}
-    (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))
-    hosts = "".join(f"Host {name}\n  HostName {address}\n" for name, address in addresses.items())
-    common = {
-        "IdentityFile": folder / "ssh" / "id",
-        "IdentitiesOnly": "yes",
-        "UserKnownHostsFile": folder / "ssh" / "known_hosts",
-        "GlobalKnownHostsFile": "/dev/null",
-        "StrictHostKeyChecking": "yes",
-        "BatchMode": "yes",
-    }
-    config = hosts + "Host *\n" + "".join(f"  {key} {value}\n" for key, value in common.items())
-    for name in ("config", "ssh_config"):  # a user's folder, and /etc/ssh on the hosts
-        (folder / "ssh" / name).write_text(config)
 
 
 def _namespace(process: Path) -> str:

@@ -75,6 +75,9 @@ def furnish(node: Node, folder: Path, keep: list[str]) -> None:
     own = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
     if own.is_dir():  # hide the user's own keys and configuration
         mount("tmpfs", str(own), "tmpfs", options="mode=700")
+    for name in (".bashrc", ".zshenv", ".tcshrc", ".cshrc"):  # a shell that sshd starts reads them each time
+        if own.with_name(name).is_file():
+            mount(os.devnull, str(own.with_name(name)), flags=_MS_BIND)
     mount(str(folder / "ssh"), "/etc/ssh", flags=_MS_BIND)
     hidden = [path for path in keep if Path(path).is_relative_to("/tmp")]
     for number, path in enumerate(hidden):
@@ -190,7 +193,7 @@ class Keeper:
         for node in nodes:
             while True:
                 try:
-                    socket.create_connection((node.address, 22), timeout=1).close()
+                    socket.create_connection((node.address, 22), timeout=0.1).close()
                     break
                 except OSError:
                     if time.monotonic() > deadline:
