@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ STALL_S = 60.0
 # Logins, and Python from a shared file system on every host.
 START_S = 180.0
 _END_S = 10.0
+_LOGOUT_S = 2.0
 _LINE = re.compile(r"(?:\[\d+\] )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
 _AT = re.compile(r"(?:\[\d+\] )?relay: at (\d+)")
 
@@ -108,13 +110,40 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
             )
         except OSError as error:
             raise ClusterError(argv[0], f"does not start: {error.strerror}", "load an MPI") from None
+        logins = _Logins(process.pid)
         try:
-            return _watch(process, means.stall_s, size_bytes)
+            return _watch(process, logins, means.stall_s, size_bytes)
         finally:
-            _end(process)
+            _end(process, logins)
 
 
-def _watch(process: subprocess.Popen[bytes], stall_s: float, size_bytes: int) -> ChainEnd:
+class _Logins:
+    """What the launcher has started here: ssh in sessions of their own, which outlive a silent link."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        self._found: dict[int, int] = {}
+
+    def note(self) -> None:
+        """Keep hold of those that are there now: by descriptors, since numbers come round again."""
+        with contextlib.suppress(OSError):
+            listed = Path(f"/proc/{self._launcher}/task/{self._launcher}/children").read_text()
+            for pid in map(int, listed.split()):
+                if pid not in self._found:
+                    self._found[pid] = os.pidfd_open(pid)
+
+    def end(self) -> None:
+        """Let them end by themselves for a moment; then kill them."""
+        until = time.monotonic() + _LOGOUT_S
+        for descriptor in self._found.values():
+            select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
+        self._found = {}
+
+
+def _watch(process: subprocess.Popen[bytes], logins: _Logins, stall_s: float, size_bytes: int) -> ChainEnd:
     lines: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_read, args=(process, lines), daemon=True).start()
     end, patience_s, last = ChainEnd(), max(START_S, stall_s), time.monotonic()
@@ -126,6 +155,7 @@ def _watch(process: subprocess.Popen[bytes], stall_s: float, size_bytes: int) ->
             return end
         if line is None:
             return end
+        logins.note()
         at = _AT.fullmatch(line)
         if at:
             # The ranks' own limit comes first; once all is sent, only disks are waited for.
@@ -154,8 +184,9 @@ def _note(line: str, end: ChainEnd) -> bool:
     return True
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
     """End the launcher, which ends its ranks; then all that it has started here."""
+    logins.note()
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,3 +194,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    logins.end()
