@@ -14,6 +14,9 @@ RULES: dict[str, tuple[Severity, str]] = {
     "batch-norm-frozen": ("note", "use_global_stats: true in TRAIN"),
     "batch-norm-per-batch": ("warning", "use_global_stats: false in TEST"),
     "batch-norm-unscaled": ("note", "BatchNorm without a Scale after it"),
+    "batch-norm-scale-missing": ("warning", "one BatchNorm without a Scale, where many others have one"),
+    "scale-bias-missing": ("warning", "one Scale after BatchNorm without a bias, where many others have one"),
+    "moving-average-range": ("error", "a moving_average_fraction that is not above 0 and at most 1"),
     "batch-norms-differ": ("note", "BatchNorms that differ in moving_average_fraction or eps"),
     "bias-before-norm": ("note", "a bias that the BatchNorm after it takes off again"),
     "zero-start-partly": ("note", "some residual blocks only start at zero"),
@@ -21,6 +24,8 @@ RULES: dict[str, tuple[Severity, str]] = {
 
 # Sum of means, sum of variances, running factor: counted, not learned.
 _STATISTICS = 3
+# So many times more layers make the others a slip.
+_SLIP_TIMES = 4
 _BIASED = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
 
@@ -31,6 +36,8 @@ def check_norms(phase: PhaseNet) -> Iterator[Draft]:
         yield from _learned(phase, i)
     yield from _global_stats(phase, norms)
     yield from _unscaled(phase, norms)
+    yield from _unbiased(phase, norms)
+    yield from _fraction(phase, norms)
     for field in ("moving_average_fraction", "eps"):
         yield from _differing(phase, norms, field)
     yield from _biased(phase, norms)
@@ -92,21 +99,66 @@ def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
         )
 
 
-def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
-    def scaled(i: int) -> bool:
-        readers = phase.flow.readers.get((i, 0), ())
-        return any(phase.layers[reader].type == "Scale" for reader, _ in readers)
+def _scale_of(phase: PhaseNet, norm: int) -> int | None:
+    """Find the Scale that reads what a BatchNorm makes."""
+    readers = phase.flow.readers.get((norm, 0), ())
+    return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
 
-    alone = [i for i in norms if not scaled(i)]
-    if alone:
+
+def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
+    """Whether a few layers that are unlike many others are so by mistake."""
+    return len(odd) * (_SLIP_TIMES + 1) <= len(all_of_them)
+
+
+def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    alone = [i for i in norms if _scale_of(phase, i) is None]
+    if not alone:
+        return
+    is_slip = _is_slip(alone, norms)
+    others = f", and {len(norms) - len(alone)} others have one" if is_slip else ""
+    yield Draft(
+        "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
+        phase.where(alone[0]),
+        "type",
+        f"{_names(phase, alone)} of BatchNorm without a Scale after it{others}",
+        "in the plain engine nothing learns the scale and shift that batch normalization is made with",
+        'layer { type: "Scale" scale_param { bias_term: true } } after each',
+        (("layers", len(alone)),),
+    )
+
+
+def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
+    plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
+    if plain and _is_slip(plain, scales):
         yield Draft(
-            "batch-norm-unscaled",
-            phase.where(alone[0]),
-            "type",
-            f"{_names(phase, alone)} of BatchNorm without a Scale after it",
-            "in the plain engine nothing learns the scale and shift that batch normalization is made with",
-            'layer { type: "Scale" scale_param { bias_term: true } } after each',
-            (("layers", len(alone)),),
+            "scale-bias-missing",
+            phase.where(plain[0]),
+            "scale_param.bias_term" if phase.layers[plain[0]].scale_param.HasField("bias_term") else "type",
+            f"{_names(phase, plain)} of Scale after BatchNorm without a bias, and "
+            f"{len(scales) - len(plain)} others have one",
+            "what these normalize keeps the mean 0: no shift is learned",
+            "scale_param { bias_term: true }",
+            (("layers", len(plain)),),
+        )
+
+
+def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
+    if wrong:
+        fraction = phase.layers[wrong[0]].batch_norm_param.moving_average_fraction
+        yield Draft(
+            "moving-average-range",
+            phase.where(wrong[0]),
+            "batch_norm_param.moving_average_fraction",
+            f"{_names(phase, wrong)} of BatchNorm with moving_average_fraction {number(fraction)}",
+            "the sums of means and variances grow without bound, until they are NaN"
+            if fraction > 1
+            else "a test sees the statistics of the last batch alone"
+            if fraction == 0
+            else "the sums change their sign at every iteration: tests are of no use",
+            "moving_average_fraction: 0.95, or another above 0 and at most 1",
+            (("layers", len(wrong)),),
         )
 
 

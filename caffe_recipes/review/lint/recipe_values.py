@@ -40,23 +40,27 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         what = f"{images}, and there are {test.images:,}"
         effect = f"{tested - test.images:,} of them are counted again"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
-        write = f"batch_size: {divisor} and iterations: {test.images // divisor}, for each image once"
-        if iterations > whole:
-            write = f"iterations: {whole}"
+        write = f"iterations: {whole}"
+        if iterations == whole:
+            once = f"batch_size: {divisor} and iterations: {test.images // divisor}, for each image once"
+            write = once if divisor > 1 else "nothing, if it is known to do"
         yield finding("evaluation-repeats", where, what, effect, write, tested=tested, images=test.images)
 
 
 def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
-    values: dict[str, float | str] = {"classes": classes, "labels": DIGITS_CLASSES}
     if classes < DIGITS_CLASSES:
         what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
         effect = f"labels {classes} and above make Caffe read beyond the outputs: SIGSEGV"
-        yield finding("classes-below-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", **values)
+        yield finding(
+            "classes-below-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+        )
     elif classes > DIGITS_CLASSES:
         what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
         effect = f"outputs {DIGITS_CLASSES} and above are never right, and cost little"
-        yield finding("classes-above-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", **values)
+        yield finding(
+            "classes-above-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+        )
 
 
 def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:

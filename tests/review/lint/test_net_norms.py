@@ -45,6 +45,7 @@ def block(name: str, bottom: str, norm: str = "", scale: str = "") -> str:
 ZERO = "filler { value: 0 }"
 RIGHT = DATA + conv("x", "data") + conv("y", "x") + FC % "y"
 TWO_BLOCKS = DATA + block("r1", "data", ZERO) + block("r2", "r1", ZERO) + FC % "r2"
+SIX = DATA + "".join(conv(f"c{i}", f"c{i - 1}" if i else "data") for i in range(6)) + FC % "c5"
 PARAMS = RIGHT.replace('top: "x" batch', 'top: "x" param { lr_mult: 0 } param { lr_mult: 0 } batch')
 
 CASES: dict[str, tuple[str, str]] = {
@@ -58,6 +59,12 @@ CASES: dict[str, tuple[str, str]] = {
         RIGHT,
     ),
     "batch-norm-unscaled": (RIGHT.replace('"Scale" bottom: "x"', '"ReLU" bottom: "x"'), RIGHT),
+    "batch-norm-scale-missing": (SIX.replace('"Scale" bottom: "c3"', '"ReLU" bottom: "c3"'), SIX),
+    "scale-bias-missing": (SIX.replace("bias_term: true", "bias_term: false", 1), SIX),
+    "moving-average-range": (
+        RIGHT.replace("batch_norm_param {", "batch_norm_param { moving_average_fraction: 1.5"),
+        RIGHT.replace("batch_norm_param {", "batch_norm_param { moving_average_fraction: 1"),
+    ),
     "batch-norms-differ": (RIGHT.replace("batch_norm_param { ", "batch_norm_param { eps: 0.001 ", 1), RIGHT),
     "bias-before-norm": (RIGHT.replace("bias_term: false", "", 1), RIGHT),
     "zero-start-partly": (TWO_BLOCKS.replace(ZERO, "filler { value: 1 }", 1), TWO_BLOCKS),
@@ -115,3 +122,19 @@ def test_a_product_and_a_sum_without_norms_are_no_residual_blocks(check_text: Ch
     add = 'layer { name: "s" type: "Eltwise" bottom: "data" bottom: "p" top: "s" }\n'
     plain = 'layer { name: "p" type: "Power" bottom: "data" top: "p" }\n' + add
     assert check_text(DATA + plain + block("r1", "s", ZERO) + FC % "r1") == {}
+
+
+def test_a_slip_is_one_among_many_not_a_way_of_building(check_text: CheckText) -> None:
+    plain = SIX.replace("bias_term: true", "bias_term: false")
+    assert check_text(plain) == {}
+    assert check_text(plain.replace("bias_term: false }", "bias_term: true }", 1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "effect"), [(1.5, "without bound"), (0, "last batch"), (-0.5, "change their sign")]
+)
+def test_an_average_needs_a_share(check_text: CheckText, fraction: float, effect: str) -> None:
+    net = RIGHT.replace("batch_norm_param {", f"batch_norm_param {{ moving_average_fraction: {fraction}")
+    found = check_text(net)["moving-average-range"]
+    assert (found.severity, found.values) == ("error", {"layers": 2})
+    assert effect in found.effect
