@@ -222,7 +222,8 @@ def _copy(host: str, source: Path, to: Path) -> None:
             shutil.copyfileobj(read, write, 1 << 20)
         part.replace(to)
     except OSError as error:
-        where = f"{host}:{error.filename or source}"
+        named = Path(error.filename or source)
+        where = f"{host}:{to if named == part else named}"
         raise ClusterError(where, f"cannot be copied: {error.strerror}", "check the disk") from None
     finally:
         part.unlink(missing_ok=True)

@@ -111,6 +111,8 @@ class SshServer:
     def __init__(self, folder: Path) -> None:
         self.host_key = paramiko.ECDSAKey.generate()
         self.user_key = paramiko.ECDSAKey.generate()
+        self.more_keys: list[paramiko.PKey] = []
+        self.hang_ups = 0
         self.logins = 0
         self.greeting = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -133,10 +135,15 @@ class SshServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            if self.hang_ups > 0:
+                self.hang_ups -= 1
+                connection.close()
+                continue
             self.logins += 1
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport = paramiko.Transport(connection)
-            transport.add_server_key(self.host_key)
+            for key in (self.host_key, *self.more_keys):
+                transport.add_server_key(key)
             transport.set_subsystem_handler("sftp", paramiko.SFTPServer, _Files)
             transport.start_server(server=_Session(self), event=threading.Event())
             self._transports.append(transport)

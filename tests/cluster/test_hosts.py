@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import paramiko
 import pytest
 
 from caffe_recipes.cluster.hosts import (
@@ -171,3 +172,74 @@ def test_paramiko_is_not_imported_until_a_host_is_reached_by_ssh() -> None:
     code = "import sys, caffe_recipes.cluster.hosts as h; h.open_host('localhost').run(['true']);"
     code += "sys.exit('paramiko' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_copy_is_private_and_replaces_a_link_whatever_lay_there(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "target").write_text("theirs")
+    for name in ("put", "fetched"):
+        (tmp_path / name).symlink_to("target")
+    host.put(tmp_path / "mine", str(tmp_path / "put"))
+    host.fetch(str(tmp_path / "mine"), tmp_path / "fetched")
+    for name in ("put", "fetched"):
+        assert (tmp_path / name).read_text() == "mine"
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "target").read_text() == "theirs"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_copy_that_fails_leaves_what_was_there(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    with pytest.raises(ClusterError, match="none"):
+        host.fetch(str(tmp_path / "none"), tmp_path / "old")
+    with pytest.raises(ClusterError, match="none"):
+        host.put(tmp_path / "none", str(tmp_path / "old"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ClusterError, match="folder: cannot be"):
+        host.put(tmp_path / "old", str(tmp_path / "folder"))
+    assert (tmp_path / "old").read_text() == "old"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:
+    with pytest.raises(ClusterError, match="no-such-program does not start: No such file or directory"):
+        host.run(["no-such-program"])
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "$(id)", "a\nb"])
+def test_what_is_no_hosts_name_is_refused(name: str) -> None:
+    with pytest.raises(ClusterError, match="is no host's name"):
+        open_host(name)
+
+
+def test_a_server_with_several_keys_is_asked_for_the_one_that_is_known(
+    ssh_server: SshServer, tmp_path: Path
+) -> None:
+    other = paramiko.RSAKey.generate(2048)
+    ssh_server.more_keys.append(other)
+    known = tmp_path / "ssh" / "known_hosts"
+    name = known.read_text().split()[0]
+    known.write_text(f"{name} {other.get_name()} {other.get_base64()}\n")
+    host = SshHost("node1", tmp_path / "ssh")
+    assert host.run(["true"]).returncode == 0
+    host.close()
+
+
+def test_a_server_that_hangs_up_at_first_is_tried_again(ssh_server: SshServer, tmp_path: Path) -> None:
+    ssh_server.hang_ups = 2
+    host = SshHost("node1", tmp_path / "ssh", patience_s=10)
+    assert host.run(["true"]).returncode == 0
+    host.close()
+    ssh_server.hang_ups = 100
+    with pytest.raises(ClusterError, match=r"node1: cannot be reached by ssh as tester"):
+        SshHost("node1", tmp_path / "ssh", patience_s=0.5).run(["true"])
+
+
+def test_nothing_of_a_failed_login_reaches_the_terminal(
+    ssh_server: SshServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ssh_server.hang_ups = 100
+    with pytest.raises(ClusterError):
+        SshHost("node1", tmp_path / "ssh", patience_s=0).connect()
+    assert capfd.readouterr() == ("", "")

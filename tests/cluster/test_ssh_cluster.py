@@ -351,3 +351,77 @@ def test_a_link_in_a_files_place_is_replaced_not_written_through(cluster: Cluste
         == "precious\nmine"
     )
     host.close()
+
+
+def test_a_user_who_is_not_root_gets_commands_files_and_ends_as_well(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(1, AuthorizedKeysFile="/tmp/keys")
+    passwd = Path("/etc/passwd").read_text()
+    cluster.replace("node1", "/etc/passwd", f"{passwd}tester:x:4242:4242::/tmp:/bin/sh\n")
+    keys = (cluster.ssh / "authorized_keys").read_text()
+    cluster.run("node1", ["sh", "-c", "cat >/tmp/keys; chmod 644 /tmp/keys"], stdin=keys)
+    folder = change_config(cluster, tmp_path / "ssh", "Host node1\n  User tester")
+    host = SshHost("node1", folder)
+    assert host.run(["id", "-u"]).stdout == "4242\n"
+    time.sleep(1.5)
+    assert host.run(["sh", "-c", "sleep 2.5; echo slept"]).stdout == "slept\n"  # no guard thinks sshd gone
+    (tmp_path / "file").write_text("mine")
+    host.put(tmp_path / "file", "/tmp/file")
+    assert host.run(["stat", "-c", "%U %a", "/tmp/file"]).stdout == "tester 600\n"
+    command = host.start(["sleep", "600"])
+    host.close()
+    with pytest.raises(ClusterError, match="lost"):
+        command.wait()
+    assert cluster.leftovers(within_s=4) == {}
+
+
+def test_a_file_that_somebody_else_has_put_there_is_not_written_into(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    host = SshHost("node2", cluster.ssh)
+    (tmp_path / "mine").write_text("mine")
+    host.run(["sh", "-c", "echo theirs >/tmp/file; ln /tmp/file /tmp/other; chmod 666 /tmp/file"])
+    host.put(tmp_path / "mine", "/tmp/file")
+    seen = host.run(["sh", "-c", "cat /tmp/other; stat -c %a /tmp/file; rm /tmp/other /tmp/file"]).stdout
+    assert seen == "theirs\n600\n"
+    host.close()
+
+
+@pytest.mark.parametrize("kind", ["mkdir", "mkfifo"])
+def test_what_is_no_file_is_neither_fetched_nor_written_over(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    host = SshHost("node2", cluster.ssh)
+    host.run([kind, "/tmp/odd"])
+    with pytest.raises(ClusterError, match="node2:/tmp/odd: cannot be copied: is no file"):
+        host.fetch("/tmp/odd", tmp_path / "back")
+    assert list(tmp_path.iterdir()) == []
+    host.run(["rm", "-rf", "/tmp/odd"])
+    host.close()
+
+
+def test_a_transfer_over_a_link_that_goes_silent_ends_and_leaves_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = change_config(cluster, tmp_path / "ssh", "Host *\n  ServerAliveInterval 1\n  ConnectTimeout 2")
+    host = SshHost("node4", folder, patience_s=0)
+    host.connect()
+    cluster.rate("40mbit")
+    host.run(["sh", "-c", "head -c 50000000 /dev/zero >/tmp/big"])
+    timer = threading.Timer(1.0, cluster.cut, ["node4"])
+    timer.start()
+    with pytest.raises(ClusterError, match="node4"):
+        host.fetch("/tmp/big", tmp_path / "back")
+    timer.join()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ssh"]
+    cluster.rate(None)
+    cluster.mend("node4")
+    again = SshHost("node4", cluster.ssh)
+    again.fetch("/tmp/big", tmp_path / "back")
+    assert (tmp_path / "back").stat().st_size == 50_000_000
+    again.run(["rm", "/tmp/big"])
+    again.close()
+    host.close()
+    # What sent the file finds its connection gone only when TCP has given up: its own host ends it.
+    cluster.run("node4", ["sh", "-c", "kill $(pidof cat) 2>/dev/null; true"])
