@@ -13,6 +13,7 @@ from caffe_recipes.review.lint.schedule import check_schedule
 from caffe_recipes.review.lint.snapshots import check_snapshots
 from caffe_recipes.review.lint.solver_values import check_solver_values
 from caffe_recipes.review.lint.steps import check_steps
+from caffe_recipes.review.lint.stops import stop_phases
 
 _PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
 
@@ -21,6 +22,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     """Find what is wrong with a chain of phases and its parts, but for what is a net's own."""
     if not chain.links:
         return
+    chain = stop_phases(chain)
     for link in chain.links:
         yield from check_schedule(link, is_last=chain.is_whole and link is chain.links[-1])
         yield from check_solver_values(link)

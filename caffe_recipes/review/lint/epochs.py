@@ -11,6 +11,7 @@ from caffe_recipes.caffe.prototxt import Comment
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Chain, Link, Net, batch_per_rank
 from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.stops import parse_stop
 
 _TOLERANCE = 0.02
 _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
@@ -111,14 +112,15 @@ def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
     for field, comment in link.solver.comments.items():
         iterations = _iterations(link.solver.message, field)
         for text in _texts([comment]) if iterations > 0 else ():
+            stop = parse_stop(text) if field == "max_iter" else None
             basis, claims = parse_basis(text) or others, parse_claims(text)
             if basis is None or not claims:
                 continue
-            epochs = basis.epochs(iterations)
+            epochs = basis.epochs(stop or iterations)
             differences = {abs(number - epochs): number for number in claims}
             claim = differences[min(differences)]
             if _differ(epochs, claim):
-                yield _wrong_claim(link, field, iterations, claim, basis)
+                yield _wrong_claim(link, field, stop or iterations, claim, basis)
 
 
 def _iterations(solver: pb.SolverParameter, field: str) -> int:
