@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import DataError
+from caffe_recipes.files import name_beside
 
 # LMDB forbids two environments of one file in one process, and a TRAIN and a TEST net may read the same.
 _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
@@ -218,7 +219,7 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
     path = Path(path)
     if path.exists():
         raise DataError(path, "is there already", "remove it, or give another path")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = name_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         count = _write(temporary, items)

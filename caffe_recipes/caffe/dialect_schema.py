@@ -25,8 +25,6 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, load_dialects
 from caffe_recipes.caffe.documents import KINDS, Document, guess_class, parse_document
-from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
-from caffe_recipes.errors import PrototxtError
 
 _PACKAGE = "caffe"
 _FIRST_FREE = 100_000  # above every number of any Caffe's; protobuf keeps 19000 to 19999 for itself
@@ -34,17 +32,6 @@ _SCALARS = {
     name: FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}")
     for name in ("double", "float", "int64", "uint64", "int32", "bool", "string", "bytes", "uint32")
 }
-
-
-def load_lenient(path: str | Path, *, max_bytes: int = MOST_BYTES) -> Document[Message]:
-    """Read a prototxt file of any Caffe's, as `documents.load_document` reads ours.
-
-    Raises PrototxtError if it is missing, no text, over `max_bytes`, holds no field, or no Caffe reads it.
-    """
-    document = parse_lenient(read_prototxt(path, max_bytes), path)
-    if not document.message.ListFields():
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
-    return document
 
 
 def parse_lenient(text: str, path: str | Path = "<text>") -> Document[Message]:

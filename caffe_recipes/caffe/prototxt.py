@@ -31,6 +31,7 @@ __all__ = [
     "load_prototxt",
     "parse_prototxt",
     "read_prototxt",
+    "render_checked",
     "render_prototxt",
 ]
 
@@ -98,11 +99,20 @@ def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMM
     return write_text(message, comments)
 
 
-def format_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> str:
-    """Rewrite text canonically: the same message, every comment with what it stands by."""
+def render_checked(message: Message, comments: Mapping[str, Comment], path: str | Path = "<text>") -> str:
+    """Write the canonical text of a message, and make sure that it reads back as the very same."""
+    text = render_prototxt(message, comments)
+    if digest(parse_prototxt(text, type(message), path)) != digest(message):
+        what = "would read back as another message"
+        raise PrototxtError(path, what, "nothing is written; report this file")
+    return text
+
+
+def format_prototxt(text: str, cls: type[Message], path: str | Path = "<text>") -> str:
+    """Rewrite text canonically: the very same message, every comment with what it stands by."""
     message = cls()
     comments = parse_text(text, message, path)
-    return write_text(message, comments)
+    return render_checked(message, comments, path)
 
 
 def digest(message: Message) -> str:

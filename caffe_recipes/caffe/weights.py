@@ -7,7 +7,6 @@ page. Everything here raises WeightsError instead.
 from __future__ import annotations
 
 import math
-import os
 import re
 import stat
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_dims import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import WeightsError
+from caffe_recipes.files import write_whole
 
 M = TypeVar("M", bound=Message)
 
@@ -92,18 +92,10 @@ def save_message(message: Message, path: str | Path) -> None:
 
     Raises WeightsError if the folder is missing or cannot be written to.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(message.SerializeToString(deterministic=True))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole({Path(path): message.SerializeToString(deterministic=True)}, is_synced=True)
     except OSError as error:
         raise WeightsError(path, f"cannot be written: {error.strerror}", "check its folder") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
-from caffe_recipes.caffe.rewrites import (
+from caffe_recipes.cli.names import PROTOTXT
+from caffe_recipes.cli.streams import STDIN, max_bytes_option, print_text, read_stdin
+from caffe_recipes.errors import CheckFailed
+from caffe_recipes.review.rewrites import (
     Rewrite,
     check_writable,
     find_prototxts,
@@ -16,23 +16,13 @@ from caffe_recipes.caffe.rewrites import (
     render_diff,
     save_rewrites,
 )
-from caffe_recipes.caffe.text_source import read_pieces
-from caffe_recipes.cli.names import PROTOTXT
-from caffe_recipes.errors import CheckFailed
 
 
 @click.command()
 @click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PROTOTXT)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and name the files that would change.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
-@click.option(
-    "--max-bytes",
-    metavar="N",
-    type=click.IntRange(1),
-    default=MOST_BYTES,
-    show_default=True,
-    help="Refuse files over N bytes.",
-)
+@max_bytes_option
 def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
     """Write prototxts of any kind in canonical form, in place, each comment with what it stands by.
 
@@ -40,11 +30,10 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
     be read, none is written.
     """
     if paths == ("-",):
-        data = read_pieces(sys.stdin.buffer, max_bytes + 1)
-        text = decode_prototxt(data, "<stdin>", max_bytes)
-        rewrites = [Rewrite("<stdin>", text, format_text(text, "<stdin>"))]
+        text = read_stdin(max_bytes)
+        rewrites = [Rewrite(STDIN, text, format_text(text, STDIN))]
         if not check and not diff:
-            click.echo(rewrites[0].after.encode(), nl=False)
+            print_text(rewrites[0].after)
             return
     elif "-" in paths:
         raise click.UsageError("give - alone: it stands for standard input to standard output")
@@ -67,7 +56,7 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
     changed = [rewrite for rewrite in rewrites if rewrite.is_change]
     for rewrite in changed:
         if diff:
-            click.echo(render_diff(rewrite).encode(), nl=False)
+            print_text(render_diff(rewrite))
         else:
             click.echo(f"would format {click.format_filename(rewrite.path)}")
     if check and changed:

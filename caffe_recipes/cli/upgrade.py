@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.documents import Document, load_document, parse_document
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
-from caffe_recipes.caffe.rewrites import Rewrite, check_writable, render_checked, render_diff, save_rewrites
-from caffe_recipes.caffe.text_source import read_pieces
+from caffe_recipes.caffe.prototxt import render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.cli.names import PROTOTXT
+from caffe_recipes.cli.streams import STDIN, max_bytes_option, print_text, read_stdin
 from caffe_recipes.errors import CheckFailed
+from caffe_recipes.review.rewrites import Rewrite, check_writable, render_diff, save_rewrites
 
 
 @click.command()
@@ -22,17 +21,10 @@ from caffe_recipes.errors import CheckFailed
 @click.option(
     "--write", "-w", is_flag=True, help="Write each file in place; what is up to date is not touched."
 )
-@click.option("--out", "-o", metavar="FILE", help="Write the one upgraded file there.")
+@click.option("--out", "-o", metavar="FILE", help="Write the one upgraded file there; - is standard output.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and say what would change.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
-@click.option(
-    "--max-bytes",
-    metavar="N",
-    type=click.IntRange(1),
-    default=MOST_BYTES,
-    show_default=True,
-    help="Refuse files over N bytes.",
-)
+@max_bytes_option
 def upgrade(
     paths: tuple[str, ...], write: bool, out: str | None, check: bool, diff: bool, max_bytes: int
 ) -> None:
@@ -52,7 +44,7 @@ def upgrade(
             rewrites.append(rewrite)
     if diff:
         for rewrite in rewrites:
-            click.echo(render_diff(rewrite).encode(), nl=False)
+            print_text(render_diff(rewrite))
     if check and outdated:
         raise CheckFailed(
             "", f"{outdated} of {len(paths)} files would change", "run caffe-recipes upgrade -w"
@@ -61,10 +53,10 @@ def upgrade(
         return
     if write:
         save_rewrites(rewrites)
-    elif out:
+    elif out and out != "-":
         save_rewrites([Rewrite(out, "", rewrites[0].after)])
     else:
-        click.echo(rewrites[0].after.encode(), nl=False)
+        print_text(rewrites[0].after)
 
 
 def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, check: bool) -> None:
@@ -74,15 +66,15 @@ def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, chec
         raise click.UsageError("several files need --write, --check or --diff")
     if "-" in paths and (write or len(paths) > 1):
         raise click.UsageError("give - alone: it stands for standard input")
-    for path in (*(paths if write else ()), *([out] if out else ())):
+    for path in (*(paths if write else ()), *([out] if out and out != "-" else ())):
         check_writable(path, "without --write and --out the text goes to standard output")
 
 
 def _plan(path: str, max_bytes: int) -> tuple[Rewrite, tuple[str, ...]]:
     document: Document[Message]
     if path == "-":
-        path, data = "<stdin>", read_pieces(sys.stdin.buffer, max_bytes + 1)
-        document = parse_document(decode_prototxt(data, path, max_bytes), path)
+        path = STDIN
+        document = parse_document(read_stdin(max_bytes), path)
     else:
         document = load_document(Path(path), max_bytes=max_bytes)
     upgraded = upgrade_document(document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.generate.header import is_generated
 
 
@@ -31,7 +31,8 @@ def find_differences(files: Mapping[str, str], out: Path) -> list[Difference]:
     """
     found = [difference for path, text in files.items() for difference in _compare(path, text, out)]
     return found + [
-        Difference(path, "stale", _diff(path, _read(out / path), "")) for path in find_stale(files, out)
+        Difference(path, "stale", render_unified(path, _read(out / path), None))
+        for path in find_stale(files, out)
     ]
 
 
@@ -45,54 +46,39 @@ def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
 def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     """Write what differs, each file in one step, and return the paths written.
 
-    All texts are written under temporary names before the first is renamed, so a full disk or a folder
-    without permission leaves everything as it was. Raises InputError, naming the path.
+    A full disk or a folder without permission leaves all as it was. Raises InputError, naming the path.
     """
-    changed = [path for path, text in files.items() if list(_compare(path, text, out))]
+    changed = {out / path: path for path, text in files.items() if list(_compare(path, text, out))}
     folders: list[Path] = []
-    temporary: dict[str, Path] = {}
     try:
-        for path in changed:
-            file = out / path
+        for file in changed:
             folders += [folder for folder in reversed(file.parents) if not folder.exists()]
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary[path] = file.with_name(f".{file.name}.{os.getpid()}")
-            _write(temporary[path], files[path], executable=_is_script(path))
-        for path in changed:
-            temporary[path].replace(out / path)
-            del temporary[path]
+        scripts = {file for file, path in changed.items() if _is_script(path)}
+        write_whole({file: files[path].encode() for file, path in changed.items()}, executable=scripts)
     except OSError as error:
         raise _unusable(error, "written", out) from error
     finally:
-        for file in temporary.values():
-            with suppress(OSError):
-                file.unlink()
         for folder in reversed(folders):
             with suppress(OSError):  # what was written into stays
                 folder.rmdir()
-    return changed
+    return list(changed.values())
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write one file in one step: whole, or not at all. Raises InputError, naming the path."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_whole({path: data})
     except OSError as error:
-        hint = "check the path, its permissions and the disk"
-        raise InputError(path, f"cannot be written: {error.strerror}", hint) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+        raise _unusable(error, "written", path) from error
 
 
 def _compare(path: str, text: str, out: Path) -> Iterator[Difference]:
     on_disk = _read(out / path)
     if on_disk is None:
-        yield Difference(path, "missing", _diff(path, None, text))
+        yield Difference(path, "missing", render_unified(path, None, text))
     elif on_disk != text:
-        yield Difference(path, "changed", _diff(path, on_disk, text))
+        yield Difference(path, "changed", render_unified(path, on_disk, text))
     elif _is_script(path) and not (out / path).stat().st_mode & stat.S_IXUSR:
         yield Difference(path, "not executable")
 
@@ -129,24 +115,6 @@ def _head(path: Path) -> str:
         return ""
 
 
-def _write(path: Path, text: str, *, executable: bool) -> None:
-    mode = 0o777 if executable else 0o666
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(text.encode())
-
-
 def _unusable(error: OSError, verb: str, path: Path) -> InputError:
     hint = "check the path, its permissions and the disk"
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
-
-
-def _diff(path: str, old: str | None, new: str) -> str:
-    lines = difflib.unified_diff(
-        (old or "").splitlines(keepends=True),
-        new.splitlines(keepends=True),
-        "/dev/null" if old is None else f"a/{path}",
-        f"b/{path}" if new else "/dev/null",
-    )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )

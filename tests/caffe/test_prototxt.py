@@ -10,10 +10,12 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import (
+    Comment,
     digest,
     format_prototxt,
     load_prototxt,
     parse_prototxt,
+    render_checked,
     render_prototxt,
 )
 from caffe_recipes.errors import PrototxtError
@@ -85,3 +87,11 @@ def test_a_digest_is_of_the_deterministic_binary_form() -> None:
     assert digest(parse_prototxt(render_prototxt(solver), pb.SolverParameter)) == digest(solver)
     assert digest(pb.SolverParameter(net="a", base_lr=0.2)) != digest(solver)
     assert digest(pb.PSROIPoolingParameter(output_dim=1))
+
+
+def test_a_message_that_would_not_read_back_is_not_written() -> None:
+    net = pb.NetParameter(name="n")
+    assert render_checked(net, {"name": Comment(beside="mine")}, "n") == 'name: "n" # mine\n'
+    incomplete = pb.MultinodeParameter(model_parallel=[pb.MnModelParallelParameter(num_nodes=1)])
+    with pytest.raises(PrototxtError, match="needs the field 'layer_from'"):
+        render_checked(incomplete, {}, "n")

@@ -50,6 +50,9 @@ def test_out_writes_elsewhere(old: Path) -> None:
     out = old.parent / "new.prototxt"
     assert call(old, "-o", out).stdout == ""
     assert (old.read_text(), out.read_text()) == (OLD, NEW)
+    assert call(old.parent / "new.prototxt", "-o", "-").stdout == NEW
+    assert call("-", "-o", "-", given=OLD.encode()).stdout == NEW
+    assert not Path("-").exists()
     done = call(out, "-o", old)  # an up-to-date file is copied, in canonical form
     assert (done.exit_code, old.read_text()) == (0, NEW)
 

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.documents import Document, parse_document
-from caffe_recipes.caffe.prototxt import decode_prototxt, digest, parse_prototxt
-from caffe_recipes.caffe.rewrites import format_text, render_checked
+from caffe_recipes.caffe.prototxt import decode_prototxt, digest, parse_prototxt, render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.cli.main import COMMANDS
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.review.rewrites import format_text
 
 ROOT = Path(__file__).parents[2]
 MOST_S = 2.0  # of processor time, for one file

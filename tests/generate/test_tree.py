@@ -143,7 +143,7 @@ except InputError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{tmp_path}: cannot be written: File too large")
+    assert done.stdout.startswith(f"{tmp_path}/jobs/r/long: cannot be written: File too large")
     assert not list(tmp_path.iterdir())
 
 

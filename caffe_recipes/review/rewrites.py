@@ -6,22 +6,15 @@ through a symbolic link, and keeps its mode.
 
 from __future__ import annotations
 
-import difflib
-import errno
-import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.message import Message
-
 from caffe_recipes.caffe.documents import guess_class
-from caffe_recipes.caffe.prototxt import MOST_BYTES, digest, parse_prototxt, read_prototxt, render_prototxt
-from caffe_recipes.caffe.text_comments import Comment
-from caffe_recipes.caffe.text_parser import parse_text
+from caffe_recipes.caffe.prototxt import MOST_BYTES, format_prototxt, read_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.files import render_unified, write_whole
 
 
 @dataclass(frozen=True)
@@ -62,34 +55,15 @@ def plan_format(path: str, *, max_bytes: int = MOST_BYTES) -> Rewrite:
 
 def format_text(text: str, path: str) -> str:
     """Write a text of any kind of prototxt canonically; PrototxtError where it is none, or holds no field."""
-    message: Message = guess_class(text, path)()
-    comments = parse_text(text, message, path)
-    if not message.ListFields():
+    formatted = format_prototxt(text, guess_class(text, path), path)
+    if all(line.startswith("#") for line in formatted.split("\n") if line):
         raise PrototxtError(path, "holds no field at all", "was it copied whole?")
-    return render_checked(message, comments, path)
-
-
-def render_checked(message: Message, comments: Mapping[str, Comment], path: str) -> str:
-    """Write the canonical text of a message, and make sure that it reads back as the very same."""
-    text = render_prototxt(message, comments)
-    if digest(parse_prototxt(text, type(message), path)) != digest(message):
-        raise PrototxtError(
-            path, "would read back as another message", "nothing is written; report this file"
-        )
-    return text
+    return formatted
 
 
 def render_diff(rewrite: Rewrite) -> str:
     """Write a change as a unified diff; nothing where there is none."""
-    lines = difflib.unified_diff(
-        list(io.StringIO(rewrite.before)),  # not splitlines, which splits at more than line feeds
-        list(io.StringIO(rewrite.after)),
-        f"a/{rewrite.path}",
-        f"b/{rewrite.path}",
-    )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
+    return render_unified(rewrite.path, rewrite.before, rewrite.after)
 
 
 def check_writable(path: str, hint: str) -> None:
@@ -104,22 +78,11 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
     All texts lie beside their files under temporary names before the first is renamed.
     """
     changed = [rewrite for rewrite in rewrites if rewrite.is_change]
-    waiting: dict[Path, Path] = {}
-    target = Path()
     try:
-        for rewrite in changed:
-            target = Path(os.path.realpath(rewrite.path))
-            waiting[target] = target.with_name(f".{target.name}.{os.getpid()}")
-            _write(waiting[target], target, rewrite.after)
-        for target in list(waiting):
-            waiting.pop(target).replace(target)
+        write_whole({Path(rewrite.path): rewrite.after.encode() for rewrite in changed})
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
-        raise InputError(target, what, "check its folder, its permissions and the disk") from error
-    finally:
-        for temporary in waiting.values():
-            with suppress(OSError):
-                temporary.unlink()
+        raise InputError(error.filename, what, "check its folder, its permissions and the disk") from error
     return changed
 
 
@@ -128,13 +91,3 @@ def _walk(folder: str) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (os.path.join(place, name) for name in sorted(names) if name.endswith(".prototxt"))  # noqa: PTH118
         yield from filter(os.path.isfile, files)
-
-
-def _write(temporary: Path, target: Path, text: str) -> None:
-    is_new = not target.exists()
-    if not is_new and not os.access(target, os.W_OK):  # a rename would not ask
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    with temporary.open("wb") as file:
-        file.write(text.encode())
-    if not is_new:
-        temporary.chmod(target.stat().st_mode & 0o7777)

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import Comment
-from caffe_recipes.caffe.rewrites import (
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.rewrites import (
     Rewrite,
     find_prototxts,
     format_text,
-    render_checked,
     render_diff,
     save_rewrites,
 )
-from caffe_recipes.errors import InputError, PrototxtError
 
 
 def test_files_are_found_sorted_and_once(tmp_path: Path) -> None:
@@ -38,14 +35,6 @@ def test_text_is_formatted_with_its_comments() -> None:
     assert format_text("max_iter:1#one\nnet:'n'", "s") == 'net: "n"\nmax_iter: 1 # one\n'
     with pytest.raises(PrototxtError, match=r"^s: holds no field at all"):
         format_text("# nothing", "s")
-
-
-def test_a_message_that_would_not_read_back_is_not_written() -> None:
-    net = pb.NetParameter(name="n")
-    assert render_checked(net, {"name": Comment(beside="mine")}, "n") == 'name: "n" # mine\n'
-    incomplete = pb.MultinodeParameter(model_parallel=[pb.MnModelParallelParameter(num_nodes=1)])
-    with pytest.raises(PrototxtError, match="needs the field 'layer_from'"):
-        render_checked(incomplete, {}, "n")
 
 
 def test_a_diff_splits_at_line_feeds_only() -> None:
@@ -71,3 +60,14 @@ def test_where_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
         save_rewrites([Rewrite(str(first), "old", "new"), Rewrite(str(tmp_path / "gone/second"), "", "new")])
     assert first.read_text() == "old"
     assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_rewritten_file_stays_where_a_link_leads_and_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_text("old")
+    (tmp_path / "far" / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to("far/file")
+    save_rewrites([Rewrite(str(tmp_path / "link"), "old", "new")])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "far" / "file").read_text() == "new"
+    assert (tmp_path / "far" / "file").stat().st_mode & 0o777 == 0o640
