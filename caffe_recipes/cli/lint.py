@@ -58,7 +58,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="Also say what this Caffe would refuse or read otherwise.",
+    help="Also say what this Caffe would refuse or read otherwise; recipes are taken as generated for it.",
 )
 @click.option("--alone", is_flag=True, help="The files are no chain: look at each solver alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")

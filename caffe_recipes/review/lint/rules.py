@@ -94,6 +94,7 @@ RULES: Mapping[str, Rule] = {
     "threads-above-cores": Rule("warning", "more OpenMP threads on a node than it has cores"),
     "mlsl-on-openmp-cores": Rule("note", "MLSL servers on cores that OpenMP threads also use"),
     "tmp-too-small": Rule("error", "an LMDB and snapshots that do not fit into the node's /tmp"),
+    "accept-unknown": Rule("error", "an acceptance in a recipe of a rule, or a phase, that there is not"),
     "unused-accept": Rule("warning", "an acceptance in a recipe that no finding needs"),
 }
 

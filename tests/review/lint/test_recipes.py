@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reader import Options
 from caffe_recipes.review.lint.targets import is_at_least, lint
@@ -39,7 +40,7 @@ def test_the_64_node_recipe_accepts_the_published_findings_and_no_other() -> Non
         ("join-jump", "collapse"),
         ("collapse-weight-decay", "collapse"),
     ]
-    assert all(one.accepted and one.where.startswith("prototxt/stampede2-64n-72ep/solver_") for one in found)
+    assert all(one.accepted for one in found)
 
 
 def test_without_its_acceptances_a_recipe_fails(lint_recipe: LintRecipe) -> None:
@@ -113,7 +114,68 @@ def test_a_solver_that_generate_refuses_is_refused(lint_recipe: LintRecipe) -> N
         lint_recipe("digits-local", lambda raw: raw["phases"][1].update(lr_iter=100, power=0.5))
 
 
-def test_another_dialect_is_asked_of_a_recipe_s_files_too() -> None:
+def test_a_dialect_that_cannot_do_the_same_says_what_stands_in_the_way() -> None:
     found = lint(["digits-local"], Options(dialect="bvlc"))
     assert {"dialect-lr-policy", "dialect-field"} <= set(grave(found))
-    assert {one.where.split(":")[0].split("/")[0] for one in found} == {"prototxt"}
+
+
+def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
+    found = lint(["stampede2-64n-72ep"], Options(dialect="intel"))
+    assert grave(found) == []
+    ours = lint(["stampede2-64n-72ep"], Options())
+    assert [(one.id, one.phase) for one in found if one.accepted] == [
+        (one.id, one.phase) for one in ours if one.accepted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accept", "said", "write"),
+    [
+        ({"finding": "join-jmp"}, "'join-jmp' is accepted, and lint has no such rule", "finding: join-jump"),
+        ({"finding": "xyzzy"}, "'xyzzy' is accepted", "an id that `caffe-recipes lint --rules` lists"),
+        ({"finding": "join-jump", "phase": "cyc4"}, "in phase 'cyc4'", "phase: cyc"),
+    ],
+)
+def test_an_acceptance_of_what_there_is_not_is_an_error(
+    lint_recipe: LintRecipe, accept: dict[str, str], said: str, write: str
+) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw["accept"].append({**accept, "reason": "meant"}))
+    (unknown,) = [one for one in found if one.id in ("accept-unknown", "unused-accept")]
+    assert (unknown.id, unknown.severity) == ("accept-unknown", "error")
+    assert said in unknown.what
+    assert unknown.write.startswith(write)
+
+
+def test_a_place_is_in_the_generated_file_where_that_is_as_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, text in generate(load_recipe("digits-local")).items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    jumps = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    assert jumps[0].startswith("prototxt/digits-local/solver_cyc1.prototxt:")
+    Path("prototxt/digits-local/solver_cyc1.prototxt").write_text("stale")
+    stale = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    assert stale[0].startswith("digits-local.yaml:")
+    assert stale[1:] == jumps[1:]
+
+
+def test_without_the_generated_files_a_place_is_the_recipe_s_own_line(
+    lint_recipe: LintRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"]["gamma"] = 0.5
+
+    found = lint_recipe("digits-local", change)
+    lines = Path("changed.yaml").read_text().splitlines()
+
+    def lines_of(rule: str, phase: str) -> list[str]:
+        places = [one.where for one in found if (one.id, one.phase) == (rule, phase)]
+        return [lines[int(where.rpartition(":")[2]) - 1].strip() for where in places]
+
+    assert lines_of("warmup-end-jump", "init") == ["warmup_iter: 112"]
+    assert lines_of("solver-field-unread", "cyc1") == ["gamma: 0.5"]
+    assert lines_of("zero-start-partly", "") == ["train_val:", "train_val_noaug:"]
