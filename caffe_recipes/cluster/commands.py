@@ -196,10 +196,14 @@ class Running:
             threading.Thread(target=_catch, args=(act, failed), daemon=True)
             for act in (lambda: self._feed(stdin), lambda: self._collect(said))
         ]
-        for thread in threads:
-            thread.start()
-        threads[1].join(timeout_s)
-        self._listener.join(max(0.0, deadline - time.monotonic()))
+        try:
+            for thread in threads:
+                thread.start()
+            threads[1].join(timeout_s)
+            self._listener.join(max(0.0, deadline - time.monotonic()))
+        except BaseException:  # a Ctrl-C of the user's
+            self.stop()
+            raise
         if threads[1].is_alive() or self._listener.is_alive():
             self.stop()
             what = f"{self.argv[0]} did not end within {timeout_s:.0f} s"

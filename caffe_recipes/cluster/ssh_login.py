@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import random
+import signal
 import socket
 import subprocess
 import threading
@@ -39,7 +41,6 @@ _KEY_TYPES = {
     "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
-_DEEPEST_JUMP = 8
 # What paramiko says of a server that hangs up before it has said who it is.
 _HUNG_UP = ("Error reading SSH protocol banner", "Negotiation failed")
 # A server that restarts, or has its hands full, refuses for a while; a name that nobody knows stays unknown.
@@ -96,7 +97,8 @@ class Login:
             self.transport.sock.close()  # first: a transport waits for its thread, and that for the socket
         self.transport.close()
         if self.proxy is not None:
-            self.proxy.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self.proxy.pid, signal.SIGKILL)
             self.proxy.wait()
         if self.over is not None:
             self.over.close()
@@ -126,9 +128,10 @@ def log_in(name: str, folder: Path, patience_s: float) -> Login:
     deadline = time.monotonic() + patience_s
     pause_s = 0.25
     options = load_ssh_options(name, folder)
+    _refuse_circle(options, folder)
     while True:
         try:
-            login = _log_in(options, folder, 0)
+            login = _log_in(options, folder)
             login.watch()
             return login
         except Busy as error:
@@ -139,12 +142,10 @@ def log_in(name: str, folder: Path, patience_s: float) -> Login:
             pause_s = min(2 * pause_s, 3.0)
 
 
-def _log_in(options: SshOptions, folder: Path, depth: int) -> Login:
-    if depth > _DEEPEST_JUMP:
-        raise ClusterError(options.name, "its jump hosts lead in a circle", "check ProxyJump")
+def _log_in(options: SshOptions, folder: Path) -> Login:
     login = None
     try:
-        connection, over, proxy = _reach(options, folder, depth)
+        connection, over, proxy = _reach(options, folder)
         transport = paramiko.Transport(connection)
         login = Login(transport, options, over, proxy)
         lines = keys_of(load_known_hosts(options.known_hosts), _known_name(options))
@@ -162,7 +163,7 @@ def _log_in(options: SshOptions, folder: Path, depth: int) -> Login:
 
 
 def _reach(
-    options: SshOptions, folder: Path, depth: int
+    options: SshOptions, folder: Path
 ) -> tuple[socket.socket | paramiko.Channel, Login | None, subprocess.Popen[bytes] | None]:
     """Open the bytes' way to a host: directly, over jump hosts, or through a program."""
     if options.proxy_command and not options.jumps:
@@ -175,7 +176,7 @@ def _reach(
             )
         return ours, None, proxy
     if options.jumps:
-        over = _jump(options, folder, depth)
+        over = _jump(options, folder)
         try:
             channel = over.transport.open_channel(
                 "direct-tcpip", (options.host, options.port), ("127.0.0.1", 0), timeout=options.connect_s
@@ -202,7 +203,7 @@ _JUMPS_LOCK = threading.Lock()
 _JUMPING: dict[tuple[Path, tuple[str, ...]], threading.Lock] = {}
 
 
-def _jump(options: SshOptions, folder: Path, depth: int) -> Login:
+def _jump(options: SshOptions, folder: Path) -> Login:
     """Log in to the last jump host, over those before it, or use the login that others have there."""
     place = (folder, options.jumps)
     with _JUMPS_LOCK:
@@ -215,11 +216,20 @@ def _jump(options: SshOptions, folder: Path, depth: int) -> Login:
                 return shared
         *before, last = options.jumps
         hop = load_ssh_options("", folder, last)  # the first hop's own configuration holds
-        login = _log_in(_with_jumps(hop, tuple(before)) if before else hop, folder, depth + 1)
+        login = _log_in(_with_jumps(hop, tuple(before)) if before else hop, folder)
         login.watch()
         with _JUMPS_LOCK:
             _JUMPS[place] = login
         return login
+
+
+def _refuse_circle(options: SshOptions, folder: Path, before: tuple[tuple[str, ...], ...] = ()) -> None:
+    """Follow the jump hosts through the configuration alone; raises ClusterError if they never end."""
+    if options.jumps in before:
+        hint = "in ~/.ssh/config, except the jump host itself from its ProxyJump"
+        raise ClusterError(options.name, f"is reached over {options.jumps[0]}, and that over itself", hint)
+    if options.jumps:
+        _refuse_circle(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
 
 
 def _with_jumps(options: SshOptions, jumps: tuple[str, ...]) -> SshOptions:

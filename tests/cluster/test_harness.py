@@ -157,3 +157,10 @@ def test_64_hosts_are_reached_at_once_and_asked_again_over_the_same_connections(
     assert str(names[6].error).startswith("node7: ")
     for host in hosts:
         host.close()
+
+
+def test_hydra_starts_ranks_in_the_hostfiles_order(cluster: Cluster) -> None:
+    hostfile = cluster.write_hostfile()
+    argv = ["mpiexec.hydra", "-l", "-n", "8", "-ppn", "2", "-f", str(hostfile), "hostname"]
+    said = cluster.run("head", argv).stdout
+    assert sorted(said.splitlines()) == [f"[{rank}] node{rank // 2 + 1}" for rank in range(8)]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from caffe_recipes.cluster.hosts import (
 )
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
+from tests.cluster.test_commands import appears, gone
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import SshServer
@@ -243,3 +246,31 @@ def test_nothing_of_a_failed_login_reaches_the_terminal(
     with pytest.raises(ClusterError):
         SshHost("node1", tmp_path / "ssh", patience_s=0).connect()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "Host *\n  ProxyJump login\n",
+        "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n",
+        "Host a\n  ProxyJump b,c\nHost b\n  ProxyJump a\n",
+    ],
+)
+def test_jump_hosts_that_lead_in_a_circle_are_refused(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(config)
+    with pytest.raises(ClusterError, match=r"is reached over \w+, and that over itself"):
+        SshHost("a", tmp_path).connect()
+
+
+def test_a_ctrl_c_while_a_command_runs_ends_it(tmp_path: Path) -> None:
+    length = f"4243.{os.getpid()}{tmp_path.stat().st_ino}"
+    code = f"from caffe_recipes.cluster.hosts import LocalHost; LocalHost().run(['sleep', '{length}'])"
+    ours = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        assert appears(length)
+        ours.send_signal(signal.SIGINT)
+        assert ours.wait(10) != 0
+        assert gone(length)
+    finally:
+        ours.kill()
+        ours.wait()

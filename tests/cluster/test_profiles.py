@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,11 @@ def test_hosts_do_not_wait_for_pydantic() -> None:
     code = "import sys, caffe_recipes.cluster.hosts, caffe_recipes.cluster.parallel;"
     code += "sys.exit(bool({'pydantic', 'paramiko', 'ClusterShell'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_installed_package_carries_the_profiles() -> None:
+    setup = Path(__file__).resolve().parents[2] / "setup.cfg"
+    parser = configparser.ConfigParser()
+    parser.read(setup)
+    assert "profiles/*.yaml" in parser["options.package_data"]["caffe_recipes"].split()
+    assert "caffe_recipes.config" in parser["options"]["packages"].split()
