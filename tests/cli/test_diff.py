@@ -85,6 +85,17 @@ def test_the_published_nets_say_one_thing() -> None:
     assert call(*files) == (1, "data (TRAIN): data_param.batch_size 32 -> 16\n")
 
 
+@pytest.mark.skipif(not AUTHORS.is_dir(), reason="the published files are not beside this checkout")
+def test_batch_norms_that_lose_their_zero_start_are_told(here: Path) -> None:
+    text = (AUTHORS / "resnet50_custom_lr" / "train_val.prototxt").read_text()
+    bare, count = re.subn(r"filler\s*\{\s*value:\s*0\s*\}", "", text)
+    assert count == 4
+    write(here, a=text, b=bare)
+    code, output = call("a.prototxt", "b.prototxt")
+    assert (code, output.count("\n")) == (1, 1)
+    assert "filler { value: 0 } -> not set (starts at 1) in 4 layers" in output
+
+
 def test_equal_files_say_so_and_exit_with_0(here: Path) -> None:
     write(here, a=NET, b=f"# a comment\n{NET}")
     assert call("a.prototxt", "b.prototxt") == (0, "no difference in meaning\n")

@@ -1,39 +1,39 @@
 """Two messages of one type, field by field.
 
-A default that is written and its absence are equal unless asked for. That is so for the defaults that the
-schema declares, and a few that only Caffe's code does; without one Caffe may ask whether the field is there
-(`use_global_stats`, a rule's `phase`, `kernel_h`), so there a written zero and its absence differ.
+A default that is written and its absence are equal unless asked for, and so are an empty block and none,
+but for the fields that Caffe itself asks for: `presence.py` has them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.field_order import field_ranks
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.caffe.text_writer import float_text, string_text
 from caffe_recipes.review.diff.alignment import longest_common, match_by_keys
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Given, Json
+from caffe_recipes.review.diff.presence import STARTS, is_asked, list_default, meant, says
 
 _MOST_SHOWN = 8  # values of a list
 
-# Lists that Caffe takes for one such value where they are empty, as the schema cannot say.
-_LIST_DEFAULTS: Mapping[tuple[str, str], int] = {
-    ("ConvolutionParameter", "pad"): 0,
-    ("ConvolutionParameter", "stride"): 1,
-    ("ConvolutionParameter", "dilation"): 1,
-}
-
-# Blocks that say nothing at the end of their list if they are empty: Caffe takes defaults past it.
-_PADDING = ("ParamSpec",)
-
 # The items of these lists are known by a field, not by their place.
 _KEYS: dict[str, tuple[str, ...]] = {"LabelMapItem": ("label", "name")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How two messages are compared: whether written defaults count, and the types of the layers around."""
+
+    defaults: bool = False
+    types: tuple[str, str] = ("", "")
 
 
 def diff_messages(
@@ -48,39 +48,36 @@ def diff_messages(
     >>> change.field, change.old.text, change.new.text
     ('base_lr', '1', '2')
     """
+    return _diff(old, new, _Way(defaults), skip, prefix)
+
+
+def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: str) -> list[Change]:
+    if isinstance(old, pb.LayerParameter) and isinstance(new, pb.LayerParameter):
+        way = replace(way, types=(old.type, new.type))
     fields = {field.name: field for field, _ in (*old.ListFields(), *new.ListFields())}
     rank = field_ranks(old.DESCRIPTOR)
     found: list[Change] = []
     for field in sorted(fields.values(), key=lambda field: rank[field.number]):
         if field.name in skip:
             continue
-        a, b = getattr(old, field.name), getattr(new, field.name)
         path = f"{prefix}{field.name}"
         if field.is_repeated:
-            compare = _diff_blocks if field.message_type else _diff_list
-            lists = (list(a), list(b)) if defaults else (_meant(field, a), _meant(field, b))
-            found += compare(path, field, *lists, defaults)
+            found += _diff_repeated(path, field, old, new, way)
         elif field.message_type is not None:
-            both = old.HasField(field.name), new.HasField(field.name)
-            found += _diff_block(path, a, b, both, defaults)
+            found += _diff_block(path, field, old, new, way)
         else:
-            found += _diff_scalar(path, field, old, new, defaults)
+            found += _diff_scalar(path, field, old, new, way)
     return found
-
-
-def strip_defaults(message: Message, skip: Collection[str] = ()) -> Message:
-    """Copy a message without what says nothing: written defaults, empty blocks, and the fields in `skip`."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    for name in skip:
-        copy.ClearField(name)
-    _strip(copy)
-    return copy
 
 
 def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:
     """Give bytes that are equal for messages of equal meaning; `skip` are fields that do not count."""
-    return strip_defaults(message, skip).SerializePartialToString(deterministic=True)
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for name in skip:
+        copy.ClearField(name)
+    _strip(copy, "")
+    return copy.SerializePartialToString(deterministic=True)
 
 
 def block_text(message: Message) -> str:
@@ -88,34 +85,24 @@ def block_text(message: Message) -> str:
     return " ".join(["{", *(line.strip() for line in render_prototxt(message).splitlines()), "}"])
 
 
-def _strip(message: Message) -> None:
-    default = type(message)()
+def _strip(message: Message, layer_type: str) -> None:
+    """Take out of a message what says nothing."""
+    if isinstance(message, pb.LayerParameter):
+        layer_type = message.type
+    kept = []
     for field, value in message.ListFields():
         if field.is_repeated:
-            del value[len(_meant(field, value)) :]
-        if field.message_type is not None:
-            for item in value if field.is_repeated else [value]:
-                _strip(item)
-            if not field.is_repeated and not value.ListFields():
-                message.ClearField(field.name)
-        elif not field.is_repeated and field.has_default_value and value == getattr(default, field.name):
+            kept.append(len(meant(message, field, value, layer_type)))
+        else:
+            kept.append(int(says(message, field, layer_type)))
+    for (field, value), count in zip(message.ListFields(), kept, strict=True):
+        if not count:
             message.ClearField(field.name)
-
-
-def _meant(field: FieldDescriptor, values: Sequence[Any]) -> list[Any]:
-    """Give a list without what Caffe would take anyway."""
-    kept = list(values)
-    schema = field.message_type
-    if schema is not None and schema.name in _PADDING:
-        while kept and not strip_defaults(kept[-1]).ListFields():
-            kept.pop()
-    elif len(kept) == 1 and _list_default(field) == kept[0]:
-        kept.clear()
-    return kept
-
-
-def _list_default(field: FieldDescriptor) -> int | None:
-    return _LIST_DEFAULTS.get((field.containing_type.name, field.name)) if field.containing_type else None
+        elif field.is_repeated:
+            del value[count:]
+        if count and field.message_type is not None:
+            for item in value if field.is_repeated else [value]:
+                _strip(item, layer_type)
 
 
 def _same(a: object, b: object) -> bool:
@@ -123,20 +110,40 @@ def _same(a: object, b: object) -> bool:
 
 
 def _diff_scalar(
-    path: str, field: FieldDescriptor, old: Message, new: Message, defaults: bool
+    path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way
 ) -> Iterator[Change]:
     is_set = old.HasField(field.name), new.HasField(field.name)
     values = getattr(old, field.name), getattr(new, field.name)
-    told_apart = is_set[0] != is_set[1] and (defaults or not field.has_default_value)
-    if told_apart or not _same(*values):
-        a, b = (_given(field, value, given) for value, given in zip(values, is_set, strict=True))
+    told = way.defaults or _says_either(field, old, new, way)
+    if not _same(*values) or (is_set[0] != is_set[1] and told):
+        sides = zip((old, new), values, is_set, way.types, strict=True)
+        a, b = (
+            NOT_SET if not given and is_asked(m, field, type_) else _given(field, value, given)
+            for m, value, given, type_ in sides
+        )
         yield Change("changed", path, a, b)
 
 
-def _diff_list(
-    path: str, field: FieldDescriptor, old: list[object], new: list[object], defaults: bool
+def _says_either(field: FieldDescriptor, old: Message, new: Message, way: _Way) -> bool:
+    return says(old, field, way.types[0]) or says(new, field, way.types[1])
+
+
+def _diff_repeated(
+    path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way
 ) -> Iterator[Change]:
-    del defaults  # lists have none
+    before, after = list(getattr(old, field.name)), list(getattr(new, field.name))
+    if not way.defaults:
+        before = list(meant(old, field, before, way.types[0]))
+        after = list(meant(new, field, after, way.types[1]))
+    if field.message_type is not None:
+        return _diff_blocks(path, field, before, after, way)
+    defaults = [list_default(m, field, type_) for m, type_ in zip((old, new), way.types, strict=True)]
+    return _diff_list(path, field, before, after, defaults)
+
+
+def _diff_list(
+    path: str, field: FieldDescriptor, old: list[object], new: list[object], defaults: Sequence[int | None]
+) -> Iterator[Change]:
     if len(old) == len(new):
         places = [k for k, pair in enumerate(zip(old, new, strict=True)) if not _same(*pair)]
         if not places:
@@ -151,24 +158,36 @@ def _diff_list(
         while start < min(len(old), len(new)) and _same(old[start], new[start]):
             start += 1
     name = f"{path}[{start}:]" if start else path
-    a, b = (_given_list(field, values[start:], bool(start)) for values in (old, new))
+    a, b = (
+        _given_list(field, values[start:], bool(start), default)
+        for values, default in zip((old, new), defaults, strict=True)
+    )
     yield Change("changed", name, a, b)
 
 
-def _diff_block(
-    path: str, old: Message, new: Message, is_set: tuple[bool, bool], defaults: bool
-) -> list[Change]:
-    found = diff_messages(old, new, defaults=defaults, prefix=f"{path}.")
-    if is_set[0] == is_set[1] or len(found) == 1 or not (found or defaults):
+def _diff_block(path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way) -> list[Change]:
+    is_set = old.HasField(field.name), new.HasField(field.name)
+    blocks = getattr(old, field.name), getattr(new, field.name)
+    found = _diff(*blocks, way, (), f"{path}.")
+    if is_set[0] == is_set[1]:
         return found
-    old_block, new_block = (
-        _given_block(m) if given else NOT_SET for m, given in zip((old, new), is_set, strict=True)
-    )
-    return [Change("changed", path, old_block, new_block)]
+    if not (way.defaults or _says_either(field, old, new, way)):
+        return []
+    if len(found) == 1 and not is_asked(old, field, way.types[0]):
+        return found
+    nothing = _absent(old, field)
+    a, b = (_given_block(m) if given else nothing for m, given in zip(blocks, is_set, strict=True))
+    return [Change("changed", path, a, b)]
+
+
+def _absent(message: Message, field: FieldDescriptor) -> Given:
+    """Say what there is in place of a block."""
+    start = STARTS.get((message.DESCRIPTOR.name, field.name))
+    return NOT_SET if start is None else Given(f"not set (starts at {start:g})", None, is_set=False)
 
 
 def _diff_blocks(
-    path: str, field: FieldDescriptor, old: list[Message], new: list[Message], defaults: bool
+    path: str, field: FieldDescriptor, old: list[Message], new: list[Message], way: _Way
 ) -> Iterator[Change]:
     assert field.message_type
     keys = _KEYS.get(field.message_type.name)
@@ -182,7 +201,7 @@ def _diff_blocks(
         if j not in found_at:
             yield Change("changed", name, NOT_SET, _given_block(item))
         else:
-            yield from diff_messages(old[found_at[j]], item, defaults=defaults, prefix=f"{name}.")
+            yield from _diff(old[found_at[j]], item, way, (), f"{name}.")
 
 
 def _pair_by_fields(old: list[Message], new: list[Message], names: Sequence[str]) -> dict[int, int]:
@@ -216,10 +235,12 @@ def _given(field: FieldDescriptor, value: object, is_set: bool = True) -> Given:
     return Given(text if is_set else f"{text} (default)", json, is_set)
 
 
-def _given_list(field: FieldDescriptor, values: list[object], is_rest: bool) -> Given:
+def _given_list(field: FieldDescriptor, values: list[object], is_rest: bool, default: int | None) -> Given:
     if not values and not is_rest:
-        default = _list_default(field)
-        return NOT_SET if default is None else Given(f"{default} (default)", [default], is_set=False)
+        if default is None:
+            return NOT_SET
+        text, json = _scalar(field, default)
+        return Given(f"{text} (default)", [json], is_set=False)
     items = [_scalar(field, value) for value in values]
     texts = [text for text, _ in items[:_MOST_SHOWN]]
     more = [f"... {len(values) - _MOST_SHOWN:,} more"] if len(values) > _MOST_SHOWN else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 from typing import Any
 
 import pytest
@@ -13,10 +14,23 @@ from hypothesis import strategies as st
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import format_prototxt, parse_prototxt, render_prototxt
+from caffe_recipes.review.diff import presence
 from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 
 examples = settings(max_examples=80, deadline=None, database=None, derandomize=True)
-CLASSES = (pb.SolverParameter, pb.LayerParameter, pb.TransformationParameter, pb.MultiPhaseSolverParameter)
+CLASSES = (
+    pb.SolverParameter,
+    pb.LayerParameter,
+    pb.TransformationParameter,
+    pb.MultiPhaseSolverParameter,
+    # What says more in some places than in others.
+    pb.ConcatParameter,
+    pb.ConvolutionParameter,
+    pb.LossParameter,
+    pb.ParamSpec,
+    pb.PoolingParameter,
+    pb.ScaleParameter,
+)
 VALUES = {
     FieldDescriptor.CPPTYPE_INT32: st.integers(0, 9),
     FieldDescriptor.CPPTYPE_INT64: st.integers(0, 9),
@@ -49,6 +63,8 @@ def further(draw: st.DrawFn, old: Message) -> Message:
 
 def fill(draw: st.DrawFn, message: Message, depth: int) -> None:
     fields: list[Any] = [f for f in message.DESCRIPTOR.fields if depth or f.message_type is None]
+    if not fields:
+        return
     required = [field for field in fields if field.is_required]
     for field in dict.fromkeys(
         [*draw(st.lists(st.sampled_from(fields), max_size=4, unique=True)), *required]
@@ -133,6 +149,169 @@ def test_an_empty_block_equals_its_absence_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("outer", "field", "block", "absent"),
+    [
+        ("transform_param", "random_resize_param", "{ }", "not set"),
+        ("transform_param", "random_aspect_ratio_param", "{ }", "not set"),
+        ("transform_param", "resize_param", "{ prob: 1 }", "not set"),
+        ("transform_param", "noise_param", "{ }", "not set"),
+        ("transform_param", "distort_param", "{ }", "not set"),
+        ("transform_param", "expand_param", "{ prob: 1 }", "not set"),
+        ("transform_param", "emit_constraint", "{ }", "not set"),
+        ("scale_param", "filler", "{ value: 0 }", "not set (starts at 1)"),
+        ("batch_norm_param", "filler", "{ }", "not set (starts at 1)"),
+        ("prelu_param", "filler", "{ value: 1 }", "not set (starts at 0.25)"),
+        ("norm_param", "scale_filler", "{ value: 20 }", "not set (starts at 1)"),
+        ("multibox_loss_param", "nms_param", "{ }", "not set"),
+    ],
+)
+def test_a_block_that_caffe_asks_for_is_told_from_its_absence(
+    outer: str, field: str, block: str, absent: str
+) -> None:
+    without, with_it = f"{outer} {{ }}", f"{outer} {{ {field} {block} }}"
+    for old in ("", without):
+        assert lines(old, with_it, pb.LayerParameter) == [f"{outer}.{field} {absent} -> {block}"]
+        assert lines(with_it, old, pb.LayerParameter) == [f"{outer}.{field} {block} -> {absent}"]
+    a, b = (fingerprint(parse_prototxt(text, pb.LayerParameter)) for text in (without, with_it))
+    assert a != b
+
+
+def test_batch_norms_that_start_at_zero_no_more_are_told() -> None:
+    zero = "scale_param { bias_term: true filler { value: 0 } }"
+    assert lines(zero, "scale_param { bias_term: true }", pb.LayerParameter) == [
+        "scale_param.filler { value: 0 } -> not set (starts at 1)"
+    ]
+    assert lines(zero, zero.replace("value: 0", "value: 1"), pb.LayerParameter) == [
+        "scale_param.filler.value 0 -> 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "scale_param { filler { value: 1 } }",
+        'scale_param { filler { type: "constant" value: 1 } bias_filler { } }',
+        "prelu_param { filler { value: 0.25 } }",
+        "batch_norm_param { bias_filler { value: 0 } }",
+        "convolution_param { weight_filler { } bias_filler { value: 0 } }",
+        "transform_param { random_resize_param { resize_param { } } }",
+        "include { }",
+        "include { } include { phase: TRAIN }",
+    ],
+)
+def test_a_block_that_says_what_caffe_takes_anyway_equals_its_absence(block: str) -> None:
+    base = "transform_param { random_resize_param { } }" if "random" in block else ""
+    assert lines(base, block, pb.LayerParameter) == []
+    assert lines(base, block, pb.LayerParameter, defaults=True) != []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            "loss_param { normalize: false }",
+            "loss_param { normalize: false normalization: VALID }",
+            "loss_param.normalization not set -> VALID",
+        ),
+        (
+            "concat_param { axis: 2 }",
+            "concat_param { axis: 2 concat_dim: 1 }",
+            "concat_param.concat_dim not set -> 1",
+        ),
+        (
+            "slice_param { slice_dim: 2 axis: 1 }",
+            "slice_param { slice_dim: 2 }",
+            "slice_param.axis 1 -> not set",
+        ),
+        ('param { name: "w" }', 'param { name: "w" lr_mult: 1 }', "param[0].lr_mult not set -> 1"),
+        (
+            "convolution_param { pad: 1 }",
+            "convolution_param { pad: 1 pad_h: 0 }",
+            "convolution_param.pad_h not set -> 0",
+        ),
+        (
+            "pooling_param { pad_h: 2 pad_w: 0 }",
+            "pooling_param { pad_h: 2 }",
+            "pooling_param.pad_w 0 -> not set",
+        ),
+        (
+            "pooling_param { stride_h: 2 stride_w: 2 stride: 1 }",
+            "pooling_param { stride_h: 2 stride_w: 2 }",
+            "pooling_param.stride 1 -> not set",
+        ),
+        (
+            'type: "SigmoidCrossEntropyLoss"',
+            'type: "SigmoidCrossEntropyLoss" loss_param { normalization: VALID }',
+            "loss_param.normalization not set -> VALID",
+        ),
+        ('type: "BatchNorm"', 'type: "BatchNorm" param { }', "param[0] not set -> { }"),
+    ],
+)
+def test_a_default_that_caffe_asks_for_is_told_from_its_absence(old: str, new: str, line: str) -> None:
+    assert lines(old, new, pb.LayerParameter) == [line]
+    assert lines(new, old, pb.LayerParameter) == [" -> ".join(flip(line))]
+    a, b = (fingerprint(parse_prototxt(text, pb.LayerParameter)) for text in (old, new))
+    assert a != b
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pooling_param { pad: 0 stride: 1 }",
+        'type: "SoftmaxWithLoss" loss_weight: 1',
+        'type: "SoftmaxWithLoss" loss_param { normalization: VALID }',
+        "concat_param { concat_dim: 1 }",
+        "concat_param { axis: 1 }",
+        "param { lr_mult: 1 decay_mult: 1 }",
+        "convolution_param { pad_h: 0 pad_w: 0 }",
+        "eltwise_param { coeff: 1 coeff: 1 }",
+        "transform_param { scale: 1 }",
+        "data_param { batch_size: 0 }",
+    ],
+)
+def test_a_default_that_caffe_takes_anyway_is_no_change(text: str) -> None:
+    bare = text.partition('" ')[0] + '"' if text.startswith("type") else ""
+    assert lines(bare, text, pb.LayerParameter) == []
+    assert lines(text, bare, pb.LayerParameter) == []
+    assert lines(bare, text, pb.LayerParameter, defaults=True) != []
+
+
+def test_a_solver_s_zeros_equal_their_absence_but_a_written_net_does_not() -> None:
+    assert lines("", "momentum: 0 weight_decay: 0 gamma: 0 display: 0", pb.SolverParameter) == []
+    assert lines("", "net_param { }", pb.SolverParameter) == ["net_param not set -> { }"]
+    assert lines("", "train_state { }", pb.SolverParameter) == []
+    assert lines("train_state { }", "train_state { level: 0 }", pb.SolverParameter) == [
+        "train_state.level not set -> 0"
+    ]
+
+
+def test_a_weight_of_a_layer_that_is_no_loss_is_a_change() -> None:
+    assert lines('type: "Pooling"', 'type: "Pooling" loss_weight: 1', pb.LayerParameter) == [
+        "loss_weight not set -> 1"
+    ]
+    assert lines('type: "EuclideanLoss"', 'type: "EuclideanLoss" loss_weight: 2', pb.LayerParameter) == [
+        "loss_weight 1 (default) -> 2"
+    ]
+
+
+def test_every_name_in_the_tables_of_presence_is_the_schema_s() -> None:
+    tables = [*((m, f) for m, fields in presence.ASKED.items() for f in fields), *presence.STARTS]
+    for message, field in tables:
+        assert field in getattr(pb, message).DESCRIPTOR.fields_by_name, f"{message}.{field}"
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(presence).failed == 0
+
+
+def flip(line: str) -> tuple[str, str]:
+    """Turn `field a -> b` around."""
+    field, _, rest = line.partition(" ")
+    old, _, new = rest.partition(" -> ")
+    return f"{field} {new}", old
+
+
+@pytest.mark.parametrize(
     ("old", "new", "line"),
     [
         ("", "use_global_stats: false", "use_global_stats not set -> false"),
@@ -147,16 +326,22 @@ def test_the_absent_side_shows_the_default_that_caffe_takes_if_there_is_one(
 
 def test_a_rule_without_its_phase_is_another_rule() -> None:
     old, new = "include { phase: TRAIN }", "include { }"
-    assert lines(old, new, pb.LayerParameter) == ["include[0].phase TRAIN -> not set"]
+    assert lines(old, new, pb.LayerParameter) == ["include[0] { phase: TRAIN } -> not set"]
+    both = "include { phase: TRAIN } include { phase: TEST }"
+    assert lines(both, f"{both} include {{ }}", pb.LayerParameter) != []
+    assert lines("exclude { phase: TEST }", "exclude { }", pb.LayerParameter) == [
+        "exclude[0].phase TEST -> not set"
+    ]
 
 
 def test_a_block_of_one_side_is_one_change_but_one_value_in_it_shows_as_that() -> None:
-    block = "random_resize_param { min_size: 256 max_size: 480 }"
-    assert lines("", block, pb.TransformationParameter) == [
-        "random_resize_param not set -> { min_size: 256 max_size: 480 }"
+    block = "convolution_param { num_output: 8 group: 2 }"
+    assert lines("", block, pb.LayerParameter) == ["convolution_param not set -> { num_output: 8 group: 2 }"]
+    assert lines("convolution_param { group: 2 }", "", pb.LayerParameter) == [
+        "convolution_param.group 2 -> 1 (default)"
     ]
     assert lines("random_resize_param { min_size: 9 }", "", pb.TransformationParameter) == [
-        "random_resize_param.min_size 9 -> 0 (default)"
+        "random_resize_param { min_size: 9 } -> not set"
     ]
 
 
