@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from caffe_recipes.caffe.documents import Document, load_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.net_paths import find_at_path, find_beside
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def load_net(
     """Read a net from a net's prototxt, from a solver's, or from a recipe, `NAME[:net]`.
 
     A solver's net is that of `phase`, TRAIN unless said, and lies under `caffe_root`; without one it is
-    looked for from the current folder, from each folder above the solver, and beside it.
+    looked for as `net_paths.find_at_path` does, and beside it.
     Raises PrototxtError, RecipeError or InputError.
     """
     if _is_recipe(given):
@@ -104,18 +104,10 @@ def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
 
 
 def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
-    for path in _candidates(solver, named, caffe_root):
-        if path.is_file():
-            return path
+    path = find_at_path(solver, named, caffe_root)
+    if path is None and caffe_root is None:
+        path = find_beside(solver, named)
+    if path is not None:
+        return path
     hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"
     raise InputError(solver, f"its net '{named}' is not {'there' if caffe_root else 'found'}", hint)
-
-
-def _candidates(solver: str, named: str, caffe_root: Path | None) -> Iterator[Path]:
-    if caffe_root is not None:
-        yield caffe_root / named
-        return
-    yield Path(named)
-    folder = Path(solver).absolute().parent
-    yield from (above / named for above in folder.parents)
-    yield folder / Path(named).name

@@ -14,6 +14,7 @@ from caffe_recipes.caffe.documents import Document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Net, Solver
 from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.net_paths import find_at_path, find_beside
 
 M = TypeVar("M", bound=Message)
 
@@ -56,38 +57,27 @@ def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *, is_ours: bool) -> NetPlace:
     """Find the net that `field` of a solver gives.
 
-    Without a Caffe root it is sought from here and from each folder above the solver; then, and where it is
-    missing, beside the solver by its file name. The recipe chooses the folder of a file that is generated.
+    Without a Caffe root it is sought as `net_paths.find_at_path` does; then, and where it is missing, beside
+    the solver by its file name. The recipe chooses the folder of a file that is generated.
     """
     given: str = getattr(solver.message, field)
-    home = Path(solver.path).parent
-    beside = home / PurePosixPath(given).name
-    beside_file = beside if is_file(beside) else None
+    found = find_at_path(solver.path, given, caffe_root)
+    if found is not None:
+        return NetPlace(found)
+    beside_file = find_beside(solver.path, given)
     where = solver.where(field)
     if caffe_root is not None:
-        if is_file(caffe_root / given):
-            return NetPlace(caffe_root / given)
         effect = "Caffe stops with `File not found`"
         write = f"{field}: the net's path from the Caffe root"
         what = f"no file {given} under {caffe_root}"
         return NetPlace(beside_file, (finding("net-missing", where, what, effect, write, phase),))
-    for root in (Path(), *home.absolute().parents):
-        if is_file(root / given):
-            return NetPlace(root / given)
-    findings = () if is_ours else tuple(_folder(given, home.absolute().name, where, field, phase))
+    home = Path(solver.path).absolute().parent.name
+    findings = () if is_ours else tuple(_folder(given, home, where, field, phase))
     if beside_file is None and not findings:
         what = f"{given} is neither here nor beside the solver"
         write = "--caffe-root DIR, or a copy of the net beside the solver"
         findings = (finding("net-not-found", where, what, "its own rules are not looked at", write, phase),)
     return NetPlace(beside_file, findings)
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; no path is too odd to ask for."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a path with a NUL, or too long
-        return False
 
 
 def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterator[Finding]:

@@ -1,0 +1,79 @@
+"""Which file a solver means by its net's path, and which files in folders further up it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.review.net_paths import find_at_path, find_beside
+
+NET = "models/a/b/net.prototxt"
+
+
+def put(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    return path
+
+
+@pytest.fixture
+def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a solver far below a folder, and stand elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return put(tmp_path / "x" / "caffe" / "models" / "a" / "b" / "solver.prototxt")
+
+
+def test_a_net_counts_from_the_folder_that_its_path_and_the_solver_s_share(
+    solver: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "x" / "caffe"
+    net = put(root / NET)
+    assert find_at_path(solver, NET, None) == net
+    sibling = put(root / "models" / "c" / "net.prototxt")
+    assert find_at_path(solver, "models/c/net.prototxt", None) == sibling
+
+
+@pytest.mark.parametrize("given", ["net.prototxt", "own/net.prototxt"])
+@pytest.mark.parametrize("above", ["x", "x/caffe", "."])
+def test_a_net_of_somebody_else_s_further_up_is_not_meant(
+    solver: Path, tmp_path: Path, given: str, above: str
+) -> None:
+    put(tmp_path / above / given)
+    assert find_at_path(solver, given, None) is None
+
+
+def test_within_a_repository_a_net_is_found_in_any_folder_above(solver: Path, tmp_path: Path) -> None:
+    net = put(tmp_path / "x" / "nets" / "n.prototxt")
+    put(tmp_path / "far" / "n.prototxt")
+    assert find_at_path(solver, "nets/n.prototxt", None) is None
+    (tmp_path / "x" / ".git").mkdir()
+    assert find_at_path(solver, "nets/n.prototxt", None) == net
+    assert find_at_path(solver, "far/n.prototxt", None) is None
+
+
+def test_a_net_is_found_from_here_and_from_the_folder_next_above(solver: Path, tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere" / NET)
+    assert find_at_path(solver, NET, None) == Path(NET)
+    above = put(solver.parent.parent / "nets" / "n.prototxt")
+    assert find_at_path(solver, "nets/n.prototxt", None) == above
+
+
+def test_a_bare_name_is_the_file_beside_the_solver_before_any_here(solver: Path, tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere" / "net.prototxt")
+    assert find_at_path(solver, "net.prototxt", None) == Path("net.prototxt")
+    beside = put(solver.parent / "net.prototxt")
+    assert find_at_path(solver, "net.prototxt", None) == beside == find_beside(solver, NET)
+
+
+def test_with_a_caffe_root_there_is_one_place(solver: Path, tmp_path: Path) -> None:
+    net = put(tmp_path / "x" / "caffe" / NET)
+    assert find_at_path(solver, NET, tmp_path / "x" / "caffe") == net
+    assert find_at_path(solver, NET, tmp_path) is None
+
+
+@pytest.mark.parametrize("given", ["", "nul\0/x", "x" * 5000, "/", ".."])
+def test_no_path_is_too_odd(solver: Path, given: str) -> None:
+    assert find_at_path(solver, given, None) is None
+    assert find_beside(solver, given) is None
