@@ -30,7 +30,10 @@ def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) 
         return None
     span = size + 2 * pad - (dilation * (kernel - 1) + 1)
     if span < 0:
-        raise MisfitError(f"has kernel_size {kernel}, larger than its padded input")
+        spread = (
+            f" and dilation {dilation}, together {dilation * (kernel - 1) + 1} wide" if dilation > 1 else ""
+        )
+        raise MisfitError(f"has kernel_size {kernel}{spread}, larger than its padded input")
     return span // stride + 1
 
 

@@ -36,8 +36,8 @@ def check_data(view: NetView) -> Iterator[Draft]:
             yield from _image_size(index, layer)
 
 
-def check_train_data(phase: PhaseNet) -> Iterator[Draft]:
-    """Check the data layers of a phase that is trained."""
+def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Draft]:
+    """Check the data layers of a phase that is trained, in the words of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
     sizes: dict[int, pb.LayerParameter] = {}
@@ -58,7 +58,7 @@ def check_train_data(phase: PhaseNet) -> Iterator[Draft]:
             )
         if size:
             sizes.setdefault(size, layer)
-        yield from _order(phase, i, block)
+        yield from _order(view, phase, i, block)
 
 
 def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Draft]:
@@ -121,7 +121,7 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Draft]:
         )
 
 
-def _order(phase: PhaseNet, i: int, block: str) -> Iterator[Draft]:
+def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Draft]:
     layer = phase.layers[i]
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
@@ -130,11 +130,12 @@ def _order(phase: PhaseNet, i: int, block: str) -> Iterator[Draft]:
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
+    can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
     yield Draft(
         "train-unshuffled",
         phase.where(i),
         block,
         f"{title(layer)} reads '{getattr(layer, block).source}' in its own order, in every epoch",
         "batches are the same in each epoch; of one class only, if the records were not shuffled when built",
-        "shuffle: true",
+        "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built",
     )

@@ -21,6 +21,7 @@ RULES: dict[str, tuple[Severity, str]] = {
     "test-on-train": ("warning", "TEST reads the records that TRAIN reads"),
 }
 
+_COLORS = 3
 _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray")
 
 
@@ -73,8 +74,12 @@ def check_phases(view: NetView) -> Iterator[Draft]:
     if train is not None:
         yield from _loss(train)
     if train is not None and test is not None:
+        counted = list(_mean_counts(train, test))
+        yield from counted
         yield from _transforms(train, test)
-        yield from _weights(train, test)
+        # Images of unknown channels have as many as they have means.
+        if not counted:
+            yield from _weights(train, test)
 
 
 def _only_train(layer: pb.LayerParameter) -> bool:
@@ -99,15 +104,46 @@ def _loss(train: PhaseNet) -> Iterator[Draft]:
             return
 
 
-def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
-    makers = {layer.top[0]: layer for layer in train.layers if layer.top and not layer.bottom}
-    for index, layer in zip(test.indexes, test.layers, strict=True):
+def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
+    """Yield the data layers of one top and type that differ: indexes in TRAIN, and in TEST."""
+    makers = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
+    for i, layer in enumerate(test.layers):
         twin = makers.get(layer.top[0]) if layer.top and not layer.bottom else None
-        if twin is None or twin.type != layer.type or twin == layer:
+        if twin is not None and train.layers[twin].type == layer.type and train.layers[twin] != layer:
+            yield twin, i
+
+
+def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    """Find phases whose means are of other numbers of channels; the odder of both is the wrong one."""
+    for in_train, in_test in _twins(train, test):
+        counts = [
+            len(phase.layers[i].transform_param.mean_value)
+            for phase, i in ((train, in_train), (test, in_test))
+        ]
+        if min(counts) < 2 or counts[0] == counts[1]:
             continue
+        phase, i = (train, in_train) if counts[0] != _COLORS else (test, in_test)
+        other = counts[1] if phase is train else counts[0]
+        layer, count = phase.layers[i], len(phase.layers[i].transform_param.mean_value)
+        where, there = ("TRAIN", "TEST") if phase is train else ("TEST", "TRAIN")
+        yield Draft(
+            "mean-values-misfit",
+            phase.where(i),
+            "transform_param.mean_value[0]",
+            f"{title(layer)} has {count} mean_value in {where}, and {other} in {there}",
+            "Caffe stops: Specify either 1 mean_value or as many as channels",
+            f"give 1 or {other}",
+        )
+
+
+def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    for in_train, in_test in _twins(train, test):
+        index, layer, twin = test.where(in_test), test.layers[in_test], train.layers[in_train]
         for field in _SAME_IN_BOTH:
             ours, theirs = _value(layer.transform_param, field), _value(twin.transform_param, field)
-            if ours != theirs:
+            counts = len(layer.transform_param.mean_value), len(twin.transform_param.mean_value)
+            is_told = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
+            if ours != theirs and not is_told:
                 yield Draft(
                     "phase-transforms-differ",
                     index,

@@ -17,6 +17,7 @@ from caffe_recipes.review.lint.net_view import (
     DatumOf,
     Draft,
     PhaseNet,
+    show_names,
     title,
 )
 
@@ -111,8 +112,8 @@ def _misfit(index: int | None, error: PrototxtError) -> Draft:
 def check_learned(phase: PhaseNet) -> Iterator[Draft]:
     """Check `param` blocks against what each layer learns, and what is shared by name."""
     owners: dict[str, tuple[int, int]] = {}
+    yield from _counts(phase)
     for i, layer in enumerate(phase.layers):
-        yield from _count(phase, i)
         for p, param in enumerate(layer.param):
             if not param.name:
                 continue
@@ -121,22 +122,37 @@ def check_learned(phase: PhaseNet) -> Iterator[Draft]:
                 yield from _shared(phase, owner, (i, p))
 
 
-def _count(phase: PhaseNet, i: int) -> Iterator[Draft]:
-    layer, learned = phase.layers[i], phase.learned(i)
-    if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
-        learned = ()
-    if learned is None:
-        return
-    most = _MOST_BLOBS.get(layer.type, len(learned))
-    if len(layer.param) > most:
+def _counts(phase: PhaseNet) -> Iterator[Draft]:
+    """Find layers with too many `param` blocks, those alike once."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for i, layer in enumerate(phase.layers):
+        most = _most_blobs(phase, i)
+        if most is not None and len(layer.param) > most:
+            alike.setdefault((layer.type, len(layer.param), most), []).append(i)
+    for (kind, count, most), [i, *others] in alike.items():
+        layer, learns = phase.layers[i], f"{most or 'no'} blobs"
+        what = f"{title(layer)} has {count} param blocks and learns {learns}"
+        if others:
+            names = show_names([phase.layers[k].name for k in (i, *others)])
+            what = (
+                f"{len(others) + 1} layers ({names}) of {kind} have {count} param blocks and learn {learns}"
+            )
         yield Draft(
             "too-many-params",
             phase.where(i),
             f"param[{most}]",
-            f"{title(layer)} has {len(layer.param)} param blocks and learns {most or 'no'} blobs",
+            what,
             f"Caffe stops: Too many params specified for layer {layer.name}",
             f"keep {most}" if most else "take them out",
         )
+
+
+def _most_blobs(phase: PhaseNet, i: int) -> int | None:
+    """Count the blobs that a layer learns at most; None if that is not known."""
+    layer, learned = phase.layers[i], phase.learned(i)
+    if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
+        learned = ()
+    return None if learned is None else _MOST_BLOBS.get(layer.type, len(learned))
 
 
 def _shared(phase: PhaseNet, owner: tuple[int, int], other: tuple[int, int]) -> Iterator[Draft]:

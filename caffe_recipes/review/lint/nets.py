@@ -44,6 +44,11 @@ NET_RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
     }
 )
 
+# What TRAIN and TEST, or a loss and an accuracy, tell in other words.
+_ONCE_A_PLACE = frozenset(
+    ("blob-too-large", "outputs-above-classes", "outputs-below-classes", "shape-misfit")
+)
+
 _OF_FILE: tuple[Callable[[NetView], Iterator[Draft]], ...] = (
     net_phases.check_rules_of_layers,
     net_phases.check_phases,
@@ -58,7 +63,6 @@ _OF_PHASE: tuple[Callable[[PhaseNet], Iterator[Draft]], ...] = (
     net_blobs.check_blobs,
     net_shapes.check_learned,
     net_learning.check_learning,
-    net_data.check_train_data,
     net_transforms.check_test_transforms,
     net_norms.check_norms,
     net_fillers.check_zero_weights,
@@ -75,14 +79,19 @@ def check_net(
     """Check one net, in each phase for which it makes data; gravest first, then as in the file.
 
     `classes` is how many classes the labels count, `datum_of` gives the first Datum of a source, or None,
-    `dialect` names the Caffe whose layer types there are. A finding of both phases is given once.
+    `dialect` names the Caffe whose layer types and fields there are. A finding of both phases is given once.
     """
     old: list[Draft] = []
     if document.message.layers:
         document, old = upgrade_old(document)
     drafts = [*old, *_drafts(document.message, classes, datum_of, load_dialects()[dialect])]
-    merged = dict.fromkeys(drafts)
-    ordered = sorted(merged, key=lambda draft: (_gravity(draft), -1 if draft.layer is None else draft.layer))
+    merged: dict[object, Draft] = {}
+    for draft in drafts:
+        of_place = draft.rule in _ONCE_A_PLACE and draft.layer is not None
+        merged.setdefault(draft[:3] if of_place else draft, draft)
+    ordered = sorted(
+        merged.values(), key=lambda draft: (_gravity(draft), -1 if draft.layer is None else draft.layer)
+    )
     return [_place(document, draft) for draft in ordered]
 
 
@@ -96,6 +105,7 @@ def _drafts(
     for phase, unfit in inferred:
         yield from unfit
         yield from net_labels.check_labels(view, phase)
+        yield from net_data.check_train_data(view, phase)
         for check_phase in _OF_PHASE:
             yield from check_phase(phase)
 

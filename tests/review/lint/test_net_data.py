@@ -145,3 +145,10 @@ def test_random_aspect_ratio_needs_a_crop(check_text: CheckText) -> None:
 def test_a_leveldb_is_right_where_it_is_named_so(check_text: CheckText) -> None:
     net = PLAIN.replace('source: "a"', 'source: "not_lmdb_but_leveldb"')
     assert check_text(net.replace("backend: LMDB shuffle: true", "backend: LEVELDB")) == {}
+
+
+def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(check_text: CheckText) -> None:
+    net = NET.replace("shuffle: true", "")
+    assert check_text(net)["train-unshuffled"].write == "shuffle: true"
+    told = check_text(net, dialect="bvlc")["train-unshuffled"].write
+    assert told == "convert_imageset --shuffle, when the LMDB is built"

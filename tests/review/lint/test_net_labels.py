@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import parse_document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.net_labels import RULES
+from caffe_recipes.review.lint.nets import check_net
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -102,3 +105,8 @@ def test_a_sigmoid_before_the_loss_that_applies_it_is_told(check_text: CheckText
     target = 'layer { name: "t" type: "HDF5Data" top: "t" hdf5_data_param { source: "h" batch_size: 2 } }\n'
     assert list(check_text(NET + target + sigmoid + loss % "s")) == ["activation-twice"]
     assert check_text(NET + target + sigmoid + loss % "fc") == {}
+
+
+def test_too_few_outputs_are_told_once_of_a_loss_and_an_accuracy() -> None:
+    found = check_net(parse_document(outputs(9), "net.prototxt", pb.NetParameter), classes=10)
+    assert [one.id for one in found].count("outputs-below-classes") == 1

@@ -50,6 +50,22 @@ CASES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("wrong", "phase"),
+    [
+        (RIGHT.replace(" mean_value: 3", "", 1), "TRAIN"),
+        (RIGHT.replace("mean_value: 3", "mean_value: 3 mean_value: 4", 1), "TRAIN"),
+        (data("TRAIN") + data("TEST", "crop_size: 8 mean_value: 1 mean_value: 2") + FC + LOSS, "TEST"),
+    ],
+)
+def test_means_of_other_channels_in_one_phase_are_one_finding(
+    check_text: CheckText, wrong: str, phase: str
+) -> None:
+    found = check_text(wrong)
+    assert found.keys() == {"mean-values-misfit"}
+    assert f"mean_value in {phase}, and 3 in " in found["mean-values-misfit"].what
+
+
 def test_every_rule_has_a_case() -> None:
     assert CASES.keys() == RULES.keys()
 

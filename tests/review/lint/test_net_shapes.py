@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.documents import parse_document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.net_shapes import RULES
+from caffe_recipes.review.lint.nets import check_net
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -84,6 +87,30 @@ def test_a_batch_norm_of_the_engine_may_have_five_params(check_text: CheckText) 
     net = INPUT + conv("x", "a").replace("kernel_size", "bias_term: false kernel_size")
     assert check_text(net + norm % (zeros + PARAM * 2)) == {}
     assert list(check_text(net + norm % (zeros + PARAM * 3))) == ["too-many-params"]
+
+
+def test_layers_with_too_many_params_are_told_once() -> None:
+    wrong = INPUT + "".join(
+        f'layer {{ name: "r{i}" type: "ReLU" bottom: "a" top: "r{i}" {PARAM} }}' for i in range(6)
+    )
+    found = check_net(parse_document(wrong, "net.prototxt", pb.NetParameter))
+    (params,) = [one for one in found if one.id == "too-many-params"]
+    assert params.what.startswith("6 layers (r0, r1, r2, r3 and 2 more) of ReLU have 1 param blocks")
+
+
+def test_a_misfit_of_both_phases_is_told_once() -> None:
+    data = """layer {{ name: "d" type: "Data" top: "d" top: "l" include {{ phase: {} }}
+      transform_param {{ crop_size: 8 }} data_param {{ source: "{}" batch_size: {} backend: LMDB }} }}"""
+    net = data.format("TRAIN", "a", 2) + data.format("TEST", "b", 5)
+    wrong = net + conv("x", "d") + add("x", "l", "sum")
+    found = check_net(parse_document(wrong, "net.prototxt", pb.NetParameter))
+    (misfit,) = [one for one in found if one.id == "shape-misfit"]
+    assert "layer 'sum'" in misfit.what
+
+
+def test_a_dilated_kernel_is_as_wide_as_its_holes(check_text: CheckText) -> None:
+    wrong = INPUT + conv("x", "a").replace("kernel_size", "dilation: 300 kernel_size")
+    assert "and dilation 300, together 601 wide" in check_text(wrong)["shape-misfit"].what
 
 
 def test_a_layer_that_learns_nothing_has_no_params(check_text: CheckText) -> None:
