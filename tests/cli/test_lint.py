@@ -16,6 +16,7 @@ power: 1
 max_iter: 100
 solver_mode: CPU
 net: "net.prototxt"
+snapshot_prefix: "own"
 """
 
 

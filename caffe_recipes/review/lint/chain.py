@@ -10,7 +10,7 @@ from typing import overload
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
-from caffe_recipes.caffe.shapes import select_layers
+from caffe_recipes.review.lint.states import select_sources, train_state
 
 Solver = Document[pb.SolverParameter]
 Net = Document[pb.NetParameter]
@@ -22,7 +22,9 @@ _MOST_SNAPSHOTS = 1000
 class Link:
     """One phase. `weights` is what `--weights` gives, at `weights_where`: None if not known, empty if none.
 
-    `last_iter` counts the iterations that it trains: max_iter, unless it is stopped before.
+    `resumes` is the solverstate that `--snapshot` gives, at the same place. `last_iter` is the iteration at
+    which it ends: max_iter, unless it is stopped before. `ranks` are its own, None if it has those of all.
+    `test_nets` are the files that its solver tests besides its net.
     """
 
     name: str
@@ -31,6 +33,9 @@ class Link:
     last_iter: int
     weights: str | None = None
     weights_where: str = ""
+    resumes: str = ""
+    ranks: int | None = None
+    test_nets: tuple[Net, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,24 +105,29 @@ class Snapshots(Sequence[int]):
     def nearest(self, iteration: int) -> int | None:
         """Give the snapshot that is nearest to an iteration."""
         below = iteration // self.every.step * self.every.step
-        near = [
-            number for number in (below, below + self.every.step, self[-1] if self else 0) if number in self
-        ]
+        ends = (self[0], self[-1]) if self else ()
+        near = [number for number in (below, below + self.every.step, *ends) if number in self]
         return min(near, key=lambda number: abs(number - iteration), default=None)
 
 
 def fired_snapshots(link: Link) -> Snapshots:
-    """Give the iterations at which a phase writes snapshots.
+    """Give the iterations at which a phase writes snapshots: after that at which it is resumed, if it is.
 
     >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
     >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
     [400, 800, 1000]
     """
-    solver, last = link.solver.message, link.last_iter
-    every = range(solver.snapshot, last + 1, solver.snapshot) if solver.snapshot > 0 else range(0)
+    solver, first, last = link.solver.message, first_iter(link), link.last_iter
+    step = solver.snapshot
+    every = range((first // step + 1) * step, last + 1, step) if step > 0 else range(0)
     is_stopped = last != solver.max_iter
-    is_written = solver.snapshot_after_train and not is_stopped and last > 0
+    is_written = solver.snapshot_after_train and not is_stopped and last > first
     return Snapshots(every, last if is_written and not (every and every[-1] == last) else None)
+
+
+def first_iter(link: Link) -> int:
+    """Give the iteration at which a phase starts: that of the solverstate that it resumes, else 0."""
+    return split_weights(link.resumes)[1] or 0
 
 
 def has_rates(solver: pb.SolverParameter) -> bool:
@@ -133,13 +143,15 @@ def snapshot_rate(link: Link, iteration: int) -> float:
 def plan_starts(chain: Chain) -> list[Start | None]:
     """Say what each phase starts from; None for the first, for foreign weights, and where nothing is written.
 
+    A phase that resumes its own solverstate has none either.
+
     Where the weights are not known, it is the snapshot of the phase before whose rate is nearest to the
     phase's first.
     """
     starts: list[Start | None] = []
     for index, link in enumerate(chain.links):
-        if link.weights is not None:
-            starts.append(_named_start(chain.links[:index], link.weights))
+        if link.weights is not None or link.resumes:
+            starts.append(_named_start(chain.links[:index], link.weights or link.resumes))
         else:
             starts.append(_guessed_start(chain.links[index - 1], link, index - 1) if index else None)
     return starts
@@ -165,16 +177,26 @@ def prefix_name(link: Link) -> str:
     return link.solver.message.snapshot_prefix.rpartition("/")[2]
 
 
-def source_layers(net: pb.NetParameter, phase: int) -> list[pb.LayerParameter]:
-    """Give the layers of a phase that make blobs out of nothing: those that read data."""
-    return [layer for layer in select_layers(net, phase) if layer.top and not layer.bottom]
+def find_writer(links: Sequence[Link], name: str) -> int | None:
+    """Find the phase that writes a snapshot, by its prefix: the last of those at its iteration, or of all."""
+    prefix, iteration = split_weights(name)
+    if iteration is None:
+        return None
+    writers = [index for index, link in enumerate(links) if prefix_name(link) == prefix]
+    firing = [index for index in writers if iteration in fired_snapshots(links[index])]
+    return max(firing or writers, default=None)
+
+
+def train_sources(link: Link) -> list[pb.LayerParameter]:
+    """Give the layers that make the training data of a phase."""
+    if link.net is None:
+        return []
+    return select_sources(link.net.message, train_state(link.solver.message, link.net.message))
 
 
 def batch_per_rank(link: Link) -> int | None:
     """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
-    if link.net is None:
-        return None
-    for layer in source_layers(link.net.message, pb.TRAIN):
+    for layer in train_sources(link):
         for param in (layer.data_param, layer.image_data_param, layer.memory_data_param):
             if param.batch_size:
                 return param.batch_size * max(link.solver.message.iter_size, 1)
@@ -182,11 +204,8 @@ def batch_per_rank(link: Link) -> int | None:
 
 
 def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
-    prefix, iteration = split_weights(weights)
-    for index in reversed(range(len(earlier))):
-        if iteration is not None and prefix == prefix_name(earlier[index]):
-            return Start(index, iteration)
-    return None
+    index, iteration = find_writer(earlier, weights), split_weights(weights)[1]
+    return None if index is None or iteration is None else Start(index, iteration)
 
 
 def _guessed_start(before: Link, link: Link, index: int) -> Start | None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import Chain
+from caffe_recipes.review.lint.changes import check_changes
 from caffe_recipes.review.lint.epochs import check_epochs
+from caffe_recipes.review.lint.handovers import check_handovers
 from caffe_recipes.review.lint.joins import check_joins
 from caffe_recipes.review.lint.schedule import check_schedule
 from caffe_recipes.review.lint.snapshots import check_snapshots
@@ -24,12 +26,15 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
         return
     chain = stop_phases(chain)
     for link in chain.links:
-        yield from check_schedule(link, is_last=chain.is_whole and link is chain.links[-1])
+        is_last = chain.is_whole and link is chain.links[-1]
+        yield from check_schedule(link, is_last=is_last, is_alone=len(chain.links) == 1)
         yield from check_solver_values(link)
     yield from check_joins(chain)
     yield from check_epochs(chain)
     yield from check_snapshots(chain)
     yield from check_steps(chain)
+    yield from check_handovers(chain)
+    yield from check_changes(chain)
 
 
 def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Finding]:

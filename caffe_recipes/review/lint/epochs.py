@@ -74,7 +74,7 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
     made_for = find_basis(chain.links)
     for link in chain.links:
         given = _given_basis(chain, link)
-        yield from _claims(link, made_for or given)
+        yield from _claims(link, _scaled(made_for, chain, link) if made_for else given)
         if made_for:
             yield from _batch(chain, link, made_for)
     if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
@@ -106,6 +106,13 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
             yield finding(
                 "title-epochs", where, what, effect, write, claimed=claim, epochs=whole, model=model
             )
+
+
+def _scaled(basis: Basis, chain: Chain, link: Link) -> Basis:
+    """Give another phase's images in an iteration as this one has them, by the iter_size of both."""
+    of = next(one for one in chain.links if find_basis([one]))
+    times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
+    return Basis(basis.images, basis.batch * times)
 
 
 def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
@@ -143,7 +150,7 @@ def _wrong_claim(link: Link, field: str, iterations: int, claim: float, basis: B
 
 
 def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
-    each, ranks = batch_per_rank(link), chain.setting.ranks
+    each, ranks = batch_per_rank(link), link.ranks or chain.setting.ranks
     if each is None or link.net is None:
         return
     if ranks is not None and _differ(each * ranks, made_for.batch):
@@ -166,10 +173,8 @@ def _batch_place(net: Net) -> str:
 
 
 def _given_basis(chain: Chain, link: Link) -> Basis | None:
-    each, setting = batch_per_rank(link), chain.setting
-    if not (each and setting.ranks and setting.images):
-        return None
-    return Basis(setting.images, each * setting.ranks)
+    each, ranks, images = batch_per_rank(link), link.ranks or chain.setting.ranks, chain.setting.images
+    return Basis(images, each * ranks) if each and ranks and images else None
 
 
 def _texts(comments: Iterable[Comment]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -58,22 +59,32 @@ def lint_chain(
     links: list[Link] = []
     for document in documents:
         for name, solver in _solvers_in(document):
-            place = _net_of(reader, solver, name)
-            yield from place.findings
-            net = _read_net(reader, solver, place)
-            last_iter = max(solver.message.max_iter, 0)
-            links.append(Link(name, solver, net, last_iter, *_weights(script, document, links)))
-        yield from _script_path(reader, document, script)
-    reader.order.extend([link.solver.path for link in links] + [link.net.path for link in links if link.net])
+            training = find_training(script, document.path)
+            nets = [*_nets(reader, solver, name)]
+            yield from (found for place, _ in nets for found in place.findings)
+            links.append(_link(reader, name, solver, [net for _, net in nets], training, links))
+        if not script.is_ours:
+            yield from _script_path(reader, document, script)
+    reader.order.extend([link.solver.path for link in links] + [net.path for net in _nets_of(links)])
     tested = tuple(map(upgraded, _tested(reader, links, script)))
-    modern = tuple(replace(link, net=link.net and upgraded(link.net)) for link in links)
-    chain = Chain(modern, _setting(reader, script), is_whole, tested)
+    chain = Chain(tuple(map(_modern, links)), _setting(reader, script), is_whole, tested)
     yield from check_chain(chain)
-    for link in links:
-        if link.net is not None:
-            yield from reader.check(link.net)
+    for net in _nets_of(links):
+        yield from reader.check(net)
     if script.mlsl_where:
         yield from check_cores(chain.setting, script.mlsl_where)
+
+
+def _modern(link: Link) -> Link:
+    return replace(
+        link,
+        net=link.net and upgraded(link.net),
+        test_nets=tuple(map(upgraded, link.test_nets)),
+    )
+
+
+def _nets_of(links: Sequence[Link]) -> list[Net]:
+    return [net for link in links for net in (link.net, *link.test_nets) if net is not None]
 
 
 def upgraded(net: Net) -> Net:
@@ -84,11 +95,11 @@ def upgraded(net: Net) -> Net:
 def name_of(path: str | Path) -> str:
     """Name a phase by its solver's file.
 
-    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver.prototxt")
-    ('cyc1', 'solver', 'lenet')
+    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
+    ('cyc1', 'solver', 'lenet_adam')
     """
     stem = PurePosixPath(path).stem
-    return stem.replace("solver", "").strip("_-. ") or stem
+    return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
 
 
 def find_training(script: Script, path: str) -> Training | None:
@@ -113,42 +124,73 @@ def _solvers_in(document: Document[Any]) -> Iterator[tuple[str, Solver]]:
         yield name, document
 
 
-def _net_of(reader: Reader, solver: Solver, name: str) -> NetPlace:
+def _link(
+    reader: Reader,
+    name: str,
+    solver: Solver,
+    nets: Sequence[Net | None],
+    training: Training | None,
+    earlier: Sequence[Link],
+) -> Link:
+    """Make a phase of a solver, its training net first of `nets`, and the command that starts it."""
+    tests = tuple(net for net in nets[1:] if net is not None)
+    last_iter, after = max(solver.message.max_iter, 0), earlier[-1:]
+    if after and after[0].solver.path == solver.path:  # several in one file, each from the one before
+        weights = f"{after[0].solver.message.snapshot_prefix}_iter_{after[0].last_iter}.caffemodel"
+        return Link(name, solver, nets[0], last_iter, weights, test_nets=tests)
+    if training is None:
+        return Link(name, solver, nets[0], last_iter, test_nets=tests)
+    return Link(
+        name,
+        solver,
+        nets[0],
+        training.stop_iter or last_iter,
+        training.weights,
+        training.where,
+        training.snapshot,
+        None if reader.options.ranks else training.ranks,
+        tests,
+    )
+
+
+def _nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
+    """Yield where a solver's nets lie and what they are: the trained one, then those it tests besides."""
     field = net_field(solver.message)
     if not field:
         what = "the solver names no net"
         effect = "Caffe stops with `SolverParameter must specify a train net`"
-        return NetPlace(
-            None, (finding("net-not-named", solver.path, what, effect, "net: the net's path", name),)
-        )
-    if field.endswith("param"):
-        return NetPlace(None)
+        write = "net: the net's path"
+        yield NetPlace(None, (finding("net-not-named", solver.path, what, effect, write, name),)), None
+    else:
+        # A solver of 2014 has a file for each phase.
+        phases = (pb.TRAIN,) if field.startswith("train") else (pb.TRAIN, pb.TEST)
+        yield _read_net(reader, solver, field, name, phases)
+    for kind in ("test_net_param", "test_net"):
+        for index in range(len(getattr(solver.message, kind))):
+            place, net = _read_net(reader, solver, f"{kind}[{index}]", name, (pb.TEST,))
+            missing = tuple(one for one in place.findings if one.id == "net-missing")
+            yield replace(place, findings=missing), net
+
+
+def _read_net(
+    reader: Reader, solver: Solver, field: str, name: str, phases: Sequence[int]
+) -> tuple[NetPlace, Net | None]:
+    if field.partition("[")[0].endswith("param"):
+        return NetPlace(None), inline_net(solver, field)
     is_ours = _GENERATED in solver.text[:1000]
-    return find_net(solver, field, reader.options.caffe_root, name, is_ours=is_ours)
-
-
-def _read_net(reader: Reader, solver: Solver, place: NetPlace) -> Net | None:
-    field = net_field(solver.message)
-    if field.endswith("param"):
-        return inline_net(solver, field)
+    place = find_net(solver, field, reader.options.caffe_root, name, is_ours=is_ours)
     if place.file is None:
-        return None
+        return place, None
     document = reader.read_leniently(_shown(place.file, solver))
-    return document if document is not None and isinstance(document.message, pb.NetParameter) else None
+    if document is None or not isinstance(document.message, pb.NetParameter):
+        return place, None
+    reader.phases.setdefault(place.file.resolve(), set()).update(phases)
+    return place, document
 
 
 def _shown(path: Path, solver: Solver) -> Path:
     """Give a path as the solver's was given: absolute, or from here."""
     return path if Path(solver.path).is_absolute() else Path(os.path.relpath(path))
-
-
-def _weights(script: Script, document: Document[Any], links: Sequence[Link]) -> tuple[str | None, str]:
-    """Say what a solver's command starts from, and where that stands; None where no command is known."""
-    if isinstance(document.message, pb.MultiPhaseSolverParameter) and links:
-        before = links[-1]
-        return f"{before.solver.message.snapshot_prefix}_iter_{before.last_iter}.caffemodel", ""
-    training = find_training(script, document.path)
-    return (training.weights, training.where) if training else (None, "")
 
 
 def _script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:

@@ -49,7 +49,8 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         ordered, why = order_solvers(solvers, text)
         alone = [solver for solver in solvers if solver not in ordered]
         if len(ordered) > 1 and not reader.options.is_alone:
-            yield _say_order(home, ordered, why)
+            if text is not script:
+                yield _say_order(home, ordered, why)
             yield from lint_chain(reader, ordered, text)
         else:
             alone = solvers

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chain import (
     Chain,
     Link,
     Start,
+    first_iter,
     has_rates,
     plan_starts,
     snapshot_rate,
-    source_layers,
+    train_sources,
 )
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.schedule import compare_rates, is_jump
@@ -43,37 +43,45 @@ def is_collapse(before: Link, link: Link) -> bool:
 
 
 def _is_augmented(link: Link) -> bool:
-    layers = source_layers(link.net.message, pb.TRAIN) if link.net else []
     return any(
         layer.transform_param.HasField("random_aspect_ratio_param")
         or layer.transform_param.HasField("random_resize_param")
-        for layer in layers
+        for layer in train_sources(link)
     )
 
 
 def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     if not (has_rates(before.solver.message) and has_rates(link.solver.message)):
         return
-    if not 0 < start.iteration <= before.last_iter:
+    at_iter = first_iter(link)
+    if not 0 < start.iteration <= before.last_iter or not at_iter < link.last_iter:
         return
-    last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, 0)
+    last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, at_iter)
     if not is_jump(last, first):
         return
-    at = (
-        f" (at iteration {start.iteration})"
-        if start.choices > 1 or start.iteration != before.last_iter
-        else ""
-    )
-    change = f"{last:.4g}{at} to {first:.4g}"
+    is_said = start.choices > 1 or start.iteration != before.last_iter
+    change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_said else ''} to {first:.4g}"
     what = f"the rate {compare_rates(last, first)} from {before.name} to {link.name}, {change}"
     if start.is_guess:
         what += f": of {start.choices} snapshots the one whose rate is nearest"
-    effect = "the history of momentum starts at 0 here too: the loss is unsteady for a while"
-    key = "warmup_start_lr" if link.solver.message.warmup_iter > 0 else "base_lr"
+    key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
     place = link.solver.where(key)
-    write = f"{key}: {last:.4g}, if the jump is not meant"
     values = {"before": last, "after": first, "iteration": start.iteration}
-    yield finding("join-jump", place, what, effect, write, link.name, **values)
+    if link.resumes:
+        write = "nothing, if the step is meant"
+        yield finding("resume-jump", place, what, _resumed(link), write, link.name, **values)
+    else:
+        effect = "the history of momentum starts at 0 here too: the loss is unsteady for a while"
+        write = f"{key}: {last:.4g}, if the jump is not meant"
+        yield finding("join-jump", place, what, effect, write, link.name, **values)
+
+
+def _resumed(link: Link) -> str:
+    momentum = link.solver.message.momentum
+    if not 0 < momentum < 1:
+        return "the history goes on in its solverstate"
+    updates = 1 / (1 - momentum)
+    return f"the history of momentum goes on: that of the old rate fades over some {updates:.3g} updates"
 
 
 def _collapse(before: Link, link: Link) -> Iterator[Finding]:

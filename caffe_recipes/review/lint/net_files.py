@@ -39,7 +39,7 @@ def net_field(solver: pb.SolverParameter) -> str:
 
 def inline_net(solver: Solver, field: str) -> Net:
     """Take the net that stands inside a solver's file, with its places there."""
-    return part_of(solver, field, getattr(solver.message, field))
+    return part_of(solver, field, _value(solver.message, field))
 
 
 def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
@@ -60,7 +60,7 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
     Without a Caffe root it is sought as `net_paths.find_at_path` does; then, and where it is missing, beside
     the solver by its file name. The recipe chooses the folder of a file that is generated.
     """
-    given: str = getattr(solver.message, field)
+    given: str = _value(solver.message, field)
     found = find_at_path(solver.path, given, caffe_root)
     if found is not None:
         return NetPlace(found)
@@ -78,6 +78,13 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
         write = "--caffe-root DIR, or a copy of the net beside the solver"
         findings = (finding("net-not-found", where, what, "its own rules are not looked at", write, phase),)
     return NetPlace(beside_file, findings)
+
+
+def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
+    """Give the value of a field, or of one in a list: `test_net[0]`."""
+    name, _, index = field.partition("[")
+    value = getattr(solver, name)
+    return value[int(index.removesuffix("]"))] if index else value
 
 
 def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.nets import check_net
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.solver_values import check_snapshot_folder
+from caffe_recipes.review.lint.states import State, has_source, restrict_net
 
 OURS = "surfsara"
 FOR_GPUS = ("bvlc", "nvcaffe")
@@ -36,12 +37,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads each file once; keeps what was found in its text, and the order in which to speak of files."""
+    """Reads each file once; keeps what was found in its text, and the order in which to speak of files.
+
+    `phases` are those in which the solvers read a net's file.
+    """
 
     options: Options
     documents: dict[Path, Document[Any] | PrototxtError] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    phases: dict[Path, set[int]] = field(default_factory=dict)
 
     def read(self, path: Path) -> Document[Any]:
         """Read a prototxt file; PrototxtError if it cannot be read, or is not what Caffe reads."""
@@ -67,8 +72,14 @@ class Reader:
             return None
 
     def check(self, net: Document[pb.NetParameter]) -> list[Finding]:
-        """Find what is wrong with a net by itself."""
+        """Find what is wrong with a net by itself, in the phases that solvers read it in, or in both."""
         options = self.options
+        phases = self.phases.get(Path(net.path).resolve(), ())
+        if len(phases) == 1:
+            (phase,) = phases
+            only = restrict_net(net.message, phase)
+            # Without data in that phase the rules on chains have said so.
+            net = replace(net, message=only) if has_source(only, State(phase)) else net
         return check_net(
             net,
             classes=options.classes,

@@ -33,6 +33,9 @@ RULES: Mapping[str, Rule] = {
     "warmup-never-ends": Rule("warning", "a warmup_iter beyond max_iter"),
     "warmup-end-jump": Rule("warning", "a jump of the rate of more than 2 % where the warm-up ends"),
     "final-rate-high": Rule("warning", "a last phase that ends above 1e-5 of its base_lr"),
+    "final-rate-kept": Rule(
+        "note", "the same of a lone solver, or one resumed, whose lr_policy never goes to 0"
+    ),
     # The values of one solver
     "solver-type-unknown": Rule("error", "a type that no Caffe has"),
     "regularization-unknown": Rule("error", "a regularization_type other than L1 and L2"),
@@ -56,6 +59,7 @@ RULES: Mapping[str, Rule] = {
     ),
     # The chain
     "join-jump": Rule("warning", "a jump of the rate of more than 2 % from one phase to the next"),
+    "resume-jump": Rule("note", "a jump of the rate of more than 2 % where a phase resumes a solverstate"),
     "collapse-weight-decay": Rule("warning", "a collapse with other than twice the weight decay before it"),
     "epochs-claim": Rule("warning", "a comment that claims a number of epochs more than 2 % off"),
     "title-epochs": Rule("warning", "a recipe's title that claims a number of epochs more than 2 % off"),
@@ -68,7 +72,30 @@ RULES: Mapping[str, Rule] = {
     "weights-unknown": Rule("warning", "starting weights that no earlier phase writes"),
     "weights-no-caffemodel": Rule("error", "starting weights that are no caffemodel by their name"),
     "weights-missing": Rule("error", "a later phase that starts without weights"),
+    "weights-and-snapshot": Rule("error", "a command with both --weights and --snapshot: Caffe stops"),
+    "snapshot-no-solverstate": Rule("error", "a --snapshot that is no solverstate by its name"),
+    "snapshot-unknown": Rule("warning", "a --snapshot that no phase up to it writes"),
+    "resumed-at-end": Rule("error", "a solverstate at max_iter or past it: nothing is trained"),
     "weights-of-other-phase": Rule("warning", "starting weights of another phase than the one before"),
+    # From one net, or one solver, to the next
+    "handover-misfit": Rule(
+        "error", "a layer whose weights have another shape in the phase that they are from"
+    ),
+    "handover-missing": Rule(
+        "warning", "a layer that learns, and is not in the net that its weights are from"
+    ),
+    "handover-unused": Rule("note", "a layer that has learned, and is not in the next phase's net"),
+    "solver-changes": Rule(
+        "warning", "momentum, type, solver_mode or regularization_type other than in the phase before"
+    ),
+    "weight-decay-changes": Rule(
+        "warning", "a weight decay gone, or changed more than 4 times, in a phase that is no collapse"
+    ),
+    "transforms-change": Rule("warning", "training data with another mean or scale than in the phase before"),
+    "crop-changes": Rule("note", "training data with another crop_size than in the phase before"),
+    "norms-change": Rule("warning", "BatchNorm with another moving_average_fraction or eps than before"),
+    "train-source-changes": Rule("note", "training data from another source than in the phase before"),
+    "train-on-test": Rule("warning", "training on the records that another net of the chain is tested on"),
     # Nets and paths
     "net-missing": Rule("error", "a net that is not at its path under the Caffe root"),
     "net-folder": Rule("warning", "a net in another folder than the solver's own"),

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.chain import Link, has_rates
+from caffe_recipes.review.lint.chain import Link, first_iter, has_rates
 from caffe_recipes.review.lint.rules import finding
 
 LEAST_JUMP = 0.02
 _MOST_AT_THE_END = 1e-5
 _WITH_POWER = ("poly", "poly_cyc", "inv")
+_TO_ZERO = ("poly", "poly_cyc")
 # What Caffe does about each; by the rule that a message of check_rates falls under.
 _FAULTS = {
     "base-lr-missing": (
@@ -50,8 +51,8 @@ def is_jump(before: float, after: float) -> bool:
     return abs(after - before) > LEAST_JUMP * abs(before)
 
 
-def check_schedule(link: Link, *, is_last: bool) -> Iterator[Finding]:
-    """Find what is wrong with the rate of one phase."""
+def check_schedule(link: Link, *, is_last: bool, is_alone: bool = False) -> Iterator[Finding]:
+    """Find what is wrong with the rate of one phase: the last of its chain, or its only one."""
     solver, where = link.solver.message, link.solver.where
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
@@ -72,7 +73,7 @@ def check_schedule(link: Link, *, is_last: bool) -> Iterator[Finding]:
         yield from _zero(link)
         yield from _warmup_end(link)
         if is_last:
-            yield from _end(link)
+            yield from _end(link, is_alone=is_alone)
 
 
 def _faults(link: Link) -> Iterator[Finding]:
@@ -116,7 +117,7 @@ def _zero(link: Link) -> Iterator[Finding]:
 def _warmup_end(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     warmup = solver.warmup_iter
-    if not 0 < warmup < link.last_iter:
+    if not first_iter(link) < warmup < link.last_iter:
         return
     before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
     # A short warm-up climbs by more than 2 % in each iteration; only what leaves its line is a jump.
@@ -135,13 +136,18 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
     yield finding("warmup-end-jump", place, what, effect, write, link.name, before=before, after=after)
 
 
-def _end(link: Link) -> Iterator[Finding]:
+def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     end = lr_at(solver, link.last_iter - 1)
     if end <= _MOST_AT_THE_END * solver.base_lr:
         return
     what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
     effect = "the last updates still carry the noise of single batches into the final model"
-    write = 'a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does'
-    place = link.solver.where("max_iter")
-    yield finding("final-rate-high", place, what, effect, write, link.name, end=end, base_lr=solver.base_lr)
+    place, values = link.solver.where("max_iter"), {"end": end, "base_lr": solver.base_lr}
+    # Classical schedules never go to 0, and are one solver, or resumed ones.
+    if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
+        write = 'nothing, if the schedule is known to do; lr_policy: "poly" goes to 0'
+        yield finding("final-rate-kept", place, what, effect, write, link.name, **values)
+    else:
+        write = 'a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does'
+        yield finding("final-rate-high", place, what, effect, write, link.name, **values)

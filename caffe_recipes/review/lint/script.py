@@ -7,12 +7,13 @@ commands does not hide one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import read_prototxt
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.lint.own_script import parse_steps
 
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun"}
 _TRAINERS = {"caffe", "caffe-torch", "caffe.bin"}
@@ -27,16 +28,25 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Training:
-    """One `caffe train`: its solver, and its weights; empty if it gives none, None if it cannot be told."""
+    """One `caffe train`: its solver, and its weights; empty if it gives none, None if it cannot be told.
+
+    `snapshot` is the solverstate that it resumes, `stop_iter` where it is stopped before max_iter.
+    """
 
     solver: str
     weights: str | None
     where: str
+    snapshot: str = ""
+    ranks: int | None = None
+    stop_iter: int | None = None
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the commands of a text give; None and empty where they do not."""
+    """What the commands of a text give; None and empty where they do not.
+
+    `ranks` is None where its trainings have several numbers of them. One of ours puts its prototxts in place.
+    """
 
     trainings: tuple[Training, ...] = ()
     tested: tuple[str, ...] = ()
@@ -45,6 +55,7 @@ class Script:
     omp_num_threads: int | None = None
     mlsl_cores: tuple[int, ...] = ()
     mlsl_where: str = ""
+    is_ours: bool = False
 
 
 # What a command, or the whole text, sets: a name's value, and the `file:line` of it.
@@ -53,7 +64,10 @@ _Settings = dict[str, tuple[str, str]]
 
 def load_script(path: Path, max_bytes: int) -> Script:
     """Read a script's file, of at most `max_bytes`; InputError if it holds nothing that lint could use."""
-    script = parse_script(read_prototxt(path, max_bytes), path)
+    try:
+        script = parse_script(read_prototxt(path, max_bytes), path)
+    except PrototxtError as error:
+        raise InputError(error.where, error.what, "give the text of a script that starts Caffe") from error
     if script == Script():
         raise InputError(path, "holds no command that trains", "give the script that starts Caffe")
     return script
@@ -83,9 +97,19 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
                 continue
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
-    trainings = [training for command in commands for training in _training(command)]
+    ranks = commands[0].get("ranks", ("", ""))[0]  # Slurm's, above all commands
+    trainings = [training for command in commands for training in _training(command, ranks)]
+    steps = parse_steps(text)
+    if steps:
+        launch: _Settings = next((command for command in commands if "solver" in command), {})
+        settings["ranks"] = launch.get("ranks", ("", ""))
+        count = _number(settings["ranks"][0])
+        trainings = [
+            Training(step.solver, step.weights, f"{path}:{step.line}", "", count, step.stop_iter)
+            for step in steps
+        ]
     tested = [model for command in commands for model in _tested(command)]
-    return _script(settings, trainings, tested)
+    return _script(settings, trainings, tested, is_ours=bool(steps))
 
 
 def _words(text: str, path: str | Path) -> Iterator[tuple[str, str]]:
@@ -123,12 +147,13 @@ def _set_by(word: str, following: str) -> Iterator[tuple[str, str]]:
         yield name, given
 
 
-def _training(command: _Settings) -> Iterator[Training]:
+def _training(command: _Settings, ranks: str) -> Iterator[Training]:
     solver, where = command.get("solver", ("", ""))
     if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver:
-        weights = command.get("weights", ("", ""))[0]
-        is_known = "snapshot" not in command and "$" not in weights
-        yield Training(solver, weights if is_known else None, where)
+        weights, snapshot = (command.get(name, ("", ""))[0] for name in ("weights", "snapshot"))
+        is_known = "$" not in weights and (weights or not snapshot)
+        given = _number(command.get("ranks", (ranks, ""))[0])
+        yield Training(solver, weights if is_known else None, where, snapshot, given)
 
 
 def _tested(command: _Settings) -> Iterator[str]:
@@ -138,20 +163,25 @@ def _tested(command: _Settings) -> Iterator[str]:
 
 
 def _script(
-    settings: Mapping[str, tuple[str, str]], trainings: Sequence[Training], tested: Sequence[str]
+    settings: _Settings, trainings: Sequence[Training], tested: Sequence[str], *, is_ours: bool
 ) -> Script:
-    def number(name: str) -> int | None:
-        text = settings.get(name, ("", ""))[0]
-        return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else None
+    def given(name: str) -> int | None:
+        return _number(settings.get(name, ("", ""))[0])
 
     listed, where = settings.get("MLSL_SERVER_AFFINITY", ("", ""))
     cores = tuple(int(core) for core in re.findall(r"\d{1,6}", listed))
+    counts = {training.ranks for training in trainings} - {None}
     return Script(
         tuple(trainings),
         tuple(tested),
-        number("ranks"),
-        number("ranks_per_node"),
-        number("OMP_NUM_THREADS"),
+        given("ranks") if len(counts) <= 1 else None,
+        given("ranks_per_node"),
+        given("OMP_NUM_THREADS"),
         cores,
         where if cores else "",
+        is_ours,
     )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else None

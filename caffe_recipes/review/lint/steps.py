@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.chain import Chain, Link, Net, source_layers
+from caffe_recipes.review.lint.chain import Chain, Link, Net
 from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.states import State, has_source, test_states, train_state
 
 _REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"
 
@@ -19,21 +20,27 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
         yield from _data(link)
     last = chain.links[-1]
     for net in chain.tested:
-        if not has_source(net, pb.TEST):
+        if not has_source(net.message, State(pb.TEST)):
             what = f"the chain's test uses {net.path}, which has no data layer for TEST"
             yield finding(
                 "no-test-net", net.path, what, _REFUSED, "a data layer with include { phase: TEST }"
             )
-    if chain.is_whole and not chain.tested and last.net and not has_source(last.net, pb.TEST):
+    if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
         what = f"the last phase's net {last.net.path} has no data layer for TEST"
         effect = f"`caffe test` on it fails with {_REFUSED.partition('with ')[2]}"
         write = "a data layer with include { phase: TEST } in it, or test with a net that has one"
         yield finding("last-net-without-test", last.solver.where("net"), what, effect, write, last.name)
 
 
-def has_source(net: Net, phase: int) -> bool:
-    """Whether anything makes data in a phase."""
-    return bool(net.message.input or source_layers(net.message, phase))
+def _can_be_tested(link: Link, net: Net) -> bool:
+    """Whether the last phase's net has data for TEST, in any state of the solver's; or another is tested."""
+    solver = link.solver.message
+    states = (State(pb.TEST), *test_states(solver, net.message))
+    return _has_own(solver) or any(has_source(net.message, state) for state in states)
+
+
+def _has_own(solver: pb.SolverParameter) -> bool:
+    return bool(solver.test_net or solver.test_net_param)
 
 
 def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
@@ -63,15 +70,39 @@ def _data(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
     if net is None:
         return
-    if not has_source(net, pb.TRAIN):
-        what = f"{net.path} has no data layer for TRAIN"
+    if not has_source(net.message, train_state(solver, net.message)):
+        what = f"{net.path} has no data layer for TRAIN{_staged(solver.train_state)}"
         write = "a data layer with include { phase: TRAIN }"
         yield finding("no-train-net", net.path, what, _REFUSED, write, link.name)
-    tests = bool(solver.test_iter) or bool(solver.test_interval)
-    has_own = bool(solver.test_net or solver.test_net_param)
-    if tests and not has_own and not has_source(net, pb.TEST):
-        what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST"
-        write = "a data layer with include { phase: TEST }, or no test_iter and test_interval"
-        field = "test_iter[0]" if solver.test_iter else "test_interval"
-        effect = _REFUSED if solver.test_iter else f"it never tests; once test_iter is given {_REFUSED}"
-        yield finding("no-test-net", link.solver.where(field), what, effect, write, link.name)
+    if not (solver.test_iter or solver.test_interval):
+        return
+    for tested in link.test_nets if _has_own(solver) else (net,):
+        for state, given in _given_states(solver, tested):
+            if not has_source(tested.message, state):
+                yield _no_test(link, tested, given)
+
+
+def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[State, pb.NetState]]:
+    """Give each state in which a net may be tested; of several test nets it is not told which has which."""
+    states = test_states(solver, net.message)
+    if _has_own(solver) and len(states) > 1:
+        return iter(())
+    return zip(states, solver.test_state or (pb.NetState(),), strict=True)
+
+
+def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
+    solver = link.solver
+    tests = bool(solver.message.test_iter)
+    what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST{_staged(state)}"
+    write = "a data layer with include { phase: TEST }, or no test_iter and test_interval"
+    field = "test_iter[0]" if tests else "test_interval"
+    effect = _REFUSED if tests else f"it never tests; once test_iter is given {_REFUSED}"
+    return finding("no-test-net", solver.where(field), what, effect, write, link.name)
+
+
+def _staged(state: pb.NetState) -> str:
+    """Say the stages and level that a solver asks for, if it does."""
+    parts = [f"stage '{stage}'" for stage in state.stage]
+    if state.HasField("level"):
+        parts.append(f"level {state.level}")
+    return f" in {' and '.join(parts)}" if parts else ""

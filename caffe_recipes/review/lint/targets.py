@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.findings import SEVERITIES, Finding
-from caffe_recipes.review.lint.check import sort_findings
+from caffe_recipes.review.lint.check import sort_findings, split_place
 from caffe_recipes.review.lint.files import lint_files
 from caffe_recipes.review.lint.folder import lint_folder
 from caffe_recipes.review.lint.reader import Options, Reader
@@ -22,6 +23,8 @@ def lint(targets: Sequence[str], options: Options) -> list[Finding]:
 
     Raises InputError for what cannot be read, and for options of files where only recipes are given.
     """
+    if not all(target.strip() for target in targets):
+        raise InputError("", "an empty name is given", "is a variable unset?")
     recipes = [target for target in targets if is_recipe(target)]
     others = [Path(target) for target in targets if target not in recipes]
     if not others:
@@ -81,7 +84,29 @@ def _lint_paths(paths: Sequence[Path], options: Options) -> list[Finding]:
     for folder in (path for path in paths if path.is_dir()):
         found += lint_folder(reader, folder, script)
     found += lint_files(reader, [path for path in paths if not path.is_dir()], script)
-    return sort_findings([*reader.findings, *found], reader.order)
+    return merge_folders(sort_findings([*reader.findings, *found], reader.order))
+
+
+def merge_folders(findings: Sequence[Finding]) -> list[Finding]:
+    """Say once for all solvers of a folder that their nets are said to lie in another, where the first is."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for found in findings:
+        if found.id == "net-folder":
+            home = Path(split_place(found.where)[0]).parent
+            groups.setdefault((home, found.values["folder"]), []).append(found)
+    merged = {id(group[0]): _merge(group) for group in groups.values()}
+    gone = {id(found) for group in groups.values() for found in group[1:]}
+    return [merged.get(id(found), found) for found in findings if id(found) not in gone]
+
+
+def _merge(group: Sequence[Finding]) -> Finding:
+    first = group[0]
+    names = [*dict.fromkeys(found.phase for found in group)]
+    if len(names) == 1:
+        return first
+    folder, own = first.values["folder"], first.values["own"]
+    what = f"the nets of {', '.join(names)} lie in {folder}, and the solvers in {own}"
+    return replace(first, what=what, phase="")
 
 
 def _refuse_options(options: Options) -> None:

@@ -128,3 +128,19 @@ def test_other_images_than_the_comments_count_on_are_found(lint_solvers: LintSol
 def test_a_title_names_the_epochs_of_all_phases_or_of_the_last_model(title: str, count: int) -> None:
     found = list(check_title(title, "r.yaml:2", whole=90.2, model=85.4))
     assert [one.id for one in found] == ["title-epochs"] * count
+
+
+def test_sub_batches_are_images_of_an_iteration_too(lint_solvers: LintSolvers) -> None:
+    halved = {
+        "lr_policy": '"poly_cyc"',
+        "power": 1,
+        "max_iter": "500 # 32000 / 64 * 1 epoch",
+        "lr_iter": 1000,
+    }
+    last = {"base_lr": 0.501, "max_iter": "1000 # 2 epochs"}
+    assert lint_solvers({"a": halved, "b": last}) == []
+    (found,) = lint_solvers({"a": halved, "b": {**last, "iter_size": 2}})
+    assert (found.id, found.phase) == ("epochs-claim", "b")
+    assert found.values["epochs"] == pytest.approx(4)
+    both = lint_solvers({"a": {**halved, "iter_size": 2}, "b": {**last, "iter_size": 2}})
+    assert both == []

@@ -109,3 +109,41 @@ def test_the_command_with_most_folders_in_common_is_a_solver_s_own() -> None:
     found = find_training(script, "x/b/solver.prototxt")
     assert found is script.trainings[1]
     assert find_training(script, "x/c/solver_1.prototxt") is None
+
+
+def test_each_phase_has_the_ranks_of_its_own_command(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    command = "mpirun -n {} caffe train --solver=own/solver_{}.prototxt {}\n"
+    weights = "--weights=own_a_iter_500.caffemodel"
+    script.write_text(command.format(2, "a", "") + command.format(1, "b", weights))
+    solvers = {"a": {**HALF, "max_iter": "500 # 32000 / 64 * 1 epoch"}, "b": {"base_lr": 0.5}}
+    (found,) = lint_solvers(solvers, script=script)
+    assert (found.id, found.phase, found.values["batch"]) == ("global-batch", "b", 32)
+    (found,) = lint_solvers(solvers, script=script, ranks=4)[:1]
+    assert (found.id, found.phase, found.values["batch"]) == ("global-batch", "a", 128)
+
+
+def test_the_nets_of_2014_are_looked_at_in_their_own_phase(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    """A file for each phase, without a rule of any layer."""
+    own, plain = tmp_path / "own", net_text("TRAIN").replace("include { phase: TRAIN }", "")
+    (own / "train.prototxt").write_text(plain.replace("shuffle: true", ""))
+    ratio = "crop_size: 28 random_aspect_ratio_param { aspect_ratio_change: 0.75 }"
+    (own / "train.prototxt").write_text(plain.replace("shuffle: true", "").replace("crop_size: 28", ratio))
+    (own / "test.prototxt").write_text(plain.replace("TRAIN_lmdb", "TEST_lmdb").replace("shuffle: true", ""))
+    solver = {
+        "net": None, "train_net": '"own/train.prototxt"', "test_net": '"own/test.prototxt"',
+        "test_iter": 5, "test_interval": 100,
+    }  # fmt: skip
+    found = lint_solvers({"a": solver})
+    assert [one.id for one in found] == ["train-unshuffled"]
+    assert "train.prototxt" in found[0].where
+    files = [own / name for name in ("solver_a.prototxt", "train.prototxt", "test.prototxt")]
+    assert [one.id for one in lint([str(path) for path in files], Options())] == ["train-unshuffled"]
+
+
+def test_a_test_net_that_is_not_under_the_caffe_root_is_an_error(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    (found,) = lint_solvers({"a": {"test_net": '"own/no.prototxt"', "test_iter": 1, "test_interval": 1}},
+                            caffe_root=tmp_path)  # fmt: skip
+    assert (found.id, found.severity) == ("net-missing", "error")

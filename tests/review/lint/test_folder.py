@@ -92,8 +92,23 @@ def test_a_script_that_is_given_goes_before_names(lint_folder: LintFolder, tmp_p
         "caffe train --solver=own/solver_2.prototxt\n"
         "caffe train --solver=own/solver_1.prototxt --weights=a_iter_500.caffemodel\n"
     )
-    found = lint_folder({"solver_1.prototxt": END, "solver_2.prototxt": HALF}, script=script)
-    assert [one.id for one in found] == ["order-guessed"]
+    assert lint_folder({"solver_1.prototxt": END, "solver_2.prototxt": HALF}, script=script) == []
+
+
+def test_nets_in_another_folder_are_told_once(lint_folder: LintFolder) -> None:
+    net = '"models/far/train_val.prototxt"'
+    found = lint_folder({
+        "solver_1.prototxt": {**HALF, "net": net},
+        "solver_2.prototxt": {**END, "net": net},
+        "one_solver_adam.prototxt": {"net": net},
+        "two_solver.prototxt": {"net": '"models/other/train_val.prototxt"'},
+    })  # fmt: skip
+    several, single = [one for one in found if one.id == "net-folder"]
+    assert several.what == "the nets of 1, 2, one_adam lie in far, and the solvers in own" or (
+        several.what == "the nets of one_adam, 1, 2 lie in far, and the solvers in own"
+    )
+    assert (dict(several.values), several.phase) == ({"folder": "far", "own": "own"}, "")
+    assert (single.what, single.phase) == ("the net lies in other, and the solver in own", "two")
 
 
 def test_one_solver_alone_is_a_whole_chain(lint_folder: LintFolder) -> None:

@@ -76,3 +76,25 @@ def test_a_last_phase_without_the_augmentation_is_a_collapse_by_any_name(
     plain = {"base_lr": 0.5, "net": '"own/plain.prototxt"'}
     assert [one.id for one in lint_solvers({"a": HALF, "b": plain})] == ["collapse-weight-decay"]
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.501, 0), (0.9, 1), (0.05, 1)])
+def test_a_rate_that_jumps_at_a_resumed_solverstate_is_a_note(
+    lint_solvers: LintSolvers, tmp_path: Path, rate: float, count: int
+) -> None:
+    script = tmp_path / "run.sh"
+    command = "caffe train --solver=own/solver_{}.prototxt {}\n"
+    script.write_text(command.format("a", "") + command.format("b", "--snapshot=own_a_iter_500.solverstate"))
+    later = {"lr_policy": '"fixed"', "power": None, "base_lr": rate, "max_iter": 900}
+    found = [one for one in lint_solvers({"a": HALF, "b": later}, script=script) if "jump" in one.id]
+    assert [(one.id, one.severity) for one in found] == [("resume-jump", "note")] * count
+    assert all("starts at 0" not in one.effect for one in found)
+
+
+def test_a_resumed_phase_goes_on_at_its_own_iteration(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    command = "caffe train --solver=own/solver_{}.prototxt {}\n"
+    script.write_text(command.format("a", "") + command.format("b", "--snapshot=own_a_iter_500.solverstate"))
+    whole = {**HALF, "max_iter": 1000, "warmup_iter": 100, "warmup_start_lr": 0.9}
+    assert "resume-jump" not in [one.id for one in lint_solvers({"a": HALF, "b": whole}, script=script)]
+    assert "warmup-end-jump" not in [one.id for one in lint_solvers({"a": HALF, "b": whole}, script=script)]

@@ -69,7 +69,7 @@ def test_the_folder_of_a_generated_solver_is_the_recipe_s_choice(
 
 
 def test_a_net_that_is_nowhere_is_a_note(lint_solvers: LintSolvers) -> None:
-    (found,) = lint_solvers({"a": {"net": '"own/n.prototxt"'}})
+    (found,) = lint_solvers({"a": {"net": '"own/not_there.prototxt"'}})
     assert (found.id, found.severity) == ("net-not-found", "note")
 
 

@@ -100,3 +100,17 @@ def test_the_last_phase_ends_below_1e_5_of_base_lr(lint_solvers: LintSolvers) ->
 def test_plateau_is_not_judged_by_rates_that_depend_on_losses(lint_solvers: LintSolvers) -> None:
     plateau = {"lr_policy": '"plateau"', "power": None, "gamma": 0.1, "plateau_winsize": 9}
     assert lint_solvers({"a": plateau}) == []
+
+
+CLASSICAL = {"lr_policy": '"step"', "gamma": 0.1, "stepsize": 400, "power": None}
+
+
+def test_a_lone_solver_that_never_goes_to_0_is_a_note(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": CLASSICAL})
+    assert (found.id, found.severity) == ("final-rate-kept", "note")
+    assert found.values["end"] == pytest.approx(0.01)
+
+
+def test_the_last_of_a_chain_that_never_goes_to_0_is_a_warning(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": {"lr_policy": '"fixed"', "power": None}, "b": CLASSICAL})
+    assert (found.id, found.severity, found.phase) == ("final-rate-high", "warning", "b")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint.script import Script, load_script, parse_script
 
 # As in a README: a line break without its backslash, a stray quote behind the last command, quoted values.
@@ -92,10 +92,10 @@ def test_a_script_without_commands_is_refused(tmp_path: Path) -> None:
 
 def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
-    with pytest.raises(PrototxtError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_script(path, MOST_BYTES)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PrototxtError, match="not UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8; give the text of a script that starts Caffe"):
         load_script(path, MOST_BYTES)
 
 
@@ -110,3 +110,29 @@ def test_numbers_of_other_commands_are_no_ranks() -> None:
     script = parse_script(README + "    result=$(head -n 1 hostfile)\n    tail -n 20 log\n")
     assert script.ranks == 896
     assert parse_script("#SBATCH -n 64\nibrun caffe train --solver=a.prototxt").ranks == 64
+
+
+def test_each_training_has_the_ranks_of_its_own_command() -> None:
+    one, other = (
+        "mpirun -n 8 caffe train --solver=1.prototxt\n",
+        "mpirun -n {} caffe train --solver=2.prototxt\n",
+    )
+    differing, same = parse_script(one + other.format(4)), parse_script(one + other.format(8))
+    assert [training.ranks for training in differing.trainings] == [8, 4]
+    assert differing.ranks is None
+    assert same.ranks == 8
+    slurm = parse_script("#SBATCH -n 64\nibrun caffe train --solver=a.prototxt")
+    assert [training.ranks for training in slurm.trainings] == [64]
+
+
+def test_what_a_training_resumes_is_its_own() -> None:
+    script = parse_script(
+        "caffe train --solver=1.prototxt\n"
+        "caffe train --solver=2.prototxt --snapshot=a_iter_5.solverstate\n"
+        "caffe train --solver=3.prototxt --snapshot b_iter_5.solverstate.h5 --weights=c.caffemodel\n"
+    )
+    assert [(one.weights, one.snapshot) for one in script.trainings] == [
+        ("", ""),
+        (None, "a_iter_5.solverstate"),
+        ("c.caffemodel", "b_iter_5.solverstate.h5"),
+    ]

@@ -48,13 +48,98 @@ def lint_run(lint_solvers: LintSolvers, tmp_path: Path) -> LintSolvers:
         "--weights=own_a_iter_1000.caffemodel",
         "--weights own_a_iter_900.caffemodel",
         "-weights=/scratch/own_a_iter_300.caffemodel",
-        "--weights=own_a_iter_300.caffemodel.h5",
         "--weights=$WEIGHTS",
         "--snapshot=own_b_iter_30.solverstate",
     ],
 )
 def test_weights_that_the_phase_before_writes_are_right(lint_run: LintSolvers, weights: str) -> None:
     assert lint_run(weights) == []
+
+
+def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> None:
+    hdf5 = {"snapshot_format": "HDF5"}
+    assert lint_run("--weights=own_a_iter_300.caffemodel.h5", **hdf5) == []
+    resumed = lint_run("--snapshot=own_a_iter_300.solverstate.h5", **hdf5)
+    assert [one.id for one in resumed] == ["resume-jump"]
+    for weights in ("--weights=own_a_iter_300.caffemodel", "--weights=own_a_iter_300.caffemodel.h5"):
+        (found,) = lint_run(weights, **(hdf5 if weights.endswith("l") else {}))
+        assert found.id == "weights-unknown"
+    (found,) = [
+        one for one in lint_run("--snapshot=own_a_iter_300.solverstate", **hdf5) if one.id != "resume-jump"
+    ]
+    assert (found.id, found.write) == ("snapshot-unknown", "--snapshot=own_a_iter_1000.solverstate.h5")
+
+
+@pytest.mark.parametrize(
+    ("weights", "rule", "said"),
+    [
+        ("--snapshot=own_a_iter_901.solverstate", "snapshot-never-fires", "iteration 900"),
+        ("--snapshot=other_iter_300.solverstate", "snapshot-unknown", "own_a_iter_1000.solverstate"),
+        ("--snapshot=own_a_iter_300.caffemodel", "snapshot-no-solverstate", "own_a_iter_300.solverstate"),
+        ("--snapshot=own_a_iter_300.solverstate --weights=own_a_iter_300.caffemodel",
+         "weights-and-snapshot", "--snapshot alone"),
+        ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 1000 and"),
+    ],
+)  # fmt: skip
+def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
+    lint_run: LintSolvers, weights: str, rule: str, said: str
+) -> None:
+    found = [one for one in lint_run(weights) if one.id != "resume-jump"]
+    assert [(one.id, one.phase) for one in found] == [(rule, "b")]
+    assert said in found[0].write
+
+
+def test_resumed_solvers_of_one_prefix_are_one_schedule(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    """As in BVLC's cifar10_full: three solvers, each a tenth of the rate, and a script that resumes."""
+    common = {**FIRST, "snapshot_prefix": '"/tmp/full"', "momentum": 0.9, "snapshot_format": "HDF5"}
+    solvers = {
+        "a": {**common, "max_iter": 900},
+        "b": {**common, "max_iter": 1000, "snapshot": 100, "base_lr": 0.1},
+        "c": {**common, "max_iter": 1100, "snapshot": 100, "base_lr": 0.01},
+    }
+    states = [
+        "",
+        "--snapshot=/tmp/full_iter_{}.solverstate.h5",
+        "--snapshot=/tmp/full_iter_1000.solverstate.h5",
+    ]
+    script = tmp_path / "run.sh"
+    script.write_text("".join(map(COMMAND.format, "abc", states)).replace("{}", "900"))
+    found = lint_solvers(solvers, script=script)
+    assert [(one.id, one.severity) for one in found] == [
+        ("resume-jump", "note"), ("resume-jump", "note"), ("final-rate-kept", "note")
+    ]  # fmt: skip
+    assert [one.values["before"] for one in found[:2]] == pytest.approx([1, 0.1])
+    assert "fades over some 10 updates" in found[0].effect
+    script.write_text(script.read_text().replace("iter_900", "iter_899"))
+    never, *_ = lint_solvers(solvers, script=script)
+    assert (never.id, never.phase) == ("snapshot-never-fires", "b")
+
+
+def test_a_phase_resumes_its_own_solverstate_of_any_iteration(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(COMMAND.format("a", "--snapshot=/tmp/own_a_iter_77.solverstate"))
+    assert lint_solvers({"a": {}}, script=script) == []
+    found = {one.id: one for one in lint_solvers({"a": {"max_iter": 77}}, script=script)}
+    assert (found["resumed-at-end"].severity, found["resumed-at-end"].values["iteration"]) == ("error", 77)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["--weights=own_a_iter_1000.caffemodel", "--weights=own_a_iter_900.caffemodel", "--weights=$WEIGHTS"],
+)
+def test_what_comes_after_the_last_snapshot_is_lost_unless_that_one_is_asked_for(
+    lint_run: LintSolvers, weights: str
+) -> None:
+    found = [one.id for one in lint_run(weights, snapshot_after_train="false")]
+    expected = {"1000": ["snapshot-never-fires"], "900": [], "IGHTS": ["no-final-snapshot"]}
+    assert found == next(ids for end, ids in expected.items() if end in weights)
+
+
+def test_what_comes_after_the_last_snapshot_of_an_earlier_phase_is_lost(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": {**FIRST, "snapshot": 600, "snapshot_after_train": "false"}, "b": {}})
+    assert [(one.id, one.phase) for one in found] == [("no-final-snapshot", "a")]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ TESTS = {"test_interval": 10}
         ({**TESTS, "test_iter": 0}, "solver-value-refused", "test_iter is 0"),
         ({"test_iter": 1, "test_interval": -10}, "solver-value-refused", "test_interval is -10"),
         (
-            {**TESTS, "test_iter": 1, "test_net": '"a" test_net: "b"'},
+            {**TESTS, "test_iter": 1, "test_net": '"own/a" test_net: "own/b"'},
             "solver-value-refused",
             "for 2 test nets",
         ),
@@ -98,7 +98,7 @@ def test_a_rate_that_grows_or_stays_is_a_warning(
 ) -> None:
     found = {one.id: one for one in lint_solvers({"a": changes})}
     assert found[rule].severity == "warning"
-    assert set(found) <= {rule, "final-rate-high", "rate-not-finite"}
+    assert set(found) <= {rule, "final-rate-high", "final-rate-kept", "rate-not-finite"}
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,42 @@ def test_a_test_during_training_needs_data_for_it(lint_without_test: LintSolvers
     assert found["no-test-net"].where.endswith("solver_a.prototxt:9:1")
 
 
-def test_a_test_net_of_its_own_will_do(lint_without_test: LintSolvers) -> None:
+@pytest.mark.parametrize(("text", "rules"), [(net_text("TEST"), []), (net_text("TRAIN"), ["no-test-net"])])
+def test_a_test_net_of_its_own_will_do(
+    lint_without_test: LintSolvers, tmp_path: Path, text: str, rules: list[str]
+) -> None:
+    (tmp_path / "own" / "test.prototxt").write_text(text)
     found = lint_without_test({"a": {**TESTS, "test_net": '"own/test.prototxt"'}})
-    assert [one.id for one in found] == ["last-net-without-test"]
+    assert [one.id for one in found] == rules
+
+
+def test_a_solver_s_stages_choose_the_data(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    """As in BVLC's mnist_autoencoder: one net, tested on two sources by stages."""
+    net = tmp_path / "own" / "train_val.prototxt"
+    stages = {"test_state": "{ stage: 'on-train' } test_state: { stage: 'on-test' }"}
+    tests = {"test_iter": "5 test_iter: 5", "test_interval": 100}
+    text = net_text("TRAIN", "TEST").replace("phase: TEST", 'phase: TEST stage: "on-test"')
+    net.write_text(text)
+    found = lint_solvers({"a": {**tests, **stages}})
+    assert [one.id for one in found] == ["no-test-net"]
+    assert found[0].what.endswith("has no data layer for TEST in stage 'on-train'")
+    both = (
+        net_text("TEST")
+        .replace("phase: TEST", 'phase: TEST stage: "on-train"')
+        .partition('layer {\n  name: "ip')
+    )
+    net.write_text(both[0] + text)
+    assert lint_solvers({"a": {**tests, **stages}}) == []
+    assert "no-test-net" in [one.id for one in lint_solvers({"a": TESTS})]
+
+
+def test_a_stage_of_the_training_net_chooses_its_data(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    net = tmp_path / "own" / "train_val.prototxt"
+    net.write_text(net_text("TRAIN", "TEST").replace("phase: TRAIN", "phase: TRAIN stage: 'x' min_level: 1"))
+    (found,) = [one for one in lint_solvers({"a": {}}) if one.id == "no-train-net"]
+    assert found.what.endswith("has no data layer for TRAIN")
+    state = {"train_state": "{ stage: 'x' level: 1 }"}
+    assert "no-train-net" not in [one.id for one in lint_solvers({"a": state})]
 
 
 def test_data_without_rules_are_for_both_phases(lint_solvers: LintSolvers, tmp_path: Path) -> None:

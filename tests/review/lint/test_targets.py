@@ -70,3 +70,9 @@ def test_an_unknown_rule_is_refused_with_the_nearest() -> None:
         explain_rule("join-jum")
     with pytest.raises(InputError, match="no rule 'x'; --rules lists them"):
         explain_rule("x")
+
+
+@pytest.mark.parametrize("targets", [[""], [" "], ["digits-local", ""]])
+def test_an_empty_name_is_refused(targets: list[str]) -> None:
+    with pytest.raises(InputError, match="an empty name is given; is a variable unset"):
+        lint(targets, Options())

@@ -1,0 +1,149 @@
+"""Phase against phase: what a later one has otherwise than the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.review.findings import Finding
+from tests.review.conftest import LintSolvers, net_text
+
+FIRST = {
+    "lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000, "snapshot": 500, "momentum": 0.9
+}  # fmt: skip
+LAST = {"base_lr": 0.501, "momentum": 0.9}
+NET = net_text("TRAIN", "TEST", more="scale: 0.5 mean_value: 104")
+NORM = """layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn" batch_norm_param { } }
+layer { name: "sc" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }
+layer {
+  name: "ip\""""
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "said"),
+    [
+        ({"momentum": 0.99}, "solver-changes", "momentum is 0.99 in b, and 0.9 in a"),
+        ({"momentum": None}, "solver-changes", "momentum is not given, which means 0, in b"),
+        ({"type": '"Nesterov"'}, "solver-changes", "type is Nesterov in b, and SGD in a"),
+        ({"solver_mode": "GPU"}, "solver-changes", "solver_mode is GPU in b, and CPU in a"),
+        ({"regularization_type": '"L1"'}, "solver-changes", "regularization_type is L1 in b"),
+        ({"weight_decay": None}, "weight-decay-changes", "is not given, which means 0, in b, and 0.0001"),
+        ({"weight_decay": 0}, "weight-decay-changes", "weight_decay is 0 in b"),
+        ({"weight_decay": 0.0005}, "weight-decay-changes", "weight_decay is 0.0005 in b, and 0.0001 in a"),
+        ({"weight_decay": 0.00001}, "weight-decay-changes", "weight_decay is 1e-05 in b"),
+    ],
+)
+def test_a_rule_of_updates_that_changes_is_a_warning(
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+) -> None:
+    (found,) = lint_solvers({"a": FIRST, "b": {**LAST, **changes}})
+    assert (found.id, found.severity, found.phase) == (rule, "warning", "b")
+    assert said in found.what
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight_decay": 0.0004},
+        {"weight_decay": 0.000025},
+        {"type": '"SGD"'},
+        {"type": None, "solver_type": "SGD"},
+        {"display": 20},
+        {"regularization_type": '"L2"'},
+    ],
+)
+def test_what_is_the_same_or_small_is_silent(lint_solvers: LintSolvers, changes: dict[str, object]) -> None:
+    assert lint_solvers({"a": FIRST, "b": {**LAST, **changes}}) == []
+
+
+def test_momentum_says_what_it_does_to_the_updates(lint_solvers: LintSolvers) -> None:
+    (found,) = lint_solvers({"a": FIRST, "b": {**LAST, "momentum": 0.99}})
+    assert "10 times as far" in found.effect
+    assert found.write == "momentum: 0.9"
+
+
+def test_another_type_has_another_momentum(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": FIRST, "b": {**LAST, "type": '"Adam"', "momentum": 0.95}})
+    assert [one.values["field"] for one in found if one.id == "solver-changes"] == ["type"]
+
+
+def test_a_phase_that_goes_back_to_an_earlier_value_is_silent(lint_solvers: LintSolvers) -> None:
+    middle = {**FIRST, "base_lr": 0.501, "momentum": 0.8}
+    found = lint_solvers({"a": FIRST, "b": middle, "c": {"base_lr": 0.251, "momentum": 0.9}})
+    assert [(one.id, one.phase) for one in found] == [("solver-changes", "b")]
+
+
+def test_the_weight_decay_of_a_collapse_has_its_own_rule(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": FIRST, "collapse": {**LAST, "weight_decay": 0.0008}})
+    assert [one.id for one in found] == ["collapse-weight-decay"]
+
+
+@pytest.fixture
+def lint_nets(lint_solvers: LintSolvers, tmp_path: Path) -> LintSolvers:
+    """Give a function that lints two phases, the second with a net that differs by some text."""
+
+    def run(*changes: tuple[str, str], net: str = NET) -> list[Finding]:
+        last = net
+        for old, new in changes:
+            assert old in last
+            last = last.replace(old, new)
+        for name, text in (("first", net), ("last", last)):
+            (tmp_path / "own" / f"{name}.prototxt").write_text(text)
+        nets = [{"net": f'"own/{name}.prototxt"'} for name in ("first", "last")]
+        found = lint_solvers({"a": {**FIRST, **nets[0]}, "b": {**LAST, **nets[1]}})
+        return [one for one in found if one.phase]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "severity"),
+    [
+        ("mean_value: 104", "mean_value: 105", "transforms-change", "warning"),
+        ("mean_value: 104", "", "transforms-change", "warning"),
+        ("scale: 0.5", "", "transforms-change", "warning"),
+        ('"TRAIN_lmdb"', '"other_lmdb"', "train-source-changes", "note"),
+    ],
+)
+def test_other_training_data_are_found_at_their_field(
+    lint_nets: LintSolvers, old: str, new: str, rule: str, severity: str
+) -> None:
+    (found,) = lint_nets((old, new))
+    assert (found.id, found.severity, found.phase) == (rule, severity, "b")
+    assert "last.prototxt:" in found.where
+
+
+def test_another_crop_is_a_note(lint_nets: LintSolvers) -> None:
+    pooled = NET.replace(
+        'layer {\n  name: "ip" type: "InnerProduct" bottom: "data"',
+        'layer { name: "pool" type: "Pooling" bottom: "data" top: "pool" '
+        "pooling_param { pool: AVE global_pooling: true } }\n"
+        'layer {\n  name: "ip" type: "InnerProduct" bottom: "pool"',
+    )
+    (found,) = lint_nets(("crop_size: 28", "crop_size: 24"), net=pooled)
+    assert (found.id, found.severity) == ("crop-changes", "note")
+    assert "crop_size is 24 in the training data of b, and 28 in that of a" in found.what
+
+
+def test_augmentation_may_come_and_go(lint_nets: LintSolvers) -> None:
+    ratio = "random_aspect_ratio_param { min_area_ratio: 0.1 max_area_ratio: 1 aspect_ratio_change: 0.75 }"
+    assert lint_nets(("scale: 0.5", f"scale: 0.5 mirror: true {ratio}")) == []
+
+
+def test_training_on_what_another_net_of_the_chain_is_tested_with(lint_nets: LintSolvers) -> None:
+    source, test = lint_nets(('"TRAIN_lmdb"', '"TEST_lmdb"'))[:2]
+    assert {source.id, test.id} == {"train-source-changes", "train-on-test"}
+
+
+def test_batch_norms_keep_their_fraction_and_eps(lint_nets: LintSolvers) -> None:
+    net = NET.replace('layer {\n  name: "ip"', NORM).replace(
+        'bottom: "data" top: "ip"', 'bottom: "bn" top: "ip"'
+    )
+    assert lint_nets(("TRAIN_lmdb", "TRAIN_lmdb"), net=net) == []
+    fraction, eps = lint_nets(
+        ("batch_norm_param { }", "batch_norm_param { moving_average_fraction: 0.9 eps: 0.001 }"), net=net
+    )
+    assert {fraction.id, eps.id} == {"norms-change"}
+    assert "moving_average_fraction of layer 'bn' is 0.9 in b, and 0.999 in a" in fraction.what
+    assert "eps of layer 'bn' is 0.001 in b, and 1e-05 in a" in eps.what
