@@ -19,6 +19,12 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError
 
 
+_LONGEST_NAME = 100
+
+# The dialect of the target fork, whose messages `caffe.proto` holds.
+OURS = "surfsara"
+
+
 class Definition(NamedTuple):
     """A field as a dialect defines it; `default` is None where it states none."""
 
@@ -91,6 +97,21 @@ def layer_type_dialects(name: str) -> tuple[str, ...]:
     ('bvlc',)
     """
     return tuple(dialect.name for dialect in load_dialects().values() if name in dialect.layer_types)
+
+
+@functools.cache
+def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
+    """Find the layer type of a dialect, or of any, that is most like a name; the same but for case at best.
+
+    >>> nearest_layer_type("Relu"), nearest_layer_type("Convolutoin"), nearest_layer_type("Attention")
+    ('ReLU', 'Convolution', None)
+    """
+    chosen = [find_dialect(dialect)] if dialect else load_dialects().values()
+    types = sorted(frozenset().union(*(each.layer_types for each in chosen)))
+    same = next((known for known in types if known.lower() == name.lower()), None)
+    # A ratio takes time in the square of a name's length, and no type has a long one.
+    near = difflib.get_close_matches(name, types, n=1) if len(name) <= _LONGEST_NAME else []
+    return same or next(iter(near), None)
 
 
 def lr_policy_dialects(name: str) -> tuple[str, ...]:

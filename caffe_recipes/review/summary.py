@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.shape_rules import RULES
 from caffe_recipes.caffe.shape_sources import SOURCES, Image
 from caffe_recipes.caffe.shapes import NetShapes, infer_shapes, select_layers
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.counts import LayerCount, Totals, count_layers, total
 from caffe_recipes.review.net_files import GivenNet, load_net
 from caffe_recipes.review.net_inputs import image_reader, needs_image, with_batch, with_image
@@ -59,7 +61,8 @@ class ReadNet:
     options: Options = field(default_factory=Options)
 
     def infer(self, phase: int) -> NetShapes:
-        """Work out the shapes of one phase; raises PrototxtError where they do not fit."""
+        """Work out the shapes of one phase; PrototxtError where they do not fit, or no Caffe has a type."""
+        _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
         images = image_reader(self.options.image, self.options.caffe_root)
         return infer_shapes(
             self.message, phase, level=self.level, stages=self.stages, images=images, path=self.path
@@ -88,7 +91,7 @@ def read_net(given: str, options: Options) -> ReadNet:
         raise InputError(found.path, "has no layers", "give a net, a solver or a recipe")
     if options.image is not None:
         if not needs_image(net):
-            raise InputError(found.path, "states the size of all its inputs", "leave --input out")
+            raise InputError(found.path, *_needs_no_image(net))
         net = with_image(net, options.image, options.batch or 1)
     if options.batch is not None:
         net = with_batch(net, options.batch)
@@ -96,6 +99,15 @@ def read_net(given: str, options: Options) -> ReadNet:
     stages = options.stages or tuple(found.state.stage)
     phase = _default_phase(found, net, level, stages) if options.phase is None else options.phase
     return ReadNet(found.path, net, phase, level, stages, options)
+
+
+def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
+    """Say why --input changes nothing in a net, and what to do."""
+    for layer in net.layer:
+        if not layer.bottom and layer.top and layer.type not in SOURCES:
+            what = f"layer '{layer.name}' ({layer.type}) makes blobs whose shape only a run tells"
+            return what, "--input is for images of data layers: put an Input layer in its place"
+    return "states the size of all its inputs", "leave --input out"
 
 
 def summarize(net: ReadNet) -> Summary:
@@ -135,6 +147,17 @@ def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequenc
     )
 
 
+def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
+    for layer in layers:
+        if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
+            continue
+        if not layer.type:
+            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops with it; name one")
+        near = nearest_layer_type(layer.type)
+        hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
+        raise PrototxtError(path, f"layer '{layer.name}' has type '{layer.type}', which no Caffe has", hint)
+
+
 def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:
     """Choose TRAIN, if the net can be trained: a net that is deployed has Input layers, or no TRAIN data."""
     if found.state.HasField("phase"):
@@ -159,6 +182,8 @@ def _hint(layers: Sequence[LayerCount]) -> str:
         known = all(blob.shape is not None and None not in blob.shape for blob in layer.bottoms)
         if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
+            if layer.type not in SOURCES and layer.type not in RULES:
+                return f"{what} has no shape rule here: what it makes, and all after it, is left open"
             if layer.type in SOURCES:
                 return f"{what} does not say the size of its images: give --input C,H,W"
             return f"{what} makes blobs whose shape only a run tells"

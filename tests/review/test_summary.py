@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,30 @@ def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_pa
     assert "--input C,H,W" in found.hint
     known = summary_of(tmp_path, DATA, CONV, image=(3, 9, 9))
     assert (known.totals.parameters, known.hint) == (4 * 3 * 9 + 4, "")
+
+
+@pytest.mark.parametrize(
+    ("type_", "said"),
+    [
+        ("Relu", "layer 'r' has type 'Relu', which no Caffe has; did you mean 'ReLU'?"),
+        ("Attention", "layer 'r' has type 'Attention', which no Caffe has; Caffe stops"),
+        ("R" * 10_000, "which no Caffe has; Caffe stops"),
+        ("", "layer 'r' has no type"),
+    ],
+)
+def test_a_type_that_no_caffe_has_is_refused_with_the_nearest(tmp_path: Path, type_: str, said: str) -> None:
+    layer = pb.LayerParameter(name="r", type=type_, bottom=["data"], top=["r"])
+    with pytest.raises(PrototxtError, match=re.escape(said)):
+        summary_of(tmp_path, DATA, layer)
+    layer.include.add(phase=pb.TEST)
+    assert summary_of(tmp_path, DATA, layer).layers[0].name == "data"
+
+
+@pytest.mark.parametrize("type_", ["Python", "MKLBatchNorm", "Clip"])
+def test_a_type_without_a_shape_rule_is_said_to_have_none(tmp_path: Path, type_: str) -> None:
+    layer = pb.LayerParameter(name="p", type=type_, bottom=["data"], top=["p"])
+    found = summary_of(tmp_path, DATA, layer, image=(3, 6, 6))
+    assert found.hint.startswith(f"layer 'p' ({type_}) has no shape rule here")
 
 
 def test_an_lmdb_under_caffe_root_tells_the_size_of_its_images(tmp_path: Path) -> None:

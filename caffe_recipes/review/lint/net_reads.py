@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import layer_type_dialects
+from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
 from caffe_recipes.review.findings import Severity
 from caffe_recipes.review.lint.net_blocks import block_readers, filler_fields
 from caffe_recipes.review.lint.net_view import Draft, NetView, show_names, title
@@ -19,10 +18,6 @@ RULES: dict[str, tuple[Severity, str]] = {
     "field-unread": ("warning", "a field that is set and has no effect"),
     "field-idle": ("note", "a field that is set, has no effect, and misleads nobody"),
 }
-
-
-# The dialect whose types `caffe.proto` names; the others have rules of their own.
-OURS = "surfsara"
 
 
 class Unread(NamedTuple):
@@ -128,18 +123,18 @@ _ALWAYS_READ = frozenset(("type", "scale"))
 def check_reads(view: NetView) -> Iterator[Draft]:
     """Check types, and what each layer sets that its type does not read; alike layers told once."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    unknown: dict[str, list[int]] = defaultdict(list)
     for index, layer in enumerate(view.net.layer):
         if layer.type not in view.dialect.layer_types:
-            # Of another dialect, its own rules tell this.
-            if view.dialect.name == OURS:
-                yield _unknown_type(view, index, layer)
+            unknown[layer.type].append(index)
             continue
         for key in _unread_of(view, layer):
             found[key].append(index)
+    if view.dialect.name == OURS:  # of another dialect, its own rules tell this
+        for type_, layers in unknown.items():
+            yield _unknown_type(view, type_, layers)
     for (rule, field, why, write), layers in found.items():
-        first = view.net.layer[layers[0]]
-        names = [view.net.layer[index].name for index in layers]
-        whose = title(first) if len(layers) == 1 else f"{len(layers)} layers ({show_names(names)})"
+        whose = title(view.net.layer[layers[0]]) if len(layers) == 1 else _show_layers(view, layers)
         yield Draft(
             rule,
             layers[0],
@@ -187,23 +182,26 @@ def _reader_of(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
-def _unknown_type(view: NetView, index: int, layer: pb.LayerParameter) -> Draft:
-    types = sorted(view.dialect.layer_types)
-    near = difflib.get_close_matches(layer.type, types, n=1)
-    same = next((name for name in types if name.lower() == layer.type.lower()), None)
-    others = layer_type_dialects(layer.type)
-    if same or near:
-        write = f'type: "{same or near[0]}"'
+def _show_layers(view: NetView, layers: Sequence[int]) -> str:
+    return f"{len(layers)} layers ({show_names([view.net.layer[index].name for index in layers])})"
+
+
+def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Draft:
+    near = nearest_layer_type(type_, view.dialect.name)
+    others = layer_type_dialects(type_)
+    if near:
+        write = f'type: "{near}"'
     elif others:
         write = f"it belongs to {', '.join(others)}; build it from other layers for this Caffe"
     else:
         write = "name a type that this Caffe has; of your own build it must have this layer too"
-    what = title(layer) if layer.type else f"layer '{layer.name}'"
-    return Draft(
-        "unknown-layer-type",
-        index,
-        "type",
-        f"{what} has a type that this Caffe does not know" if layer.type else f"{what} has no type",
-        f"Caffe stops: Unknown layer type: {layer.type}",
-        write,
-    )
+    first = view.net.layer[layers[0]]
+    if len(layers) > 1:
+        of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
+        what = f"{_show_layers(view, layers)} {of_type}"
+    elif type_:
+        what = f"{title(first)} has a type that this Caffe does not know"
+    else:
+        what = f"layer '{first.name}' has no type"
+    effect = f"Caffe stops: Unknown layer type: {type_}"
+    return Draft("unknown-layer-type", layers[0], "type", what, effect, write, (("layers", len(layers)),))

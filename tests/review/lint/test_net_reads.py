@@ -104,6 +104,15 @@ def test_an_unknown_type_gets_the_nearest_or_its_owner(type_: str, write: str, c
     assert check_text(net(f'type: "{type_}"'))["unknown-layer-type"].write == write
 
 
+def test_layers_of_one_unknown_type_are_told_once(check_text: CheckText) -> None:
+    layers = "".join(f'layer {{ name: "{name}" type: "Relu" bottom: "a" top: "a" }}\n' for name in "pqrstu")
+    found = check_text(INPUT + layers)["unknown-layer-type"]
+    assert found.what == "6 layers (p, q, r, s and 2 more) are of type Relu, which this Caffe does not know"
+    assert dict(found.values) == {"layers": 6}
+    nameless = "".join(f'layer {{ name: "{name}" bottom: "a" top: "a" }}\n' for name in "pq")
+    assert check_text(INPUT + nameless)["unknown-layer-type"].what == "2 layers (p, q) have no type"
+
+
 def test_types_of_another_dialect_are_that_dialects_matter(check_text: CheckText) -> None:
     assert check_text(net('type: "Clip"'), dialect="bvlc") == {}
     assert check_text(net('type: "Zyzzyva"'), dialect="bvlc") == {}
