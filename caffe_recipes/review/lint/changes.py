@@ -204,8 +204,10 @@ def _data_place(link: Link, field: str) -> str:
     if link.net is None:
         return link.solver.path
     made = next(layer for layer in train_sources(link) if layer.type in SOURCE_BLOCKS)
-    index = next(index for index, layer in enumerate(link.net.message.layer) if layer == made)
-    return link.net.where(f"layer[{index}].{field}")
+    layers = enumerate(link.net.message.layer)
+    # A NaN equals nothing: a layer that holds one is found by its file.
+    index = next((index for index, layer in layers if layer is made or layer == made), None)
+    return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
 
 def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:

@@ -131,7 +131,7 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
         effect = (
             "Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes"
         )
-        write = f"max_iter: {iteration} and what is still to be trained"
+        write = f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, to count from 0"
         place = link.solver.where("max_iter")
         yield finding("resumed-at-end", place, what, effect, write, link.name, iteration=iteration)
     if index is None or iteration is None or not _is_written_so(links[index], state):

@@ -147,3 +147,10 @@ def test_batch_norms_keep_their_fraction_and_eps(lint_nets: LintSolvers) -> None
     assert {fraction.id, eps.id} == {"norms-change"}
     assert "moving_average_fraction of layer 'bn' is 0.9 in b, and 0.999 in a" in fraction.what
     assert "eps of layer 'bn' is 0.001 in b, and 1e-05 in a" in eps.what
+
+
+def test_a_nan_stops_nothing(lint_nets: LintSolvers) -> None:
+    found = lint_nets(("scale: 0.5", "scale: nan"))
+    assert [(one.id, one.values["field"]) for one in found if one.id == "transforms-change"] == [
+        ("transforms-change", "scale")
+    ]

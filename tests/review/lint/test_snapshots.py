@@ -78,7 +78,7 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
         ("--snapshot=own_a_iter_300.caffemodel", "snapshot-no-solverstate", "own_a_iter_300.solverstate"),
         ("--snapshot=own_a_iter_300.solverstate --weights=own_a_iter_300.caffemodel",
          "weights-and-snapshot", "--snapshot alone"),
-        ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 1000 and"),
+        ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 2000, or --weights"),
     ],
 )  # fmt: skip
 def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
