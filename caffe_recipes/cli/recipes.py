@@ -11,6 +11,7 @@ from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.review.show import recipe_values, render_list, render_recipe
 
 
@@ -38,7 +39,7 @@ def recipes() -> None:
 )
 def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
     """Show what recipes train, on what, and how: shape, rates by phase, snapshots, reported results."""
-    loaded = [translate_whole(load_recipe(recipe), dialect) for recipe in recipes]
+    loaded = [translate_whole(load_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return

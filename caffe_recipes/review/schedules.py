@@ -20,6 +20,7 @@ from caffe_recipes.recipe.arithmetic import images_before, images_per_iter
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.naming import need_named
 
 Unit = Literal["epochs", "iterations"]
 
@@ -109,9 +110,10 @@ def rate_before(recipe: Recipe, phase: Phase) -> float | None:
 def load_solvers(path: str | Path, max_bytes: int = MOST_BYTES) -> list[tuple[str, pb.SolverParameter]]:
     """Read the solvers of a file, each with its name: one, or each of a MultiPhaseSolverParameter.
 
-    Raises PrototxtError for a file that is no solver, and for a solver whose rate nobody can tell: without
+    Raises InputError for what is no solver's file, and for a solver whose rate nobody can tell: without
     iterations, of an unknown policy, or of `plateau`.
     """
+    need_named(str(path), ["file"], "a solver's file")
     document: Document[Message] = load_document(path, max_bytes=max_bytes)
     solvers = list(_solvers_in(document))
     if not solvers:
@@ -124,22 +126,29 @@ def load_solvers(path: str | Path, max_bytes: int = MOST_BYTES) -> list[tuple[st
 
 
 def load_schedules(
-    names: Sequence[str], epochs_per_iter: float | None = None, *, apart: bool = False
+    names: Sequence[str],
+    epochs_per_iter: float | None = None,
+    *,
+    apart: bool = False,
+    max_bytes: int = MOST_BYTES,
 ) -> list[Schedule]:
     """Read recipes, by name or YAML file, and solvers' files; the solvers make one schedule, in their order.
 
     `apart` gives each solver's file a schedule of its own. Raises InputError for what is neither, for a
     solver whose rate nobody can tell, and where recipes stand beside solvers without `epochs_per_iter`.
     """
-    recipes = [name for name in names if _is_recipe(name)]
-    files = [name for name in names if name not in recipes]
+    named = [need_named(name, ["recipe", "file"], "a recipe, or a solver's file") for name in names]
+    recipes = [one.path for one in named if one.kind == "recipe"]
+    files = [one.path for one in named if one.kind == "file"]
     if recipes and files and not epochs_per_iter:
         hint = "give --images and --batch, so that solvers have epochs as recipes have"
         raise InputError(files[0], "a solver beside a recipe", hint)
     groups = [[file] for file in files] if apart else [files] if files else []
     schedules = [schedule_recipe(load_recipe(name)) for name in recipes]
     for group in groups:
-        solvers = [(_short_name(name), solver) for file in group for name, solver in load_solvers(file)]
+        solvers = [
+            (_short_name(name), solver) for file in group for name, solver in load_solvers(file, max_bytes)
+        ]
         path = Path(group[0]).absolute()
         title = f"{path.parent.name}/{path.name}" if len(group) == 1 else path.parent.name
         schedules.append(schedule_solvers(title, solvers, epochs_per_iter))
@@ -179,10 +188,6 @@ def schedule_solvers(
         begins = stretches[-1].x_at(end)
         before = rate_left(solver, end, end)
     return Schedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
-
-
-def _is_recipe(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) or not (name.endswith(".prototxt") or Path(name).is_file())
 
 
 def _short_name(name: str) -> str:

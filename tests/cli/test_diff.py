@@ -235,6 +235,23 @@ def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> Non
     assert "train_val" not in output
 
 
+def test_a_recipe_s_name_goes_before_a_folder_of_that_name(here: Path) -> None:
+    write(here / "digits-local", net=NET)
+    assert call("digits-local", "digits-local") == (0, "no difference in meaning\n")
+    assert call("./digits-local", "digits-local/") == (0, "no difference in meaning\n")
+    assert (
+        "'digits-local' is a recipe, './digits-local' a folder" in call("digits-local", "./digits-local")[1]
+    )
+
+
+def test_a_net_of_a_recipe_compares_with_a_file(here: Path) -> None:
+    path = Path(__file__).resolve().parents[2] / "prototxt" / "digits-local" / "train_val.prototxt"
+    (here / "mine.prototxt").write_text(f"# mine\n{path.read_text()}")
+    assert call("digits-local:train_val", "mine.prototxt") == (0, "no difference in meaning\n")
+    code, output = call("digits-local:none", "mine.prototxt")
+    assert (code, "no net 'none' under `nets`" in output) == (2, True)
+
+
 def test_a_recipe_s_phase_that_came_is_an_added_solver(here: Path) -> None:
     text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     (here / "mine.yaml").write_text(text.replace("name: cyc1", "name: second"))

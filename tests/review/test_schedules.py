@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review import curves, schedules
 from caffe_recipes.review.curves import Mark, curve_of, marks_of
-from caffe_recipes.review.schedules import load_schedules, schedule_recipe, schedule_solvers
+from caffe_recipes.review.schedules import load_schedules, load_solvers, schedule_recipe, schedule_solvers
 
 Write = Callable[[str, str], str]
 
@@ -122,9 +123,37 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
         load_schedules(["digits-local", solver])
 
 
-def test_what_is_neither_file_nor_recipe_is_taken_for_a_recipe_s_name() -> None:
-    with pytest.raises(RecipeError, match="unknown recipe 'digits-lokal'; did you mean 'digits-local'"):
-        load_schedules(["digits-lokal"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digits-lokal", "'digits-lokal' is no recipe, file or folder; did you mean 'digits-local'?"),
+        ("solver_a.pt", "solver_a.pt: there is no such file; did you mean 'solver_b.pt'?"),
+        (".", ".: is a folder; give a recipe, or a solver's file"),
+        ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe, or"),
+    ],
+)
+def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, said: str) -> None:
+    write("solver_b.pt", "base_lr: 1")
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_schedules([name])
+
+
+def test_the_solvers_of_a_recipe_are_no_file() -> None:
+    with pytest.raises(InputError, match="digits-local: is a recipe; give a solver's file"):
+        load_solvers("digits-local")
+
+
+def test_a_recipe_s_name_goes_before_a_folder_of_that_name(write: Write) -> None:
+    write("digits-local/solver.prototxt", "base_lr: 1")
+    assert load_schedules(["digits-local"])[0].name == "digits-local"
+    with pytest.raises(InputError, match=r"\./digits-local: is a folder"):
+        load_schedules(["./digits-local"])
+
+
+def test_a_solver_may_be_as_large_as_the_user_says(write: Write) -> None:
+    solver = write("solver.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
+    with pytest.raises(InputError, match="is over 9 bytes"):
+        load_schedules([solver], max_bytes=9)
 
 
 @pytest.mark.parametrize("module", [schedules, curves])

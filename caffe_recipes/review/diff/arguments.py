@@ -1,4 +1,4 @@
-"""What the words after `diff` name: files, folders, recipes, or revisions of a git repository."""
+"""What the words after `diff` name: files, folders, recipes, their nets, or revisions of a git repository."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Literal
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff import git
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, Named, find_named, nothing_named
 
 Kind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIX = ".prototxt"
-_RECIPES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One argument: its kind, and the git object that it is, if it is none of the disk."""
+    """One argument: its kind, and the git object or the recipe's net that it is, if it is not on the disk."""
 
     text: str
     kind: Kind
     oid: str = ""
+    net: Named | None = None
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Spec], list[str]]:
     """Tell what the words name, and which of them are paths that limit the comparison.
 
-    A file or folder goes before a recipe's name, that before a revision. Raises InputError for what is none.
+    What `naming` knows goes before a revision of that name. Raises InputError for what is none.
     """
     first, words = words[0], list(words[1:])
     if ".." in first and not os.path.exists(first):  # noqa: PTH110
@@ -60,34 +61,18 @@ def _read_range(text: str) -> list[Spec] | None:
 
 
 def _classify(text: str) -> Spec:
-    if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
-        kind: Kind = "folder" if Path(text).is_dir() else "recipe" if text.endswith(_RECIPES) else "file"
-        return Spec(text, kind)
-    if _is_shipped(text):
-        return Spec(text, "recipe")
+    named = find_named(text)
+    if named is not None:
+        return Spec(text, "file", net=named) if named.kind == "net" else Spec(text, named.kind)
     found = git.find_object(text)
     if found is None:
-        raise _nothing(text)
+        why = git.why_no_repository()
+        hint = f"as to revisions: {why}" if why else ""
+        raise nothing_named(text, "file, folder, recipe or revision", hint)
     oid, kind_of_object = found
     if kind_of_object == "blob":
-        return Spec(text, "recipe" if text.endswith(_RECIPES) else "file", oid)
+        return Spec(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", oid)
     return Spec(text, "folder" if kind_of_object == "tree" and ":" in text else "revision", oid)
-
-
-def _is_shipped(text: str) -> bool:
-    if "/" in text or text.endswith(SUFFIX):
-        return False
-    from caffe_recipes.recipe.source import shipped_recipes  # pydantic: not for files and revisions
-
-    return text in shipped_recipes()
-
-
-def _nothing(text: str) -> InputError:
-    why = git.why_no_repository()
-    if text.endswith((SUFFIX, *_RECIPES)) and ":" not in text:
-        return InputError(text, "there is no such file", "check the path")
-    hint = f"as to revisions: {why}" if why else "`caffe-recipes recipes` lists the recipes"
-    return InputError("", f"'{text}' is no file, folder, recipe or revision", hint)
 
 
 def file_now(old: Spec) -> Spec:

@@ -14,6 +14,7 @@ from caffe_recipes.caffe.text_source import read_bytes
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.review.diff import git
 from caffe_recipes.review.diff.arguments import SUFFIX, Spec, file_now, read_words
+from caffe_recipes.review.naming import Named
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import Recipe
@@ -84,6 +85,8 @@ def open_sides(words: Sequence[str], limits: Sequence[str] = (), *, max_bytes: i
 
 
 def _open_file(spec: Spec, max_bytes: int) -> TextFile:
+    if spec.net is not None:
+        return TextFile(spec.text, spec.text, _render_net(spec.net), lambda _: None)
     if spec.oid:
         rev = spec.text.partition(":")[0]
         data = git.read_blobs([spec.oid])[spec.oid]
@@ -91,6 +94,14 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
     return TextFile(spec.text, spec.text, _read_disk(spec.text, max_bytes), _read_if_there)
+
+
+def _render_net(named: Named) -> bytes:
+    from caffe_recipes.generate.nets import render_net
+    from caffe_recipes.recipe.source import load_recipe
+
+    recipe = load_recipe(named.path)
+    return render_net(recipe, named.net or next(iter(recipe.nets))).encode()
 
 
 def _read_at(rev: str, path: str) -> bytes | None:

@@ -1,0 +1,97 @@
+"""What a word names: recipes before folders and files of their name, and what to say of nothing."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.review import naming
+from caffe_recipes.review.naming import find_named, need_named, nothing_named, recipe_named, shipped_names
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_names_that_ship_are_those_that_load() -> None:
+    assert shipped_names() == sorted(shipped_recipes())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("digits-local", "recipe"),
+        ("./digits-local", "folder"),
+        ("digits-local/", "folder"),
+        ("mine.yaml", "recipe"),
+        ("mine.yaml:train_val", "net"),
+        ("digits-local:", "net"),
+        ("net.prototxt", "file"),
+        ("bare", "file"),
+        ("digits-local:x", "net"),
+        ("odd:name", "file"),
+        (".", "folder"),
+        ("folder.yaml", "folder"),
+        ("none.yaml", None),
+        ("none.yaml:net", None),
+        ("nothing", None),
+        ("HEAD:net.prototxt", None),
+        ("a" * 5000, None),
+        ("nul\0", None),
+        ("", None),
+    ],
+)
+def test_words_are_told_apart(here: Path, text: str, kind: str | None) -> None:
+    for folder in ("digits-local", "folder.yaml"):
+        (here / folder).mkdir()
+    for file in ("mine.yaml", "net.prototxt", "bare", "odd:name"):
+        (here / file).touch()
+    named = find_named(text)
+    assert (named.kind if named else None) == kind
+
+
+def test_a_net_is_named_with_its_recipe(here: Path) -> None:
+    (here / "mine.yaml").touch()
+    named = find_named("mine.yaml:train_val")
+    assert named is not None
+    assert (named.path, named.net) == ("mine.yaml", "train_val")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("solver_a.pt", "solver_a.pt: there is no such file; did you mean 'solver_b.pt'?"),
+        ("sub/none.prototxt", "sub/none.prototxt: there is no such file; check the path"),
+        ("mine.yaml", "mine.yaml: there is no such file; check the path"),
+        ("digits-lokal", "'digits-lokal' is no recipe, file or folder; did you mean 'digits-local'?"),
+        ("v1.2", "'v1.2' is no recipe, file or folder; `caffe-recipes recipes` lists the recipes"),
+        ("HEAD:a.prototxt", "'HEAD:a.prototxt' is no recipe, file or folder; `caffe-recipes recipes` lists"),
+    ],
+)
+def test_what_names_nothing_is_told_as_what_it_looks_like(here: Path, text: str, said: str) -> None:
+    (here / "solver_b.pt").touch()
+    assert str(nothing_named(text)).startswith(said)
+
+
+def test_what_is_of_another_kind_is_told_as_that(here: Path) -> None:
+    with pytest.raises(InputError, match=r"\.: is a folder; give a net's file"):
+        need_named(".", ["file"], "a net's file")
+
+
+def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
+    assert recipe_named("digits-local") == "digits-local"
+    assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
+    with pytest.raises(InputError, match=r"solver_a\.pt: there is no such file"):
+        recipe_named("solver_a.pt")
+    with pytest.raises(InputError, match="is a folder; give a recipe's name, or its YAML"):
+        recipe_named(".")
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(naming).failed == 0
