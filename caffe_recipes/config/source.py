@@ -160,8 +160,7 @@ def _first_error(
         return source.fail(place, f"{key}: unknown key", hint)
     if found["type"] == "missing":
         return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
-    message = found["msg"].removeprefix("Value error, ")
-    given = found.get("input")
+    message, given = _plain(found), found.get("input")
     shown = (
         f", not {_short(repr(given))}"
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
@@ -170,7 +169,48 @@ def _first_error(
     return source.fail(place, f"{key}: {message[0].lower()}{message[1:]}{shown}", _near_literal(found))
 
 
+# Pydantic's kinds of error in the words of people who write YAML.
+_PLAIN = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of keys to values",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:.12g}",
+    "greater_than_equal": "must be {ge:.12g} or more",
+    "int_type": "must be a whole number",
+    "is_instance_of": "must be a mapping of keys to values",
+    "less_than": "must be below {lt:.12g}",
+    "less_than_equal": "must be {le:.12g} or less",
+    "literal_error": "must be {expected}",
+    "mapping_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "string_too_long": "must have {max_length} characters or fewer",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text",
+    "too_short": "must have {min_length} or more items",
+    "tuple_type": "must be a list of values, or of mappings that each start with `-`",
+}
+# What patterns mean; other ones are shown.
+_PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must be of letters, digits, `.`, `_` and `-`, a letter or digit first",
+    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
+}
+
+
+def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    """Say in plain words what is wrong with a value; what is missing after a key's colon is said so."""
+    kind, context = found["type"], found.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS.get(context["pattern"], f"must be of the form {context['pattern']}")
+    text = str(found["msg"].removeprefix("Value error, "))
+    if kind in _PLAIN:
+        text = _PLAIN[kind].format(**context)
+    return f"is empty; it {text}" if found.get("input", "") is None else text
+
+
 def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?[\d.]+", str(found["input"])):
+        return "take the quotes off" if isinstance(found["input"], str) else ""
     if found["type"] != "literal_error":
         return ""
     choices = re.findall(r"'([^']+)'", found["ctx"]["expected"])

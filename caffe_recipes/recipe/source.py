@@ -15,6 +15,7 @@ from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.model import Recipe
 
 _MOST_BYTES = 1_000_000
+_OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
 def shipped_recipes() -> dict[str, Traversable]:
@@ -53,6 +54,9 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path]:
     if text in shipped:
         return shipped[text].read_text("utf-8"), f"{text}.yaml", Path()
     path = Path(text)
+    if text.endswith(_OF_CAFFE):
+        hint = "lint, diff, lr, plot and summary read prototxts; a recipe is a .yaml file"
+        raise RecipeError(path, "is a file of Caffe's, no recipe", hint)
     if not text.endswith((".yaml", ".yml")) and not path.is_file():
         near = difflib.get_close_matches(text, shipped, n=1)
         meant = f"did you mean '{near[0]}'? " if near else ""

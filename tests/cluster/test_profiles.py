@@ -95,13 +95,13 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ),
         (
             "name: a\ntitle: b\nnode: {tmp_gb: 0}\n",
-            "p.yaml:3: node.tmp_gb: input should be greater than 0",
+            "p.yaml:3: node.tmp_gb: must be above 0",
         ),
-        ("name: a\ntitle: b\nlauncher: {program: mpirun}\n", "p.yaml:3: launcher.program: input should be"),
+        ("name: a\ntitle: b\nlauncher: {program: mpirun}\n", "p.yaml:3: launcher.program: must be"),
         ("name: a\ntitle: b\nname: c\n", "p.yaml:3: key 'name' is given twice"),
         (
             "name: a\ntitle: b\nomp_num_threads: '22'\n",
-            "p.yaml:3: omp_num_threads: input should be",
+            "p.yaml:3: omp_num_threads: must be",
         ),
         ("name: a\ntitle: b\nlauncher: {environment: {'A B': c}}\n", "p.yaml:3: launcher.environment.A B"),
         ('name: a\ntitle: b\nmodules: ["a\\nb"]\n', "p.yaml:3: modules[0]: control characters"),

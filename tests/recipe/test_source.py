@@ -104,17 +104,17 @@ def test_a_policy_is_refused_without_what_its_rate_is_made_of(settings: str, nee
         ("max_iter: 560", "max_iter: -5", "phases[0].max_iter", "not -5"),
         ("max_iter: 560", "max_itr: 560", "phases[0].max_itr", "did you mean 'max_iter'?"),
         ("lr_policy: poly\n", "lr_policy: polly\n", "phases[4].lr_policy", "did you mean 'poly'?"),
-        ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "valid integer"),
-        ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "valid integer"),
-        ("display: 20", "display: yes", "solver.display", "valid integer"),
+        ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "must be a whole number"),
+        ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "must be a whole number"),
+        ("display: 20", "display: yes", "solver.display", "must be a whole number"),
         ("weight_decay: 0.002", "weight_decay: .nan", "solver.weight_decay", "number"),
-        ("base_lr: 0.1\n", "base_lr: 0\n", "phases[0].base_lr", "greater than 0"),
+        ("base_lr: 0.1\n", "base_lr: 0\n", "phases[0].base_lr", "must be above 0"),
         ("net: train_val\n", "net: trainval\n", "phases[0].net", "did you mean 'train_val'?"),
         ("evaluation:\n  net: train_val", "evaluation:\n  net: train_val_noaug", "evaluation.net", "no TEST"),
         ("name: cyc1", "name: init", "phases[1].name", "two phases"),
         ("tmp/digits_cyc3", "tmp/digits_cyc2", "phases[3].snapshot_prefix", "another phase"),
         ("builder: resnet_small", "builder: resnet_smal", "net.builder", "did you mean 'resnet_small'?"),
-        ("name: digits-local", "name: ../escape", "name", "match pattern"),
+        ("name: digits-local", "name: ../escape", "name", "must be of letters, digits"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(old: str, new: str, key: str, what: str) -> None:
@@ -270,3 +270,35 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
     path.symlink_to("/dev/zero")
     with pytest.raises(RecipeError, match=r"cannot be read: a device is no file; give"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("max_iter: 560", "max_iter:"), "phases[0].max_iter: is empty; it must be a whole number"),
+        (("max_iter: 560", "max_iter: '560'"), "must be a whole number, not '560'; take the quotes off"),
+        (("lr_policy: poly_cyc", "lr_policy: polly"), "phases[0].lr_policy: must be 'fixed', 'step'"),
+        (("momentum: 0.9", "momentum: 9"), "solver.momentum: must be below 1, not 9"),
+        (("mean_value: [104, 117, 123]", "mean_value: 3"), "data.mean_value: must be a list of values"),
+        (("  zero_init: last-block", "  zero_init: 3"), "must be 'none', 'last-block' or 'every-block'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_plain_words(change: tuple[str, str], said: str) -> None:
+    text = shipped_recipes()["digits-local"].read_text("utf-8").replace(*change, 1)
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, "r.yaml", Path())
+    assert said in str(caught.value)
+    assert "input should" not in str(caught.value)
+
+
+def test_empty_phases_are_said_to_be_empty() -> None:
+    text = shipped_recipes()["digits-local"].read_text("utf-8")
+    with pytest.raises(RecipeError, match="phases: is empty; it must be a list"):
+        parse_recipe(text[: text.index("phases:")] + "phases:\n", "r.yaml", Path())
+
+
+@pytest.mark.parametrize("name", ["solver.prototxt", "net.pbtxt", "x.caffemodel"])
+def test_a_file_of_caffe_s_is_no_recipe(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('net: "a"\n')
+    with pytest.raises(RecipeError, match=r"a file of Caffe's, no recipe.*lint"):
+        load_recipe(tmp_path / name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
     nothing can be generated from.
     """
     recipe = load_recipe(name_or_path)
+    common = recipe.solver.model_fields_set
     if not find_parts(recipe, dialect):
         recipe = translate(recipe, dialect)
     locate = locate_keys(name_or_path)
@@ -48,7 +49,7 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
         check_recipe(recipe, texts, locate, dialect), [_path(recipe, name) for name in paths]
     )
     accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
-    return [replace(one, where=place_in_recipe(one.where, recipe, texts, locate)) for one in accepted]
+    return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
 
 
 def check_recipe(
@@ -143,8 +144,13 @@ def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
     return None
 
 
-def place_in_recipe(where: str, recipe: Recipe, texts: Mapping[str, str], locate: _Locate) -> str:
-    """Give the place of a finding: in a generated file if that is there, else in the recipe."""
+def place_in_recipe(
+    where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
+) -> str:
+    """Give the place of a finding: in a generated file if that is there, else in the recipe.
+
+    `common` are the keys of its `solver:`, which phases inherit.
+    """
     path, line, _ = split_place(where)
     if path not in texts or _is_written(path, texts[path]):
         return where
@@ -154,10 +160,9 @@ def place_in_recipe(where: str, recipe: Recipe, texts: Mapping[str, str], locate
     index = [phase.name for phase in recipe.phases].index(name.removeprefix("solver_"))
     lines = texts[path].splitlines()
     field = lines[line - 1].partition(":")[0].strip() if 0 < line <= len(lines) else ""
-    # What a phase has not of its own is inherited, or follows from the whole phase.
-    own, common = locate(("phases", index, field)), locate(("solver", field))
-    is_common = own == locate(("phases", index)) and common != locate(("solver",))
-    return common if field and is_common else own
+    own = locate(("phases", index, field))
+    is_inherited = field in common and own == locate(("phases", index))
+    return locate(("solver", field)) if is_inherited else own
 
 
 def _is_written(path: str, text: str) -> bool:
