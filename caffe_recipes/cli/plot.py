@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.generate.tree import write_file
+from caffe_recipes.review.iterations import find_epochs_per_iter
 from caffe_recipes.review.plot import format_of, render_plot
 from caffe_recipes.review.schedules import load_schedules
 
@@ -32,26 +34,34 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 )
 @click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis, of four decades at most.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images of an epoch, for solvers' files.")
-@click.option("--ranks", metavar="N", type=_COUNT, default=1, help="MPI ranks, for solvers' files.")
-@click.option("--batch", metavar="N", type=_COUNT, help="Images of a rank's batch, for solvers' files.")
+@click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solvers' files [default: 1].")
+@click.option(
+    "--batch",
+    metavar="N",
+    type=_COUNT,
+    help="Images of a rank's batch [default: as in the nets beside solvers' files].",
+)
 @click.option("--apart", is_flag=True, help="Draw each solver's file from 0, not one after another.")
+@click.option(
+    "--max-bytes", metavar="N", type=click.IntRange(1), default=MOST_BYTES, help="Refuse files over N bytes."
+)
 def plot(
     names: tuple[str, ...],
     out: Path,
     log: bool,
     images: int | None,
-    ranks: int,
+    ranks: int | None,
     batch: int | None,
     apart: bool,
+    max_bytes: int,
 ) -> None:
     """Draw learning rate and weight decay of recipes over epochs, on one axis, with phases and jumps marked.
 
-    Solvers' files are drawn one after another, over iterations, or over epochs with --images and --batch.
+    Solvers' files are drawn one after another, over iterations, or over epochs with --images.
     """
-    if (images is None) != (batch is None):
-        raise click.UsageError("epochs need both --images and --batch")
     kind = format_of(out)
-    per_iter = ranks * batch / images if images and batch else None
-    picture = render_plot(load_schedules(names, per_iter, apart=apart), kind, log=log)
+    files = [name for name in names if Path(name).is_file() and not name.endswith((".yaml", ".yml"))]
+    per_iter = find_epochs_per_iter(files, images, ranks, batch, max_bytes)
+    picture = render_plot(load_schedules(names, per_iter, apart=apart, max_bytes=max_bytes), kind, log=log)
     write_file(out, picture)
     click.echo(f"wrote {click.format_filename(out)}")

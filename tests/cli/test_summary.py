@@ -65,6 +65,10 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["net.prototxt", "--input", "3,0,9"], "is not channels,height,width"),
         (["net.prototxt", "--input", "3,²,9"], "is not channels,height,width"),
         (["net.prototxt", "--input", "3,9,9"], "states the size of all its inputs"),
+        (
+            ["python.prototxt", "--input", "3,9,9"],
+            "layer 'p' (Python) makes blobs whose shape only a run tells",
+        ),
         (["net.prototxt", "--batch", "0"], "--batch"),
         (["net.prototxt", "--phase", "train"], "--phase"),
         (["net.prototxt", "--max-bytes", "10"], "is over 10 bytes"),
@@ -80,6 +84,8 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: 
     folder = net.parent
     (folder / "wrong.prototxt").write_text(NET.replace("kernel_size: 3", "kernel_size: 11"))
     (folder / "solver.prototxt").write_text("base_lr: 1 net: 'gone.prototxt'")
+    python = "layer { name: 'p' type: 'Python' top: 'data' python_param { module: 'm' layer: 'L' } }"
+    (folder / "python.prototxt").write_text(python)
     before = sorted(folder.iterdir())
     done = summary(*arguments, cwd=folder)
     assert done.returncode == 2, done

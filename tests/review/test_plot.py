@@ -125,7 +125,7 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         (("digits-local", "-o", "a"), "a: no picture's name"),
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
         (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
-        (("none.prototxt", "-o", "a.svg"), "none.prototxt: cannot be read"),
+        (("none.prototxt", "-o", "a.svg"), "none.prototxt: there is no such file"),
         (("digits-local", "zero.prototxt", "-o", "a.svg"), "a solver beside a recipe; give --images"),
         (("zero.prototxt", "-o", "a.svg"), "no iteration has a rate above 0 to draw"),
         (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
@@ -144,10 +144,15 @@ def test_what_cannot_be_drawn_gets_one_line_and_no_file(
     assert {path.name for path in tmp_path.iterdir()} == {"zero.prototxt", "many.prototxt"}
 
 
-def test_epochs_need_images_and_batch(call: Call) -> None:
+def test_epochs_need_a_batch_and_images(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "a.prototxt").write_text(FIXED)
     done = call("a.prototxt", "--images", 100, "-o", "a.svg")
-    assert done.exit_code == 2
-    assert "epochs need both --images and --batch" in done.output
+    assert isinstance(done.exception, InputError)
+    assert "epochs need --batch (no net with a batch_size lies beside a.prototxt)" in str(done.exception)
+    assert "epochs need --images and --batch" in str(
+        call("a.prototxt", "--ranks", 2, "-o", "a.svg").exception
+    )
+    assert call("a.prototxt", "--images", 100, "--batch", 5, "-o", "a.svg").exit_code == 0
 
 
 def test_an_old_picture_stays_where_the_new_one_cannot_be_drawn(call: Call, tmp_path: Path) -> None:

@@ -64,14 +64,14 @@ def _scales(
     for message, file, ranks in zip(messages, files, options.ranks, strict=True):
         batch = None
         if isinstance(message, pb.SolverParameter):
-            batch = _batch_of(message, file.path, file.read)
+            batch = batch_of(message, file.path, file.read)
             if batch is None:
                 missing.append(f"epochs unknown: no batch_size in a net beside {file.label}")
         scales.append(Scale(options.images, batch * ranks if batch else None))
     return (scales[0], scales[1]), "; ".join(missing)
 
 
-def _batch_of(solver: pb.SolverParameter, path: str, read: Read) -> int | None:
+def batch_of(solver: pb.SolverParameter, path: str, read: Read) -> int | None:
     """Read the training batch of one rank from the solver's net, in it or in the file beside it."""
     for name in ("net_param", "train_net_param"):
         if solver.HasField(name):

@@ -1,0 +1,60 @@
+"""Epochs of an iteration: from what the user says, and the nets beside the solvers' files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.review.iterations import find_epochs_per_iter
+from tests.review.conftest import net_text, solver_text
+
+
+@pytest.fixture
+def solvers(tmp_path: Path) -> list[str]:
+    """Write two solvers with their net beside them, of 32 images a rank, and one without."""
+    for folder, names in {"own": ["a", "b"], "alone": ["c"]}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"{name}.prototxt").write_text(solver_text({}))
+    (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TRAIN"))
+    return [str(tmp_path / name) for name in ("own/a.prototxt", "own/b.prototxt", "alone/c.prototxt")]
+
+
+def test_nothing_said_is_no_epochs(solvers: list[str]) -> None:
+    assert find_epochs_per_iter(solvers, None, None, None) is None
+
+
+def test_the_batch_is_that_of_the_net_beside_the_solver(solvers: list[str]) -> None:
+    assert find_epochs_per_iter(solvers[:2], 6400, 2, None) == pytest.approx(0.01)
+    assert find_epochs_per_iter(solvers[:2], 6400, None, None) == pytest.approx(0.005)
+
+
+def test_a_batch_that_is_said_goes_before(solvers: list[str]) -> None:
+    assert find_epochs_per_iter(solvers, 6400, 2, 16) == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize(
+    ("files", "known", "said"),
+    [
+        (2, (None, 2, None), "epochs need --images;"),
+        (2, (None, None, 32), "epochs need --images;"),
+        (3, (None, 2, None), "epochs need --images and --batch (no net with a batch_size lies beside"),
+        (3, (6400, 2, None), "epochs need --batch (no net with a batch_size lies beside"),
+        (0, (6400, None, None), "epochs need --batch"),
+    ],
+)
+def test_all_that_is_missing_is_named(
+    solvers: list[str], files: int, known: tuple[int | None, int | None, int | None], said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        find_epochs_per_iter(solvers[:files], *known)
+    assert said in str(caught.value)
+
+
+def test_nets_that_differ_need_a_batch(solvers: list[str]) -> None:
+    other = Path(solvers[2]).with_name("train_val.prototxt")
+    other.write_text(net_text("TRAIN").replace("batch_size: 32", "batch_size: 16"))
+    with pytest.raises(InputError, match=r"other batches: 32 of .*, 16 of .*give --batch"):
+        find_epochs_per_iter([solvers[0], solvers[2]], 6400, 2, None)
