@@ -52,6 +52,7 @@ class ChainMeans:
     environment: Mapping[str, str]
     python: str = sys.executable
     stall_s: float = STALL_S
+    start_s: float = START_S
 
 
 def hydra_launcher(rank_environment: Mapping[str, str]) -> Launcher:
@@ -112,7 +113,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
             raise ClusterError(argv[0], f"does not start: {error.strerror}", "load an MPI") from None
         logins = _Logins(process.pid)
         try:
-            return _watch(process, logins, means.stall_s, size_bytes)
+            return _watch(process, logins, means, size_bytes)
         finally:
             _end(process, logins)
 
@@ -143,10 +144,10 @@ class _Logins:
         self._found = {}
 
 
-def _watch(process: subprocess.Popen[bytes], logins: _Logins, stall_s: float, size_bytes: int) -> ChainEnd:
+def _watch(process: subprocess.Popen[bytes], logins: _Logins, means: ChainMeans, size_bytes: int) -> ChainEnd:
     lines: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_read, args=(process, lines), daemon=True).start()
-    end, patience_s, last = ChainEnd(), max(START_S, stall_s), time.monotonic()
+    end, patience_s, last = ChainEnd(), means.start_s, time.monotonic()
     while True:
         try:
             line = lines.get(timeout=max(0.1, last + patience_s - time.monotonic()))
@@ -160,7 +161,7 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, stall_s: float, si
         if at:
             # The ranks' own limit comes first; once all is sent, only disks are waited for.
             whole = int(at[1]) >= size_bytes
-            patience_s = size_bytes / SLOWEST_BYTES_PER_S + START_S if whole else 2 * stall_s
+            patience_s = size_bytes / SLOWEST_BYTES_PER_S + means.start_s if whole else 2 * means.stall_s
         if at or _note(line, end):
             last = time.monotonic()
 

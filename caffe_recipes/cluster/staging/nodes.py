@@ -42,17 +42,17 @@ class NodeRefusal(ClusterError):
     """A node that cannot take an LMDB, or keep it; `what` says why."""
 
 
-def on_each(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T | CaffeRecipesError | None]:
-    """Call `act`, which bounds its own time, on every host at once; each one's result or error, in order."""
-    return [answer.error or answer.value for answer in ask_all(hosts, act, _LONGEST_S)]
+def on_each(
+    hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = _LONGEST_S
+) -> list[T | CaffeRecipesError | None]:
+    """Call `act` on every host at once; each one's result or error, in order."""
+    return [answer.error or answer.value for answer in ask_all(hosts, act, timeout_s)]
 
 
-def probe_node(
-    host: Host, lmdb: str, source: str, source_bytes: int, timeout_s: float = COMMAND_S
-) -> NodeState:
+def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeState:
     """Look at what lies at an LMDB's place; a host that does not answer is a state as well."""
     try:
-        words = ask_node(host, "probe", lmdb, source, str(source_bytes), timeout_s=timeout_s)
+        words = ask_node(host, "probe", lmdb, source, str(source_bytes))
     except NodeRefusal as refusal:
         return NodeState(host.name, "refused", reason=refusal.what)
     except ClusterError as error:

@@ -38,6 +38,8 @@ from caffe_recipes.cluster.staging.ways import Job, send_by_chain, send_by_sbcas
 from caffe_recipes.errors import CaffeRecipesError
 
 Say = Callable[[str], None]
+# A dead host keeps what is half done; the next staging takes it over.
+_ABANDON_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _send(
 
 
 def _abandon(job: Job, names: Sequence[str]) -> None:
-    on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb))
+    on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb), _ABANDON_S)
 
 
 def _results(hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]) -> tuple[Placed, ...]:

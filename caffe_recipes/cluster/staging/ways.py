@@ -96,7 +96,7 @@ def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
     while missing:
         order = _order(job, missing, landed)
         end = _launch(job, means, order, digest)
-        states = on_each([job.hosts[state.host] for state in missing], lambda host: _look(job, host))
+        states = on_each([job.hosts[each.host] for each in missing], lambda host: _look(job, host), _LOOK_S)
         digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
         lost = _lost(missing, states, order, end)
         arrived = {state.host for state in _nodes(states) if state.digest and state.digest == digest}
@@ -131,7 +131,7 @@ def _launch(job: Job, means: ChainMeans, order: ChainOrder, digest: str | None) 
 
 
 def _look(job: Job, host: Host) -> NodeState:
-    return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes, timeout_s=_LOOK_S)
+    return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes)
 
 
 def _nodes(states: Sequence[NodeState | CaffeRecipesError | None]) -> list[NodeState]:
@@ -149,7 +149,7 @@ def _lost(
     lost = {host.host: said[host.host] for host in missing if host.host in said}
     for host, state in zip(missing, states, strict=True):
         if not isinstance(state, NodeState):
-            lost[host.host] = state.what if state else "gave no answer"
+            lost[host.host] = f"was lost while the chain ran: {state.what if state else 'no answer'}"
         elif state.kind == "unreachable":
             lost[host.host] = f"was lost while the chain ran: {state.reason}"
         elif state.kind == "refused":

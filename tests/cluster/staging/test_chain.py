@@ -1,0 +1,99 @@
+"""Chains that break: ranks of this machine, each in the folder of its host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.stage import Placed, stage
+from caffe_recipes.errors import ClusterError
+from tests.cluster.staging.conftest import CONTENT, LMDB, World, local_chain
+
+# What a rank is started through: it does this to rank 2, and to the others nothing.
+_ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
+
+
+def through(world: World, script: str, start_s: float = 20) -> World:
+    chain = local_chain(world.source.parent, ["/bin/sh", "-c", _ON_RANK_2.format(script), "sh"])
+    return replace(world, means=replace(world.means, chain=replace(chain, start_s=start_s), how="chain"))
+
+
+def staged(world: World) -> list[str]:
+    return [
+        host.name
+        for host in world.hosts
+        if (host.lmdb / "data.mdb").exists() and (host.lmdb / "data.mdb").read_bytes() == CONTENT
+    ]
+
+
+def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
+    world = through(world, "ulimit -f 20000")  # blocks of 512 bytes
+    placed = stage(world.hosts, LMDB, world.source, world.means)
+    assert placed[2] == Placed("n2", "failed", "File too large")
+    assert staged(world) == ["n0", "n1", "n3"]
+    assert list((world.hosts[2].folder / "node").iterdir()) == []
+
+
+def test_a_chain_that_breaks_once_goes_on(world: World, tmp_path: Path) -> None:
+    world = through(world, f"mkdir {tmp_path}/broke 2>/dev/null && kill -9 $$")
+    said: list[str] = []
+    placed = stage(world.hosts, LMDB, world.source, world.means, said.append)
+    assert {each.outcome for each in placed} == {"sent"}
+    assert "the chain broke" in said[-1]
+    assert staged(world) == ["n0", "n1", "n2", "n3"]
+
+
+def test_a_chain_that_always_breaks_is_given_up_and_leaves_nothing(world: World) -> None:
+    world = through(world, "kill -9 $$")
+    placed = stage(world.hosts, LMDB, world.source, world.means)
+    assert {each.outcome for each in placed} == {"failed"}
+    assert all(each.reason.startswith("the chain broke: ") for each in placed)
+    assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
+
+
+def test_a_rank_that_hangs_is_not_waited_for_for_ever(world: World) -> None:
+    world = through(world, "sleep 600", start_s=3)
+    placed = stage(world.hosts, LMDB, world.source, world.means)
+    assert {each.outcome for each in placed} == {"failed"}
+    assert placed[0].reason == "the chain broke: nothing has moved for 3 s"
+
+
+def test_a_source_that_gets_shorter_is_said_by_the_one_who_reads(world: World) -> None:
+    cut = f"truncate -s 1000 {world.source}/data.mdb"
+    chain = local_chain(world.source.parent, ["/bin/sh", "-c", f'{cut}; exec "$@"', "sh"])
+    placed = stage(world.hosts, LMDB, world.source, replace(world.means, chain=chain, how="chain"))
+    assert {each.outcome for each in placed} == {"failed"}
+    assert "data.mdb has 1000 bytes" in placed[0].reason
+
+
+def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
+    def alone(hosts: int, hostfile: str, words: Sequence[str]) -> Sequence[str]:
+        return [word.replace("=/node/", f"={world.hosts[0].folder}/node/") for word in words]
+
+    means = replace(world.means, chain=ChainMeans(alone, {}), how="chain")
+    placed = stage(world.hosts, LMDB, world.source, means)
+    assert placed[0].reason.endswith(
+        "1 ranks were started, not 4: mpi4py and the launcher are of different MPIs"
+    )
+
+
+def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: World) -> None:
+    means = replace(world.means, chain=ChainMeans(lambda *a: ["/none/mpiexec"], {}), how="chain")
+    with pytest.raises(ClusterError, match="/none/mpiexec: does not start: No such file or directory"):
+        stage(world.hosts, LMDB, world.source, means)
+    assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
+
+
+def test_the_relay_starts_without_what_only_the_head_needs() -> None:
+    import subprocess
+
+    code = (
+        "import sys, caffe_recipes.cluster.staging.relay;"
+        "sys.exit(any(n in sys.modules for n in ('paramiko', 'pydantic', 'numpy', 'click', 'mpi4py')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.cluster.staging.costs import How, Rates
+from caffe_recipes.cluster.staging.nodes import NodeState
+from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, plan_chain, plan_staging, render_plan
+from caffe_recipes.errors import ClusterError
+
+GB = 10**9
+SIZE = 42 * GB
+DIGEST = "d" * 64
+
+
+def absent(number: int, *, free_bytes: int = 144 * GB, sees_source: bool = True) -> NodeState:
+    return NodeState(f"n{number}", "absent", free_bytes=free_bytes, sees_source=sees_source)
+
+
+def plan(
+    *states: NodeState,
+    rates: Rates | None = None,
+    how: How | None = None,
+    lacking: dict[How, str] | None = None,
+) -> StagingPlan:
+    return plan_staging(
+        states,
+        lmdb="/tmp/lmdb",
+        source="/work/lmdb/data.mdb",
+        size_bytes=SIZE,
+        digest=DIGEST,
+        rates=rates or Rates(),
+        how=how,
+        lacking=lacking,
+    )
+
+
+def test_one_host_copies_and_many_pass_it_on() -> None:
+    assert plan(absent(0)).how == "copy"
+    assert plan(*map(absent, range(64))).how == "chain"
+
+
+def test_a_shared_file_system_that_serves_all_at_once_is_copied_from() -> None:
+    assert plan(*map(absent, range(64)), rates=Rates(link=1e8, shared=1e12, disk=1e10)).how == "copy"
+
+
+def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
+    hosts = [absent(number, sees_source=False) for number in range(4)]
+    planned = plan(*hosts, lacking={"chain": "no mpi4py", "sbcast": "no Slurm"})
+    assert planned.how == "sftp"
+    assert [(option.how, option.why) for option in planned.options if option.seconds is None] == [
+        ("copy", "n0 does not see the source"),
+        ("chain", "no mpi4py"),
+        ("sbcast", "no Slurm"),
+    ]
+
+
+def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
+    assert plan(absent(0), absent(1), how="sftp").how == "sftp"
+    with pytest.raises(
+        ClusterError, match=r"^staging by chain cannot be had: no mpi4py; stage without --how$"
+    ):
+        plan(absent(0), how="chain", lacking={"chain": "no mpi4py"})
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (absent(1, free_bytes=SIZE - 1), "no room: 41,999,999,999 bytes are free, 42,000,000,000 are needed"),
+        (NodeState("n1", "present", 5, "x"), "holds another LMDB (5 bytes, the source has 42,000,000,000)"),
+        (
+            NodeState("n1", "present", SIZE, "x"),
+            "holds another LMDB (as large as the source, but of other content)",
+        ),
+        (
+            NodeState("n1", "present", SIZE),
+            "holds another LMDB (as large as the source, but of other content)",
+        ),
+        (NodeState("n1", "refused", reason="others can write in it"), "others can write in it"),
+        (NodeState("n1", "unreachable", reason="no route"), "no route"),
+    ],
+)
+def test_a_host_where_nothing_can_be_done_is_left_out_with_its_reason(state: NodeState, reason: str) -> None:
+    planned = plan(absent(0), state, absent(2))
+    assert planned.refused == (("n1", reason),)
+    assert [each.host for each in planned.missing] == ["n0", "n2"]
+    assert render_plan(planned)[0] == f"n1: {reason}"
+
+
+def test_where_every_host_has_it_there_is_nothing_to_do() -> None:
+    planned = plan(NodeState("n0", "present", SIZE, DIGEST), NodeState("n1", "present", SIZE, DIGEST))
+    assert (planned.how, planned.missing, planned.options) == (None, (), ())
+    assert render_plan(planned) == ["/tmp/lmdb is on 2 hosts, nothing to send"]
+
+
+def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
+    assert render_plan(
+        plan(*map(absent, range(64)), lacking={"sbcast": "not inside a Slurm allocation"})
+    ) == [
+        "42 GB to /tmp/lmdb on 64 hosts; 0 have it",
+        "  copy       538 s  64 readers of a shared file system of 5 GB/s",
+        "  chain       93 s  one reader, 64 hosts pass it on at 1.25 GB/s  <- chosen",
+        "  sbcast  not here  not inside a Slurm allocation",
+        "  sftp     2,150 s  this machine sends 64 times at 1.25 GB/s",
+    ]
+
+
+def order(missing: list[NodeState], present: tuple[str, ...] = ()) -> ChainOrder:
+    return plan_chain(
+        missing, present, lmdb="/tmp/lmdb", source="/work/data.mdb", size_bytes=SIZE, here="head"
+    )
+
+
+def test_the_chain_keeps_the_hostfiles_order_behind_the_first_host_that_sees_the_source() -> None:
+    assert order([absent(0), absent(1)]).hosts == ("n0", "n1")
+    blind = [absent(0, sees_source=False), absent(1), absent(2)]
+    assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/work/data.mdb", False, 4 << 20)
+
+
+def test_where_no_host_sees_the_source_one_that_has_a_copy_reads_it_else_this_machine() -> None:
+    blind = [absent(0, sees_source=False), absent(1, sees_source=False)]
+    assert order(blind, ("n7", "n8")) == ChainOrder(("n7", "n0", "n1"), "/tmp/lmdb/data.mdb", True, 4 << 20)
+    assert order(blind) == ChainOrder(("head", "n0", "n1"), "/work/data.mdb", True, 4 << 20)
