@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError
 
-
 _LONGEST_NAME = 100
 
 # The dialect of the target fork, whose messages `caffe.proto` holds.

@@ -5,8 +5,11 @@ Which message a file holds shows in the names of its first fields: `layer` is a 
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Generic, TypeVar
 
@@ -15,7 +18,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Comment, read_prototxt
 from caffe_recipes.caffe.text_parser import parse_text
-from caffe_recipes.caffe.text_tokens import TOKEN, line_column
+from caffe_recipes.caffe.text_tokens import TOKEN
 from caffe_recipes.errors import PrototxtError
 
 M = TypeVar("M", bound=Message)
@@ -29,12 +32,39 @@ KINDS: Mapping[str, type[Message]] = {
 }
 
 
+class Places(Mapping[str, int]):
+    """Characters to the name of each field that a text gives, or to the value in a list, by the field's path.
+
+    Counted by reading the text once more when the first is asked for: of a file without findings none is,
+    and the paths take more memory than all else.
+    """
+
+    def __init__(self, text: str, cls: type[Message]) -> None:
+        """Take a text that has been read as a `cls`."""
+        self._text, self._cls = text, cls
+
+    def __getitem__(self, path: str) -> int:
+        """Give the place of a field."""
+        return self._found[path]
+
+    def __iter__(self) -> Iterator[str]:
+        """Walk through the paths in the order of the text."""
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        """Count the fields that the text gives."""
+        return len(self._found)
+
+    @cached_property
+    def _found(self) -> dict[str, int]:
+        offsets: dict[str, int] = {}
+        parse_text(self._text, self._cls(), "", offsets)
+        return offsets
+
+
 @dataclass(frozen=True)
 class Document(Generic[M]):
-    """A prototxt's message with the text it came from; fields are named by path (`layer[3].name`).
-
-    `offsets` counts characters to the name of each field that the text gives, or to the value in a list.
-    """
+    """A prototxt's message with the text it came from; fields are named by path (`layer[3].name`)."""
 
     path: str
     text: str
@@ -48,8 +78,13 @@ class Document(Generic[M]):
             field = field.rpartition(".")[0]
         if not field:
             return self.path
-        line, column = line_column(self.text, self.offsets[field])
-        return f"{self.path}:{line}:{column}"
+        offset = self.offsets[field]
+        line = bisect_right(self._line_starts, offset)
+        return f"{self.path}:{line}:{offset - self._line_starts[line - 1] + 1}"
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
 
 def load_document(
@@ -68,10 +103,9 @@ def load_document(
 def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None = None) -> Document[M]:
     """Parse text, into the message that its fields tell unless `cls` says it; raises PrototxtError."""
     message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # the caller asks for any
-    offsets: dict[str, int] = {}
-    comments = parse_text(text, message, path, offsets)
-    # The parser skips one byte-order mark, and counts from behind it.
-    return Document(str(path), text.removeprefix("\ufeff"), message, comments, offsets)
+    comments = parse_text(text, message, path)
+    text = text.removeprefix("\ufeff")  # the parser skips one, and counts from behind it
+    return Document(str(path), text, message, comments, Places(text, type(message)))
 
 
 def guess_class(

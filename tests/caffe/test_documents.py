@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import guess_class, load_document, parse_document
+from caffe_recipes.caffe.documents import Document, guess_class, load_document, parse_document
 from caffe_recipes.errors import PrototxtError
 
 NET = """name: "n"
@@ -33,6 +34,15 @@ layer {
 )
 def test_each_field_has_its_place_and_what_is_not_there_that_of_its_block(field: str, place: str) -> None:
     assert parse_document(NET, "n.prototxt").where(field) == place
+
+
+def test_places_count_lines_as_the_text_has_them() -> None:
+    document: Document[Message] = parse_document(
+        "\ufeff\n# \u2028 one line\r\nname:\r 'n'\n\n  layer { }", "n"
+    )
+    assert [document.where(path) for path in ("name", "layer[0]")] == ["n:3:1", "n:5:3"]
+    assert dict(document.offsets) == {"name": 15, "layer[0]": 29}
+    assert len(document.offsets) == 2
 
 
 @pytest.mark.parametrize(
