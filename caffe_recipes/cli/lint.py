@@ -10,6 +10,7 @@ from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.review.findings import SEVERITIES
+from caffe_recipes.review.lint.explain import explain
 from caffe_recipes.review.lint.reader import OURS, Options
 from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
 from caffe_recipes.review.lint.targets import all_rules, explain_rule, is_at_least
@@ -26,7 +27,8 @@ def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        click.echo(render_rules(explain_rule(name)))
+        for rule, (severity, looks_for) in explain_rule(name).items():
+            click.echo(explain(rule, severity, looks_for))
         ctx.exit()
 
 
