@@ -58,6 +58,11 @@ class Graph:
     edges: tuple[Edge, ...]
 
     @cached_property
+    def shapes(self) -> dict[tuple[int, str], str]:
+        """The shape of each blob, by the box that makes it and its name."""
+        return {(edge.source, edge.blob): edge.shape for edge in self.edges}
+
+    @cached_property
     def sources(self) -> set[int]:
         """Give the boxes that read no blob."""
         return {box.id for box in self.boxes} - {edge.target for edge in self.edges}

@@ -183,12 +183,7 @@ def plan_column(
     starts = find_starts(ground, edges, leaving)
     entries = [Entry(key, -1e6, tuple(targets)) for key, targets in entering.items()]
     routes = route_column(ground, edges, entries, starts)
-    shapes = {
-        (edge.source, edge.blob): text_width(edge.shape, SMALL)
-        for edge in graph.edges
-        if (edge.source, edge.blob) in starts
-    }
-    labels = {key: math.ceil(x + _LABEL + shapes[key]) for key, x in starts.items()}
+    labels = {key: math.ceil(x + _LABEL + text_width(graph.shapes[key], SMALL)) for key, x in starts.items()}
     first_rows: dict[int, Stage] = {}
     index = 0
     for stage in stages:

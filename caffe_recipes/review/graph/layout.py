@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 
 from caffe_recipes.review.graph.blocks import (
     Stage,
@@ -26,10 +28,8 @@ from caffe_recipes.review.graph.sizes import HEADING, HEADING_HEIGHT, box_height
 Point = tuple[float, float]
 
 _SHORTEST_COLUMN, _LONGEST_COLUMN = 900.0, 2700.0
-_ROUGH_GAP = 38.0
 _GUTTER, _TRACK = 22.0, 8.0
-_PAGE_MARGIN = 30.0
-_HEADING_IN = 10.0
+_ROUGH_GAP, _PAGE_MARGIN, _HEADING_IN = 38.0, 30.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,12 @@ class _Page:
             for box in (*block.core, *block.beside)
         }
         self.edges = {(edge.source, edge.target, edge.blob): edge for edge in wiring.wires}
+        touching: list[list[Edge]] = [[] for _ in columns]
+        for edge in wiring.wires:
+            for column in {self.home[edge.source], self.home[edge.target]}:
+                touching[column].append(edge)
         self.plans = [
-            plan_column(graph, stages, *self._edges_of(index, wiring.wires), width)
+            plan_column(graph, stages, *self._edges_of(index, touching[index]), width)
             for index, stages in enumerate(columns)
         ]
         self.gutters = self._gutters(wiring.wires)
@@ -223,7 +227,8 @@ class _Page:
             self._wire(index, route, lowest) for index, plan in enumerate(self.plans) for route in plan.routes
         ]
         shapes = [text for index, plan in enumerate(self.plans) for text in self._shapes(index, plan)]
-        bands = [_with_heading(band, wires) for band in bands]
+        upright = sorted({line for wire in wires for line in _upright(wire)})
+        bands = [_with_heading(band, upright) for band in bands]
         height = lowest + _TRACK * (len(self.bottoms) + 1)
         return Layout(tuple(boxes), tuple(wires), tuple(shapes), tuple(bands), self.page_width, height)
 
@@ -255,19 +260,22 @@ class _Page:
         return points
 
     def _shapes(self, index: int, plan: ColumnPlan) -> list[Text]:
-        shape_of = {(edge.source, edge.blob): edge.shape for edge in self.edges.values()}
-        return [Text(self.axes[index] + x, y, shape_of[key]) for key, x, y in plan.shape_places()]
+        return [Text(self.axes[index] + x, y, self.graph.shapes[key]) for key, x, y in plan.shape_places()]
 
 
-def _with_heading(band: Band, wires: Sequence[Wire]) -> Band:
+def _upright(wire: Wire) -> Iterator[tuple[float, float, float]]:
+    """Give the upright parts of a wire: where they stand, and from where to where they go."""
+    for (x, y), (to_x, to_y) in pairwise(wire.points):
+        if x == to_x:
+            yield x, min(y, to_y), max(y, to_y)
+
+
+def _with_heading(band: Band, upright: Sequence[tuple[float, float, float]]) -> Band:
     """Move a stage's heading to the right of the wires that would pass through it, if there is room."""
+    first = bisect_left(upright, band.x - 4, key=itemgetter(0))
+    last = bisect_right(upright, band.x + band.width + 4, key=itemgetter(0))
     passing = sorted(
-        {
-            x
-            for wire in wires
-            for (x, y), (to_x, to_y) in pairwise(wire.points)
-            if x == to_x and min(y, to_y) < band.y + HEADING_HEIGHT and max(y, to_y) > band.y
-        }
+        {x for x, top, end in upright[first:last] if top < band.y + HEADING_HEIGHT and end > band.y}
     )
     width = text_width(band.title, HEADING, is_bold=True)
     for start in (band.title_x, *(x + _HEADING_IN for x in passing if x > band.x)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.graph.boxes import Box, Graph, build_graph
 from caffe_recipes.review.graph.labels import shorten, text_width
 from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire, lay_out
@@ -39,10 +40,18 @@ _INK, _SOFT, _GROUND, _RULE = "#1a1a1a", "#555555", "#f4f4f2", "#c9c9c4"
 _FONT = "'DejaVu Sans', Verdana, 'Liberation Sans', Arial, Helvetica, sans-serif"
 _MARGIN = 30.0
 _LEGEND_LINE = 22.0
+_MOST_LAYERS = 5_000
 
 
 def draw_graph(net: ReadNet, summary: Summary) -> str:
-    """Draw a net's graph as SVG text; raises PrototxtError where shapes do not fit."""
+    """Draw a net's graph as SVG text; raises PrototxtError where shapes do not fit.
+
+    InputError for a net of more layers than anybody could look at.
+    """
+    count = len(net.message.layer)
+    if count > _MOST_LAYERS:
+        what = f"has {count:,} layers, and a picture shows {_MOST_LAYERS:,} at most"
+        raise InputError(net.path, what, "leave --graph out")
     graph = build_graph(net)
     layout, wiring = lay_out(graph)
     legend = list(_legend(graph, has_notes=bool(wiring.afar)))

@@ -13,7 +13,7 @@ import pytest
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.errors import PrototxtError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.graph.boxes import build_graph
 from caffe_recipes.review.graph.labels import text_width
 from caffe_recipes.review.graph.layout import Layout, PlacedBox, lay_out
@@ -505,3 +505,14 @@ def test_a_phase_whose_shapes_do_not_fit_is_an_error(tmp_path: Path) -> None:
     assert summarize(net).phase == "TRAIN"
     with pytest.raises(PrototxtError, match="layer 'sum'"):
         build_graph(net)
+
+
+def test_a_net_of_more_layers_than_anybody_can_look_at_is_not_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    relus = (f'layer {{ type: "ReLU" bottom: "b{i}" top: "b{i + 1}" }}\n' for i in range(5000))
+    path.write_text(
+        'layer { type: "Input" top: "b0" input_param { shape { dim: 1 dim: 2 } } }\n' + "".join(relus)
+    )
+    net = read_net(str(path), Options())
+    with pytest.raises(InputError, match=r"has 5,001 layers, and a picture shows 5,000 at most; leave --gr"):
+        draw_graph(net, summarize(net))
