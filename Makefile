@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep digits-local
 
-.PHONY: demo test test-cluster check proto generate bench clean
+.PHONY: install demo test test-cluster check proto generate bench clean
+
+## install: only the environment, .venv, with all commands
+install: $(STAMP)
 
 ## demo: train the five-phase chain on scikit-learn's digits under mpiexec.hydra
 demo: $(STAMP)

@@ -34,7 +34,8 @@ def unknown_options(words: list[str]) -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    return [text for kind, text in found if kind == language]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -58,6 +59,29 @@ def test_the_picture_and_the_yaml_are_sound() -> None:
     for path in re.findall(r"!\[.*\]\((.*)\)", DOCUMENT):
         assert (ROOT / "docs" / path).is_file()
     assert len([yaml.safe_load(block) for block in blocks("yaml")]) == 5
+
+
+def test_the_readme_s_own_recipe_has_nothing_to_warn_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name, language, start in [
+        ("mine.yaml", "yaml", "name: mine"),
+        ("my_nets.py", "python", "from caffe"),
+    ]:
+        found = re.findall(rf"```{language}\n(.*?)```", readme, re.DOTALL)
+        (text,) = [block for block in found if block.startswith(start)]
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command_of("lint"), ["mine.yaml"])
+    assert (done.exit_code, done.output) == (0, "0 errors, 0 warnings, 0 notes\n")
+
+
+def test_the_table_of_lint_names_each_of_its_options() -> None:
+    section = DOCUMENT[DOCUMENT.index("\n## lint\n") : DOCUMENT.index("\n## Schedules\n")]
+    told = set(re.findall(r"--[a-z][a-z-]+", section)) - {"--dialect"}
+    options = {option for param in command_of("lint").params for option in param.opts if option[:2] == "--"}
+    assert told == options - {"--dialect", "--max-bytes"}
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
