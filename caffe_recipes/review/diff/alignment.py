@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
@@ -23,13 +23,13 @@ def match_by_keys(
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     for key in keys:
-        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-        for j, item in enumerate(new):
+        waiting: dict[Hashable, list[int]] = {}  # the first one last
+        for j in range(len(new) - 1, -1, -1):
             if j not in taken:
-                waiting[key(item)].append(j)
+                waiting.setdefault(key(new[j]), []).append(j)
         for i, item in enumerate(old):
-            if i not in pairs and waiting[key(item)]:
-                pairs[i] = waiting[key(item)].popleft()
+            if waiting and i not in pairs and (places := waiting.get(key(item))):
+                pairs[i] = places.pop()
                 taken.add(pairs[i])
     return pairs
 

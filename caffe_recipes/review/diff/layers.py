@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 
@@ -15,7 +16,22 @@ from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 
 # What names a layer and connects it; the rest is what it does.
 _NAMES = frozenset({"name", "bottom", "top"})
-_RULES = frozenset(pb.LayerParameter.DESCRIPTOR.fields_by_name) - {"include", "exclude"}
+_CONDITIONS = frozenset({"include", "exclude"})
+_RULES = frozenset(pb.LayerParameter.DESCRIPTOR.fields_by_name) - _CONDITIONS
+
+
+class _Name(NamedTuple):
+    """What a layer goes by: its name, the one phase it is in, and all its rules."""
+
+    name: str
+    phase: str = ""
+    rules: bytes = b""
+
+    @classmethod
+    def of(cls, layer: pb.LayerParameter) -> _Name:
+        if all(field.name not in _CONDITIONS for field, _ in layer.ListFields()):
+            return cls(layer.name)
+        return cls(layer.name, phase_of(layer), fingerprint(layer, _RULES))
 
 
 @dataclass(frozen=True)
@@ -32,10 +48,15 @@ def phase_of(layer: pb.LayerParameter) -> str:
     >>> phase_of(pb.LayerParameter(exclude=[pb.NetStateRule(phase=pb.TEST)]))
     'TRAIN'
     """
+    # A list that is not set takes memory for as long as the layer is held once it was looked at.
+    given = {field.name: value for field, value in layer.ListFields() if field.name in _CONDITIONS}
+    if not given:
+        return ""
+    include = given.get("include", ())
     both = {pb.TRAIN, pb.TEST}
-    rules = [({rule.phase} if rule.HasField("phase") else both) for rule in layer.include or layer.exclude]
+    rules = [({rule.phase} if rule.HasField("phase") else both) for rule in include or given["exclude"]]
     met = set().union(*rules)
-    kept = met if layer.include else both - met
+    kept = met if include else both - met
     return pb.Phase.Name(kept.pop()) if len(kept) == 1 else ""
 
 
@@ -58,7 +79,9 @@ def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParamet
     in one place and differ in less than half of their fields.
     """
     named = match_by_keys(
-        old, new, [_name_and_rules, lambda layer: (layer.name, phase_of(layer)), lambda layer: layer.name]
+        [_Name.of(layer) for layer in old],
+        [_Name.of(layer) for layer in new],
+        [lambda known: known, lambda known: (known.name, known.phase), lambda known: known.name],
     )
     tokens = _tokens(old, new, named)
     in_place = longest_common(*tokens)
@@ -66,12 +89,6 @@ def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParamet
     _match_elsewhere(old, new, pairs, tokens)
     edited = _match_edited(old, new, pairs, in_place)
     return Matching(pairs | edited, frozenset(i for i, _ in in_place) | frozenset(edited))
-
-
-def _name_and_rules(layer: pb.LayerParameter) -> Hashable:
-    if not layer.include and not layer.exclude:
-        return layer.name, b""
-    return layer.name, fingerprint(layer, _RULES)
 
 
 def _tokens(

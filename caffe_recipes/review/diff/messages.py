@@ -58,7 +58,7 @@ def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: 
     rank = field_ranks(old.DESCRIPTOR)
     found: list[Change] = []
     for field in sorted(fields.values(), key=lambda field: rank[field.number]):
-        if field.name in skip:
+        if field.name in skip or _is_same_block(field, old, new):
             continue
         path = f"{prefix}{field.name}"
         if field.is_repeated:
@@ -68,6 +68,15 @@ def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: 
         else:
             found += _diff_scalar(path, field, old, new, way)
     return found
+
+
+def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
+    """Whether both sides have one value of a list or a block, which is quick to see."""
+    if field.is_repeated:
+        return bool(getattr(old, field.name) == getattr(new, field.name))
+    if field.message_type is None or not old.HasField(field.name) or not new.HasField(field.name):
+        return False
+    return bool(getattr(old, field.name) == getattr(new, field.name))
 
 
 def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:

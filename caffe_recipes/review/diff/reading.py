@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.documents import KINDS, Document, parse_document
+from caffe_recipes.caffe.documents import KINDS, Document, guess_class, parse_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
+from caffe_recipes.caffe.text_parser import parse_text
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import PrototxtError
 
@@ -15,10 +16,16 @@ def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message
 
     Raises PrototxtError for what is no prototxt, or holds nothing.
     """
-    document: Document[Message] = parse_document(decode_prototxt(data, path, max_bytes), path)
-    if not document.message.ListFields():
+    text = decode_prototxt(data, path, max_bytes)
+    message = guess_class(text, path)()
+    parse_text(text, message, path)
+    if not message.ListFields():
         raise PrototxtError(path, "holds no field at all", "was it copied whole?")
-    return upgrade_document(document).message
+    try:
+        return upgrade_document(Document(path, text, message, {}, {})).message
+    except PrototxtError:
+        # Where each field stands takes more memory than the message, so only an error asks for it.
+        return upgrade_document(parse_document(text, path)).message
 
 
 def kind_of(message: Message) -> str:

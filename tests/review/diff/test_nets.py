@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,33 @@ def test_the_two_published_nets_differ_in_the_training_batch_only() -> None:
     assert [show(change) for change in diff_nets(old, new)] == [
         "changed data (TRAIN): data_param.batch_size 32 -> 16"
     ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_net_of_20_000_layers_is_no_wait(order: int) -> None:
+    def build(name: str, outputs: int) -> pb.NetParameter:
+        return pb.NetParameter(
+            layer=[
+                pb.LayerParameter(
+                    name=f"{name}{k}",
+                    type="InnerProduct",
+                    bottom=[f"b{k}"],
+                    top=[f"b{k + 1}"],
+                    inner_product_param=pb.InnerProductParameter(num_output=outputs if k % 100 == 0 else 7),
+                )
+                for k in range(20_000)[::order]
+            ]
+        )
+
+    kinds = Counter(change.kind for change in diff_nets(build("a", 8), build("b", 9)))
+    assert kinds == {"renamed": 20_000, "changed": 200}
+
+
+def test_a_net_of_20_000_layers_turned_around_is_no_wait() -> None:
+    layers = [pb.LayerParameter(name=f"a{k}", type="ReLU") for k in range(20_000)]
+    found = diff_nets(pb.NetParameter(layer=layers), pb.NetParameter(layer=layers[::-1]))
+    assert {change.kind for change in found} == {"moved"}
+    assert len(found) == 19_999
 
 
 def test_layers_of_one_name_are_told_apart_by_their_phase() -> None:
