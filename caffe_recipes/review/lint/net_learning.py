@@ -29,6 +29,7 @@ RULES: dict[str, tuple[Severity, str]] = {
 }
 
 _MOST_NUMBERS = 2**31 - 1
+_MOST_LOSSES = 20  # of one label
 # Statistics, not learned by gradients.
 _COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
 # What their output ranks is what their bottom ranks.
@@ -101,21 +102,23 @@ def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
 
 
 def _accuracies(phase: PhaseNet) -> Iterator[Draft]:
-    losses = [
-        i
-        for i, layer in enumerate(phase.layers)
-        if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1
-    ]
+    losses: dict[Blob | None, list[int]] = {}
+    for i, layer in enumerate(phase.layers):
+        if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
+            losses.setdefault(_ranked(phase, i, 1), []).append(i)
+    scores = {i: _ranked(phase, i, 0) for alike in losses.values() for i in alike}
+    scored, behind = set(scores.values()), dict[Blob | None, set[Blob]]()
     for i, layer in enumerate(phase.layers):
         if layer.type != "Accuracy" or len(layer.bottom) < 2:
             continue
-        ours, label = _ranked(phase, i, 0), _ranked(phase, i, 1)
-        of_label = [j for j in losses if _ranked(phase, j, 1) == label]
-        scores = [_ranked(phase, j, 0) for j in of_label]
-        if ours is None or not of_label or ours in scores:
+        ours, of_label = _ranked(phase, i, 0), losses.get(_ranked(phase, i, 1), [])[:_MOST_LOSSES]
+        if ours is None or not of_label or ours in scored:
             continue
+        for j in of_label:
+            if scores[j] not in behind:
+                behind[scores[j]] = _behind(phase, scores[j])
         # Of one label there may be several scores: only what lies behind those of each is no score.
-        if all(ours in _behind(phase, j) and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
+        if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
             loss = phase.layers[of_label[0]]
             yield Draft(
                 "accuracy-elsewhere",
@@ -135,10 +138,10 @@ def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
     return made
 
 
-def _behind(phase: PhaseNet, i: int) -> set[Blob]:
-    """Give all blobs that a layer's first bottom is computed from."""
+def _behind(phase: PhaseNet, blob: Blob | None) -> set[Blob]:
+    """Give all blobs that a blob is computed from, and itself."""
     found: set[Blob] = set()
-    waiting = [phase.maker(i, 0)]
+    waiting = [blob]
     while waiting:
         made = waiting.pop()
         if made is not None and made not in found:

@@ -67,6 +67,19 @@ def test_an_accuracy_of_scores_before_a_margin_is_right(check_text: CheckText) -
     assert check_text(net.replace('Loss" bottom: "ip2"', 'Loss" bottom: "margin"')) == {}
 
 
+def test_each_of_many_heads_has_its_accuracy(check_text: CheckText) -> None:
+    heads = "".join(
+        f"""
+        layer {{ name: "h{i}" type: "InnerProduct" bottom: "{f"h{i - 1}" if i else "ip1"}" top: "h{i}"
+          inner_product_param {{ num_output: {i + 7} weight_filler {{ type: "xavier" }} }} }}
+        layer {{ name: "l{i}" type: "SoftmaxWithLoss" bottom: "h{i}" bottom: "label" top: "l{i}" }}
+        layer {{ name: "a{i}" type: "Accuracy" bottom: "h{i}" bottom: "label" top: "a{i}" }}
+        """
+        for i in range(30)
+    )
+    assert check_text(NET + heads) == {}
+
+
 def test_a_weight_of_too_many_numbers_is_an_error(check_text: CheckText) -> None:
     found = check_text(NET.replace("num_output: 50", "num_output: 11184811"))["blob-too-large"]
     assert "learns a blob 11184811x192, of 2,147,483,712 numbers" in found.what
