@@ -155,6 +155,16 @@ def test_solvers_show_their_epochs_with_the_net_beside(here: Path) -> None:
     assert "note: epochs unknown: no batch_size in a net beside solver_a.prototxt" in said
 
 
+def test_a_net_beside_that_is_too_large_or_broken_is_named(here: Path) -> None:
+    write(here, a=SOLVER, b=SOLVER.replace("100", "200"), net=NET + "#" * 400)
+    words = ["a.prototxt", "b.prototxt", "--images", "6400", "--ranks", "2"]
+    code, output = call(*words, "--max-bytes", "300")
+    assert (code, "note: epochs unknown: net.prototxt: is over 300 bytes" in output) == (1, True)
+    assert "epochs" in call(*words)[1] and "unknown" not in call(*words)[1]
+    write(here, net="layer {")
+    assert "epochs unknown: net.prototxt:1:7: this block is never closed" in call(*words)[1]
+
+
 def test_folders_compare_by_path_and_see_a_renamed_file(here: Path) -> None:
     write(here / "a", net=NET, gone=SOLVER, was=NET.replace("relu", "act"))
     write(here / "b", net=NET.replace("32", "16"), come=SOLVER.replace("100", "7"))

@@ -64,25 +64,33 @@ def _scales(
     for message, file, ranks in zip(messages, files, options.ranks, strict=True):
         batch = None
         if isinstance(message, pb.SolverParameter):
-            batch = batch_of(message, file.path, file.read)
-            if batch is None:
-                missing.append(f"epochs unknown: no batch_size in a net beside {file.label}")
+            batch, problem = _find_batch(message, file, options.max_bytes)
+            missing += [f"epochs unknown: {problem}"] if problem else []
         scales.append(Scale(options.images, batch * ranks if batch else None))
     return (scales[0], scales[1]), "; ".join(missing)
 
 
-def batch_of(solver: pb.SolverParameter, path: str, read: Read) -> int | None:
-    """Read the training batch of one rank from the solver's net, in it or in the file beside it."""
+def _find_batch(solver: pb.SolverParameter, file: TextFile, max_bytes: int) -> tuple[int | None, str]:
+    """Read the batch of a solver's net, or say why it is unknown."""
+    try:
+        batch = batch_of(solver, file.path, file.read, max_bytes)
+    except PrototxtError as error:
+        return None, str(error)
+    return batch, "" if batch else f"no batch_size in a net beside {file.label}"
+
+
+def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int = MOST_BYTES) -> int | None:
+    """Read the training batch of one rank from the solver's net, in it or in the file beside it.
+
+    None where there is no such net; PrototxtError for one that cannot be read.
+    """
     for name in ("net_param", "train_net_param"):
         if solver.HasField(name):
             return batch_size(getattr(solver, name))
     net = posixpath.basename(solver.net or solver.train_net)
     folder = path[: path.rindex("/") + 1] if "/" in path else path[: path.rfind(":") + 1]
     data = read(folder + net) if net else None
-    try:
-        message = read_message(data, net) if data else None
-    except PrototxtError:
-        return None
+    message = read_message(data, folder + net, max_bytes) if data else None
     return batch_size(message) if isinstance(message, pb.NetParameter) else None
 
 
