@@ -155,6 +155,22 @@ def test_solvers_show_their_epochs_with_the_net_beside(here: Path) -> None:
     assert "note: epochs unknown: no batch_size in a net beside solver_a.prototxt" in said
 
 
+def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
+    pair = "params_pair {{ solver_params {{ {} }} batch_size: 32 }}\n"
+    one, two = SOLVER.strip(), SOLVER.strip().replace("base_lr: 1", "base_lr: 2")
+    write(here, a=pair.format(one) + pair.format(two), b=pair.format(one) + pair.format(one))
+    assert call("a.prototxt", "b.prototxt")[1].splitlines() == [
+        "params_pair[1].solver_params.base_lr 2 -> 1",
+        "the rate of params_pair[1]:",
+        "  start           2 -> 1",
+        "  end             2 -> 1 (iteration 99)",
+        "  iterations      100 as before",
+        "  greatest ratio  2 -> 1 at iteration 0 (0.5 times)",
+    ]
+    said = json.loads(call("--json", "a.prototxt", "b.prototxt")[1])["files"][0]["rate"]
+    assert said["params_pair[1]"]["start"]["new"] == 1
+
+
 def test_a_net_beside_that_is_too_large_or_broken_is_named(here: Path) -> None:
     write(here, a=SOLVER, b=SOLVER.replace("100", "200"), net=NET + "#" * 400)
     words = ["a.prototxt", "b.prototxt", "--images", "6400", "--ranks", "2"]

@@ -42,12 +42,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """A number of the schedule on both sides: None where a side has none. `iteration` is that of each."""
+    """A number of the schedule on both sides: None where a side has none. `iterations` are those of each.
+
+    `part` is the phase of a solver of several, by its field.
+    """
 
     name: str
     old: float | None
     new: float | None
     iterations: tuple[int | None, int | None] = (None, None)
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

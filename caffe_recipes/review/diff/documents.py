@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
@@ -29,6 +32,9 @@ def diff_documents(
         changes = diff_solvers(old, new, defaults=defaults)
         rates = diff_rates(old, new, scales)
         note = "; ".join(filter(None, [*_rate_problems(old, new, bool(changes)), note]))
+    elif isinstance(old, pb.MultiPhaseSolverParameter) and isinstance(new, pb.MultiPhaseSolverParameter):
+        changes = diff_messages(old, new, defaults=defaults)
+        rates = list(_phase_rates(old, new))
     else:
         changes = diff_messages(old, new, defaults=defaults)
     if not changes:
@@ -36,6 +42,15 @@ def diff_documents(
     if not changes and not rates:
         return None
     return FileDiff(path, "changed", kind_of(new), tuple(changes), tuple(rates), note=note)
+
+
+def _phase_rates(
+    old: pb.MultiPhaseSolverParameter, new: pb.MultiPhaseSolverParameter
+) -> Iterator[RateChange]:
+    """Yield what the schedules of the phases that both have come to, phase by phase."""
+    for index, (a, b) in enumerate(zip(old.params_pair, new.params_pair, strict=False)):
+        for rate in diff_rates(a.solver_params, b.solver_params):
+            yield replace(rate, part=f"params_pair[{index}]")
 
 
 def _rate_problems(old: pb.SolverParameter, new: pb.SolverParameter, is_changed: bool) -> list[str]:

@@ -130,11 +130,10 @@ def _old_to_new(change: Change, paint: Paint) -> str:
 
 
 def _rate_lines(rates: Sequence[RateChange]) -> Iterator[str]:
-    if rates:
-        yield "the rate:"
     width = max((len(rate.name) for rate in rates), default=0)
-    for rate in rates:
-        yield f"  {rate.name.ljust(width)}  {_rate_text(rate)}"
+    for part, row in groupby(rates, key=lambda rate: rate.part):
+        yield f"the rate of {part}:" if part else "the rate:"
+        yield from (f"  {rate.name.ljust(width)}  {_rate_text(rate)}" for rate in row)
 
 
 def _rate_text(rate: RateChange) -> str:
@@ -163,7 +162,7 @@ def _file_json(file: FileDiff) -> Json:
         "renamed_from": _printable(file.renamed_from) or None,
         "note": file.note or None,
         "changes": [_change_json(change) for change in file.changes],
-        "rate": {rate.name.replace(" ", "_"): _rate_json(rate) for rate in file.rates},
+        "rate": _rates_json(file.rates),
     }
 
 
@@ -181,6 +180,15 @@ def _change_json(change: Change) -> Json:
 
 def _is_default(given: Given) -> bool:
     return not given.is_set and given.value is not None
+
+
+def _rates_json(rates: Sequence[RateChange]) -> Json:
+    """Give each number by its name; those of several phases by the phase's field, too."""
+    parts = {
+        part: {rate.name.replace(" ", "_"): _rate_json(rate) for rate in row}
+        for part, row in groupby(rates, key=lambda rate: rate.part)
+    }
+    return parts.get("", parts)
 
 
 def _rate_json(rate: RateChange) -> Json:
