@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.explain import explain
-from caffe_recipes.review.lint.reader import OURS, Options
+from caffe_recipes.review.lint.reader import Options
 from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
 from caffe_recipes.review.lint.targets import all_rules, explain_rule, is_at_least
 from caffe_recipes.review.lint.targets import lint as find_all

@@ -8,36 +8,38 @@ from pathlib import Path
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_sources import Image, Images
 from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.review.records import read_first
 
 _BATCHED = ("data_param", "hdf5_data_param", "image_data_param", "memory_data_param", "window_data_param")
 
 
-def image_reader(given: Image | None, caffe_root: Path | None) -> Images:
+def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
     """Make a function that tells the size of a source's images: as given, or of its first record.
 
-    A source that is no LMDB here, or that does not tell, has images of unknown size.
-    Raises DataError for a damaged LMDB.
+    A source that is no LMDB here, or that does not tell, has images of unknown size; what is wrong with one
+    that is empty or damaged is added to `failures`.
     """
 
     def read(source: str) -> Image | None:
         if given is not None:
             return given
-        folder = (caffe_root or Path()) / source
-        return _first_image(folder) if source and (folder / "data.mdb").is_file() else None
+        try:
+            datum = read_first(source, caffe_root)
+            return _shape_of(source, datum) if datum else None
+        except DataError as error:
+            failures.append(f"{error.where} {error.what}")
+            return None
 
     return read
 
 
-def _first_image(folder: Path) -> Image | None:
-    # LMDB's library is loaded only where there is one to read.
-    from caffe_recipes.caffe.datums import datum_shape, open_datums
+def _shape_of(source: str, datum: pb.Datum) -> Image | None:
+    from caffe_recipes.caffe.datums import datum_shape
 
-    with open_datums(folder) as datums:
-        _, datum = next(iter(datums))
-        try:
-            return datum_shape(datum)
-        except ValueError as error:
-            raise DataError(folder, f"its first record {error}", "build the LMDB again") from None
+    try:
+        return datum_shape(datum)
+    except ValueError as error:
+        raise DataError(source, f"begins with a record that {error}") from None
 
 
 def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParameter:

@@ -51,7 +51,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class ReadNet:
-    """A net as the options leave it, the phase to look at, and its level and stages."""
+    """A net as the options leave it, the phase to look at, and its level and stages.
+
+    `failures` gathers what is wrong with the LMDBs that were looked into.
+    """
 
     path: str
     message: pb.NetParameter
@@ -59,11 +62,12 @@ class ReadNet:
     level: int
     stages: tuple[str, ...]
     options: Options = field(default_factory=Options)
+    failures: list[str] = field(default_factory=list, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
         """Work out the shapes of one phase; PrototxtError where they do not fit, or no Caffe has a type."""
         _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
-        images = image_reader(self.options.image, self.options.caffe_root)
+        images = image_reader(self.options.image, self.options.caffe_root, self.failures)
         return infer_shapes(
             self.message, phase, level=self.level, stages=self.stages, images=images, path=self.path
         )
@@ -127,7 +131,7 @@ def summarize(net: ReadNet) -> Summary:
         _batch(layers),
         layers,
         totals,
-        _hint(layers) if totals.unknown else "",
+        _hint(layers, net.failures) if totals.unknown else "",
     )
 
 
@@ -177,13 +181,15 @@ def _batch(layers: Sequence[LayerCount]) -> int | None:
     return None
 
 
-def _hint(layers: Sequence[LayerCount]) -> str:
+def _hint(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
     for layer in layers:
         known = all(blob.shape is not None and None not in blob.shape for blob in layer.bottoms)
         if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
             if layer.type not in SOURCES and layer.type not in RULES:
                 return f"{what} has no shape rule here: what it makes, and all after it, is left open"
+            if layer.type in SOURCES and failures:
+                return f"{what} does not say the size of its images, and {failures[0]}: give --input C,H,W"
             if layer.type in SOURCES:
                 return f"{what} does not say the size of its images: give --input C,H,W"
             return f"{what} makes blobs whose shape only a run tells"

@@ -228,6 +228,32 @@ def test_an_lmdb_under_caffe_root_tells_the_size_of_its_images(tmp_path: Path) -
     assert found.layers[0].tops[0].shape == (8, 2, 6, 6)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty: data.mdb has 0 bytes"), (b"x" * 8192, "is no LMDB")],
+    ids=["empty", "damaged"],
+)
+def test_an_lmdb_that_cannot_be_read_is_named_and_no_obstacle(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "root" / "lmdb").mkdir(parents=True)
+    (tmp_path / "root" / "lmdb" / "data.mdb").write_bytes(content)
+    found = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path / "root")
+    assert found.totals.unknown == ("data", "conv")
+    assert f"images, and {tmp_path}/root/lmdb {said}" in found.hint
+    assert found.hint.endswith(": give --input C,H,W")
+    known = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path / "root", image=(3, 9, 9))
+    assert known.hint == ""
+
+
+def test_a_first_record_without_an_image_is_named_and_no_obstacle(tmp_path: Path) -> None:
+    from caffe_recipes.caffe.datums import write_datums
+
+    write_datums(tmp_path / "lmdb", [("0", pb.Datum(channels=1, height=2, width=2))])
+    found = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path)
+    assert "and lmdb begins with a record that holds no image: give --input" in found.hint
+
+
 def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_path: Path) -> None:
     small, large = (summary_of(tmp_path, *lenet(), batch=batch) for batch in (1, 100))
     assert large.totals.activation_bytes == 100 * small.totals.activation_bytes

@@ -17,6 +17,7 @@ from caffe_recipes.review.lint.check import check_chain
 from caffe_recipes.review.lint.machine import check_cores
 from caffe_recipes.review.lint.net_files import NetPlace, find_net, inline_net, net_field, part_of
 from caffe_recipes.review.lint.net_old import upgrade_old
+from caffe_recipes.review.lint.other_rates import drop_rates
 from caffe_recipes.review.lint.reader import FOR_GPUS, Reader, check_labels
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.script import Script, Training
@@ -68,7 +69,7 @@ def lint_chain(
     reader.order.extend([link.solver.path for link in links] + [net.path for net in _nets_of(links)])
     tested = tuple(map(upgraded, _tested(reader, links, script)))
     chain = Chain(tuple(map(_modern, links)), _setting(reader, script), is_whole, tested)
-    yield from check_chain(chain)
+    yield from drop_rates(check_chain(chain), reader.other_rates)
     for net in _nets_of(links):
         yield from reader.check(net)
     if script.mlsl_where:

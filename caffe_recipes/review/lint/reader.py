@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.documents import Document, parse_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES, read_prototxt
-from caffe_recipes.errors import DataError, PrototxtError
+from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.nets import check_net
+from caffe_recipes.review.lint.other_rates import check_other_rates
+from caffe_recipes.review.lint.records import check_records, find_datum
 from caffe_recipes.review.lint.rules import finding
 from caffe_recipes.review.lint.solver_values import check_snapshot_folder
 from caffe_recipes.review.lint.states import State, has_source, restrict_net
 
-OURS = "surfsara"
 FOR_GPUS = ("bvlc", "nvcaffe")
 
 
@@ -39,7 +41,8 @@ class Options:
 class Reader:
     """Reads each file once; keeps what was found in its text, and the order in which to speak of files.
 
-    `phases` are those in which the solvers read a net's file.
+    `phases` are those in which the solvers read a net's file, `other_rates` the solvers whose rates are not
+    judged.
     """
 
     options: Options
@@ -47,6 +50,7 @@ class Reader:
     findings: list[Finding] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     phases: dict[Path, set[int]] = field(default_factory=dict)
+    other_rates: set[str] = field(default_factory=set)
 
     def read(self, path: Path) -> Document[Any]:
         """Read a prototxt file; PrototxtError if it cannot be read, or is not what Caffe reads."""
@@ -80,12 +84,13 @@ class Reader:
             only = restrict_net(net.message, phase)
             # Without data in that phase the rules on chains have said so.
             net = replace(net, message=only) if has_source(only, State(phase)) else net
-        return check_net(
+        found = check_net(
             net,
             classes=options.classes,
             datum_of=lambda source: find_datum(source, options.caffe_root),
             dialect=options.dialect,
         )
+        return [*found, *check_records(net, options.caffe_root)]
 
     def _read(self, path: Path) -> Document[Any]:
         text = read_prototxt(path, self.options.max_bytes)
@@ -93,23 +98,15 @@ class Reader:
         if not document.message.ListFields():
             raise PrototxtError(path, "holds no field at all", "was it copied whole?")
         self.findings.extend(check_text(text, path, self.options.dialect))
+        if self.options.dialect != OURS:
+            from caffe_recipes.caffe.dialect_schema import parse_lenient
+
+            other = [*check_other_rates(parse_lenient(text, path), self.options.dialect)]
+            self.findings.extend(other)
+            self.other_rates.update(document.path for _ in other)
         if self.options.caffe_root is not None and isinstance(document.message, pb.SolverParameter):
             self.findings.extend(check_snapshot_folder(document, self.options.caffe_root))
         return document
-
-
-def find_datum(source: str, root: Path | None) -> pb.Datum | None:
-    """Read the first Datum of an LMDB, from the Caffe root or from here; None if it is not there."""
-    folder = (root or Path()) / source
-    try:
-        if not (folder / "data.mdb").is_file():
-            return None
-        from caffe_recipes.caffe.datums import open_datums
-
-        with open_datums(folder) as datums:
-            return next(iter(datums))[1]
-    except (DataError, OSError, ValueError):  # ValueError: a path with a NUL
-        return None
 
 
 def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:

@@ -24,8 +24,9 @@ from caffe_recipes.review.lint.dialect import DIALECT_RULES
 from caffe_recipes.review.lint.epochs import check_title
 from caffe_recipes.review.lint.machine import check_cores, check_threads, check_tmp
 from caffe_recipes.review.lint.nets import NET_RULES, check_net
-from caffe_recipes.review.lint.reader import FOR_GPUS, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.reader import FOR_GPUS, check_text, parse_text
 from caffe_recipes.review.lint.recipe_values import check_recipe_values
+from caffe_recipes.review.lint.records import check_records, find_datum
 from caffe_recipes.review.lint.rules import RULES, finding
 
 _Locate = Callable[[Location], str]
@@ -74,6 +75,7 @@ def check_recipe(
             datum_of=lambda source: find_datum(source, None),
             dialect=dialect,
         )
+        yield from check_records(documents[_path(recipe, name)], None)
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 

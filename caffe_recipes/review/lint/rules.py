@@ -36,6 +36,7 @@ RULES: Mapping[str, Rule] = {
     "final-rate-kept": Rule(
         "note", "the same of a lone solver, or one resumed, whose lr_policy never goes to 0"
     ),
+    "rates-not-judged": Rule("note", "a rate that only the dialect's Caffe makes so: it is not judged"),
     # The values of one solver
     "solver-type-unknown": Rule("error", "a type that no Caffe has"),
     "regularization-unknown": Rule("error", "a regularization_type other than L1 and L2"),
@@ -100,6 +101,7 @@ RULES: Mapping[str, Rule] = {
     "net-missing": Rule("error", "a net that is not at its path under the Caffe root"),
     "net-folder": Rule("warning", "a net in another folder than the solver's own"),
     "net-not-found": Rule("note", "a net that is not there to be looked at"),
+    "lmdb-unreadable": Rule("warning", "an LMDB that is here, and is empty or damaged"),
     "net-not-named": Rule("error", "a solver that names no net"),
     "solver-path": Rule("warning", "a command that gives --solver another folder than the file's"),
     "no-train-net": Rule("error", "a net without a data layer for TRAIN"),

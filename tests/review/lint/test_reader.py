@@ -9,7 +9,8 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.reader import Options, find_datum
+from caffe_recipes.review.lint.reader import Options
+from caffe_recipes.review.lint.records import find_datum
 from caffe_recipes.review.lint.targets import lint
 from tests.review.conftest import LintSolvers, net_text, solver_text
 
@@ -28,7 +29,7 @@ def test_a_file_of_another_dialect_is_refused_and_read_when_that_is_asked_for(
     with pytest.raises(PrototxtError, match="no field 'rampup_interval'"):
         lint_solvers({"a": other})
     found = lint_solvers({"a": {**other, "solver_mode": None}}, dialect="nvcaffe")
-    assert not any("rampup" in one.what for one in found)
+    assert [one.id for one in found if "rampup" in one.what] == ["rates-not-judged"]
     assert "dialect-field" in {one.id for one in lint_solvers({"a": other}, dialect="bvlc")}
 
 
@@ -51,6 +52,19 @@ def test_the_first_record_of_an_lmdb_is_looked_at_where_it_is_there(tmp_path: Pa
     datum = pb.Datum(channels=1, height=2, width=2, data=b"abcd", label=3)
     write_datums(tmp_path / "lmdb", [("0", datum)])
     assert find_datum("lmdb", tmp_path) == datum
+
+
+@pytest.mark.parametrize("content", [b"", b"no LMDB"])
+def test_an_lmdb_that_cannot_be_read_is_a_warning(
+    lint_solvers: LintSolvers, tmp_path: Path, content: bytes
+) -> None:
+    assert lint_solvers({"a": {}}, caffe_root=tmp_path) == []
+    (tmp_path / "TRAIN_lmdb").mkdir()
+    (tmp_path / "TRAIN_lmdb" / "data.mdb").write_bytes(content)
+    (found,) = lint_solvers({"a": {}}, caffe_root=tmp_path)
+    assert (found.id, found.severity) == ("lmdb-unreadable", "warning")
+    assert found.what.startswith(f"{tmp_path}/TRAIN_lmdb is ")
+    assert ":" in found.where.removeprefix(str(tmp_path))
 
 
 def test_raw_datums_that_the_augmentation_scrambles_are_found(
