@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,15 +14,20 @@ _MOST_BITS = 900_000_000
 
 
 def match_by_keys(
-    old: Sequence[T], new: Sequence[T], keys: Iterable[Callable[[T], Hashable]]
+    old: Sequence[T],
+    new: Sequence[T],
+    keys: Iterable[Callable[[T], Hashable]],
+    known: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """Pair items of equal key, the surest key first; of several with one key, the first with the first.
+
+    Beyond the pairs that are `known`, which come along.
 
     >>> match_by_keys(["aX", "bX"], ["bY", "aX"], [str, lambda item: item[0]])
     {0: 1, 1: 0}
     """
-    pairs: dict[int, int] = {}
-    taken: set[int] = set()
+    pairs = dict(known)
+    taken = set(pairs.values())
     for key in keys:
         waiting: dict[Hashable, list[int]] = {}  # the first one last
         for j in range(len(new) - 1, -1, -1):
@@ -30,6 +36,29 @@ def match_by_keys(
         for i, item in enumerate(old):
             if waiting and i not in pairs and (places := waiting.get(key(item))):
                 pairs[i] = places.pop()
+                taken.add(pairs[i])
+    return pairs
+
+
+def match_unique(
+    old: Sequence[T], new: Sequence[T], keys: Iterable[Callable[[T], Hashable]]
+) -> dict[int, int]:
+    """Pair items whose key only they have, the surest key first.
+
+    >>> match_unique(["a", "b", "b"], ["b", "b", "a"], [str])
+    {0: 2}
+    """
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+    for key in keys:
+        if len(pairs) == min(len(old), len(new)):
+            break
+        counts = [Counter(map(key, items)) for items in (old, new)]
+        places = {key(item): j for j, item in enumerate(new) if j not in taken}
+        for i, item in enumerate(old):
+            name = key(item)
+            if i not in pairs and name in places and counts[0][name] == counts[1][name] == 1:
+                pairs[i] = places[name]
                 taken.add(pairs[i])
     return pairs
 

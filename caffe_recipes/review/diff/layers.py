@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text_writer import string_text
-from caffe_recipes.review.diff.alignment import longest_common, match_by_keys
+from caffe_recipes.review.diff.alignment import longest_common, match_by_keys, match_unique
 from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 
 # What names a layer and connects it; the rest is what it does.
@@ -74,21 +74,42 @@ def title_of(layer: pb.LayerParameter) -> str:
 def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> Matching:
     """Pair the layers of two nets.
 
-    First by name and rules, name and phase, and name. Then, of the rest, those that do the same between the
-    same neighbours; those that do the same with the same bottoms elsewhere; and those of one type that stand
-    in one place and differ in less than half of their fields.
+    First by name and rules, name and phase, and name: where only one layer has it, then, where several have
+    it, those that do the same, and the rest in order. Then, of the rest and of layers without a name, those
+    that do the same between the same neighbours; those that do the same with the same bottoms elsewhere; and
+    those of one type that stand in one place and differ in less than half of their fields.
     """
-    named = match_by_keys(
-        [_Name.of(layer) for layer in old],
-        [_Name.of(layer) for layer in new],
-        [lambda known: known, lambda known: (known.name, known.phase), lambda known: known.name],
-    )
+    named = _match_names(old, new)
     tokens = _tokens(old, new, named)
     in_place = longest_common(*tokens)
     pairs = named | dict(in_place)
     _match_elsewhere(old, new, pairs, tokens)
     edited = _match_edited(old, new, pairs, in_place)
     return Matching(pairs | edited, frozenset(i for i, _ in in_place) | frozenset(edited))
+
+
+def _match_names(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> dict[int, int]:
+    before, after = ([_Name.of(layer) for layer in layers] for layers in (old, new))
+    keys: list[Callable[[_Name], Hashable]] = [
+        lambda known: known,
+        lambda known: (known.name, known.phase),
+        lambda known: known.name,
+    ]
+    pairs = match_unique(before, after, keys)
+    taken = set(pairs.values())
+    left = [i for i in range(len(old)) if i not in pairs and before[i].name]
+    come = [j for j in range(len(new)) if j not in taken and after[j].name]
+    shared = {before[i].name for i in left} & {after[j].name for j in come}
+    left = [i for i in left if before[i].name in shared]
+    come = [j for j in come if after[j].name in shared]
+    rest = [before[i] for i in left], [after[j] for j in come]
+    alike = match_by_keys(
+        [(before[i], fingerprint(old[i])) for i in left],
+        [(after[j], fingerprint(new[j])) for j in come],
+        [lambda item: item],
+    )
+    found = match_by_keys(*rest, keys, alike)
+    return pairs | {left[i]: come[j] for i, j in found.items()}
 
 
 def _tokens(

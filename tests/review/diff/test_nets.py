@@ -96,6 +96,20 @@ def test_a_net_of_20_000_layers_turned_around_is_no_wait() -> None:
     assert len(found) == 19_999
 
 
+def test_layers_without_a_name_or_of_one_name_go_by_what_they_do() -> None:
+    for name in ("", 'name: "x" '):
+        row = [
+            f'layer {{ {name}type: "{kind}" bottom: "a" top: "a" }}\n' for kind in ("ReLU", "TanH", "BNLL")
+        ]
+        first = f'layer {{ {name}type: "Sigmoid" bottom: "a" top: "a" }}\n'
+        [line] = changes("".join(row), first + "".join(row))
+        assert line.startswith("added")
+        [line] = changes("".join(row), row[0] + row[2])
+        assert line.startswith("removed")
+        found = changes("".join(row), "".join(row).replace("TanH", "AbsVal"))
+        assert len(found) == (1 if name else 2)  # another type makes another layer, unless the name says no
+
+
 def test_layers_of_one_name_are_told_apart_by_their_phase() -> None:
     assert changes(SMALL, SMALL.replace("batch_size: 50", "batch_size: 25")) == [
         "changed data (TEST): data_param.batch_size 50 -> 25"
