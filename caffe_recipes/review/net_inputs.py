@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.data_layers import BATCH_BLOCKS
 from caffe_recipes.caffe.shape_sources import Image, Images
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.review.records import read_first
 
-_BATCHED = ("data_param", "hdf5_data_param", "image_data_param", "memory_data_param", "window_data_param")
+_BLOCKS = sorted(set(BATCH_BLOCKS.values()))
 
 
 def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
@@ -67,7 +68,7 @@ def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
     changed.CopyFrom(net)
     found = False
     for layer in changed.layer:
-        for name in _BATCHED:
+        for name in _BLOCKS:
             if layer.HasField(name):
                 getattr(layer, name).batch_size = batch
                 found = True

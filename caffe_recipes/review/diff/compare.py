@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.data_layers import batch_size as layer_batch
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
@@ -97,14 +98,9 @@ def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int =
 def batch_size(net: pb.NetParameter) -> int | None:
     """Give the batch_size of a net's first training data layer, or None.
 
-    >>> batch_size(pb.NetParameter(layer=[pb.LayerParameter(data_param=pb.DataParameter(batch_size=32))]))
+    >>> data = pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32))
+    >>> batch_size(pb.NetParameter(layer=[data]))
     32
     """
-    for layer in net.layer:
-        if phase_of(layer) == "TEST":
-            continue
-        for field, value in layer.ListFields():
-            known = field.message_type.fields_by_name if field.message_type is not None else {}
-            if not field.is_repeated and "batch_size" in known and value.batch_size:
-                return int(value.batch_size)
-    return None
+    sizes = (layer_batch(layer) for layer in net.layer if phase_of(layer) != "TEST")
+    return next(filter(None, sizes), None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.data_layers import batch_size
 from caffe_recipes.caffe.documents import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.review.lint.states import select_sources, train_state
@@ -197,9 +198,8 @@ def train_sources(link: Link) -> list[pb.LayerParameter]:
 def batch_per_rank(link: Link) -> int | None:
     """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
     for layer in train_sources(link):
-        for param in (layer.data_param, layer.image_data_param, layer.memory_data_param):
-            if param.batch_size:
-                return param.batch_size * max(link.solver.message.iter_size, 1)
+        if size := batch_size(layer):
+            return size * max(link.solver.message.iter_size, 1)
     return None
 
 

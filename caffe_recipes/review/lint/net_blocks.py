@@ -16,7 +16,7 @@ _TYPES = {
     "argmax_param": "ArgMax",
     "batch_norm_param": "BatchNorm MKLBatchNorm",
     "convolution_param": "Convolution Deconvolution Im2col",
-    "data_param": "AnnotatedData Data",
+    "data_param": "AnnotatedData Data VideoData",
     "dropout_param": "Dropout SpatialDropout",
     "infogain_loss_param": "InfogainLoss",
     "norm_param": "Normalize",

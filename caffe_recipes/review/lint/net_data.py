@@ -20,7 +20,7 @@ RULES: dict[str, tuple[Severity, str]] = {
 }
 
 _DATABASES = frozenset(("AnnotatedData", "Data"))
-_SOURCELESS = frozenset(("MemoryData",))
+_SOURCELESS = frozenset(("MemoryData", "VideoData"))
 
 
 def check_data(view: NetView) -> Iterator[Draft]:

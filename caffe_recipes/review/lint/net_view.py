@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.data_layers import BATCH_BLOCKS
 from caffe_recipes.caffe.dialects import Dialect
 from caffe_recipes.caffe.shape_dims import Shape
 from caffe_recipes.caffe.shapes import LayerShapes, select_layers
@@ -15,15 +16,7 @@ from caffe_recipes.caffe.shapes import LayerShapes, select_layers
 DatumOf = Callable[[str], pb.Datum | None]
 
 # Which block of a source holds its batch_size.
-SOURCE_BLOCKS = {
-    "AnnotatedData": "data_param",
-    "Data": "data_param",
-    "HDF5Data": "hdf5_data_param",
-    "ImageData": "image_data_param",
-    "MemoryData": "memory_data_param",
-    "VideoData": "video_data_param",
-    "WindowData": "window_data_param",
-}
+SOURCE_BLOCKS = BATCH_BLOCKS
 # Sources that read a file, or that the caller's code feeds.
 READERS = frozenset(SOURCE_BLOCKS) | {"DummyData"}
 _LEARNED_TYPES_WORDS = """

@@ -152,3 +152,10 @@ def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(c
     assert check_text(net)["train-unshuffled"].write == "shuffle: true"
     told = check_text(net, dialect="bvlc")["train-unshuffled"].write
     assert told == "convert_imageset --shuffle, when the LMDB is built"
+
+
+def test_a_video_has_its_batch_in_datas_block_and_its_file_in_its_own(check_text: CheckText) -> None:
+    video = PLAIN.replace('type: "Data"', 'type: "VideoData" video_data_param { video_file: "v.avi" }')
+    right = video.replace('source: "a" batch_size: 2 backend: LMDB shuffle: true', "batch_size: 2")
+    assert not {"block-unread", "no-source", "no-batch-size"} & set(check_text(right))
+    assert "no-batch-size" in check_text(right.replace("data_param { batch_size: 2 }", ""))
