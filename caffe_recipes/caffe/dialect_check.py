@@ -22,6 +22,7 @@ from caffe_recipes.caffe.dialect_counterparts import (
 )
 from caffe_recipes.caffe.dialect_readings import find_readings
 from caffe_recipes.caffe.dialects import (
+    OURS,
     Definition,
     Dialect,
     field_dialects,
@@ -145,7 +146,7 @@ def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> D
     here = find_counterpart(dialect.name, owner, name)
     what = f"{title} has no {owner}.{name}"
     others = _join([TITLES[other] for other in field_dialects(owner, name)])
-    place = "here" if dialect.name == "surfsara" else "there"
+    place = "here" if dialect.name == OURS else "there"
     write = f"take it out; {place} {here}" if here else f"take it out; only {others} {_verb(others)} it"
     return Difference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialect_counterparts import find_counterpart
-from caffe_recipes.caffe.dialects import field_dialects
+from caffe_recipes.caffe.dialects import OURS, field_dialects
 
 _MOST_OWNERS = 3
 
@@ -22,7 +22,7 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     """
     others = field_dialects(message, name)
     if others:
-        here = find_counterpart("surfsara", message, name)
+        here = find_counterpart(OURS, message, name)
         return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
     near = difflib.get_close_matches(name, known, n=1)
     if near:

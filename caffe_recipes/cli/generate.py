@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.errors import CheckFailed, RecipeError
 from caffe_recipes.generate.dialect import find_parts
@@ -25,7 +25,7 @@ from caffe_recipes.recipe.translate import translate
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
-    default="surfsara",
+    default=OURS,
     show_default=True,
     help="The Caffe to write for; for another than the default into prototxt/<recipe>-<dialect>/.",
 )

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
@@ -33,7 +33,7 @@ def recipes() -> None:
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
-    default="surfsara",
+    default=OURS,
     show_default=True,
     help="Show the recipe as it is for another Caffe.",
 )

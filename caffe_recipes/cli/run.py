@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.dialects import load_dialects
+from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import STOP_GRACE_S, Options
@@ -46,7 +46,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
-    default="surfsara",
+    default=OURS,
     show_default=True,
     help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caffe_recipes.caffe.dialect_check import RULES, Difference, check_message
-from caffe_recipes.caffe.dialects import Dialect, find_dialect
+from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.translate import OURS, Part, find_inexact, refusal, translate
+from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
 
 # Where the recipe says what a field of its nets holds.
 _KEYS = {

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.config.values import (
     Count,
     CountOrZero,
@@ -206,7 +207,7 @@ class Recipe(Value):
     accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are known and meant")
 
     _folder: Path = PrivateAttr(Path())
-    _dialect: str = PrivateAttr("surfsara")
+    _dialect: str = PrivateAttr(OURS)
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
         """Keep the folder that the loader read the recipe from."""

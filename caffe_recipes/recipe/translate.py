@@ -14,12 +14,10 @@ from typing import Any
 
 from caffe_recipes.caffe.dialect_check import TITLES
 from caffe_recipes.caffe.dialect_counterparts import find_counterpart
-from caffe_recipes.caffe.dialects import Dialect, find_dialect
+from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase, SolverSettings
-
-OURS = "surfsara"
 
 # More than the recipe's own are written to a node's /tmp up to here, and never ten times as many.
 _MOST_SNAPSHOTS = 100

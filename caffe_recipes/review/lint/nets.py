@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialects import Dialect, load_dialects
+from caffe_recipes.caffe.dialects import OURS, Dialect, load_dialects
 from caffe_recipes.caffe.documents import Document
 from caffe_recipes.review.findings import SEVERITIES, Finding, Severity
 from caffe_recipes.review.lint import (
@@ -74,7 +74,7 @@ def check_net(
     *,
     classes: int | None = None,
     datum_of: DatumOf = lambda source: None,
-    dialect: str = "surfsara",
+    dialect: str = OURS,
 ) -> list[Finding]:
     """Check one net, in each phase for which it makes data; gravest first, then as in the file.
 
