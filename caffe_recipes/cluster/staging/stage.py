@@ -151,10 +151,11 @@ def _send(
         here=means.here or socket.gethostname(),
         say=say,
     )
+    dead: frozenset[str] = frozenset()
     try:
         if plan.how == "chain" and means.chain is not None:
             sent = send_by_chain(job, means.chain, manifest.digest if manifest else None)
-            failed = sent.failed
+            failed, dead = sent.failed, sent.dead
             if sent.digest and manifest is None:
                 keep_manifest(source, sent.digest, cache)
         else:
@@ -165,7 +166,7 @@ def _send(
     except BaseException:
         _abandon(job, [state.host for state in plan.missing])
         raise
-    _abandon(job, list(failed))
+    _abandon(job, [name for name in failed if name not in dead])
     return failed
 
 

@@ -28,7 +28,7 @@ _ROOM_BESIDE_BYTES = 1 << 20
 # A chain that breaks without a host that is dead or full is tried once more, not for ever.
 _FRUITLESS_LAUNCHES = 2
 # A host that was cut off gives no sign: that long it is waited for.
-_LOOK_S = 20.0
+_LOOK_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a chain did: why, for the hosts that failed, and the source's digest, if any host has it now."""
+    """What a chain did: why, for the hosts that failed, and the source's digest, if any host has it now.
+
+    `dead` are those that gave no answer: asking them for anything more would be waiting for nothing.
+    """
 
     failed: dict[str, str]
     digest: str | None
+    dead: frozenset[str]
 
 
 def send_to_each(job: Job, digest: Callable[[], str]) -> dict[str, str]:
@@ -92,13 +96,14 @@ def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
     """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was."""
     failed = _failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
     missing = [state for state in job.plan.missing if state.host not in failed]
-    landed, fruitless = list(job.plan.present), 0
+    landed, dead, fruitless = list(job.plan.present), set[str](), 0
     while missing:
         order = _order(job, missing, landed)
         end = _launch(job, means, order, digest)
         states = on_each([job.hosts[each.host] for each in missing], lambda host: _look(job, host), _LOOK_S)
         digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
         lost = _lost(missing, states, order, end)
+        dead |= _silent(missing, states)
         arrived = {state.host for state in _nodes(states) if state.digest and state.digest == digest}
         left = [state for state in missing if state.host not in arrived and state.host not in lost]
         fruitless = fruitless + 1 if len(left) == len(missing) else 0
@@ -110,9 +115,9 @@ def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
             failed |= dict.fromkeys((state.host for state in missing), f"the chain broke: {_why(end, order)}")
             break
         if missing:
-            dead = f" without {', '.join(lost)}" if lost else ""
-            job.say(f"the chain broke ({_why(end, order)}); it goes on{dead} to {len(missing)} hosts")
-    return Sent(failed, digest)
+            without = f" without {', '.join(lost)}" if lost else ""
+            job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {len(missing)} hosts")
+    return Sent(failed, digest, frozenset(dead))
 
 
 def _order(job: Job, missing: Sequence[NodeState], landed: Sequence[str]) -> ChainOrder:
@@ -155,6 +160,14 @@ def _lost(
         elif state.kind == "refused":
             lost[host.host] = state.reason
     return lost
+
+
+def _silent(missing: Sequence[NodeState], states: Sequence[NodeState | CaffeRecipesError | None]) -> set[str]:
+    return {
+        host.host
+        for host, state in zip(missing, states, strict=True)
+        if not isinstance(state, NodeState) or state.kind == "unreachable"
+    }
 
 
 def _why(end: ChainEnd, order: ChainOrder) -> str:
