@@ -14,7 +14,7 @@ from caffe_recipes.caffe.shape_sources import SOURCES, Images
 from caffe_recipes.errors import PrototxtError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LayerShapes:
     """One layer with its shapes; None where its type has no rule here, or a bottom's shape is None."""
 

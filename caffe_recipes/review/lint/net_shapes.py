@@ -63,7 +63,9 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Draf
             net.layer[at].type = ""
             continue
         inferred: tuple[LayerShapes | None, ...] = tuple(
-            None if i in blank else of for i, of in enumerate(shapes.layers)
+            # The net's own layer, so that the copy need not be kept.
+            None if i in blank else dataclasses.replace(of, layer=phase.layers[i])
+            for i, of in enumerate(shapes.layers)
         )
         return dataclasses.replace(phase, shapes=inferred), unfit
     return phase, unfit
