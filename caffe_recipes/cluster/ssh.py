@@ -129,9 +129,13 @@ class _Channel:
         return self.channel.recv_stderr(most)
 
     def send(self, data: bytes) -> None:
+        from caffe_recipes.cluster.ssh_keys import FAILURES
+
         try:
             self.channel.sendall(data)
-        except OSError:
+        except FAILURES:
+            if not self.channel.get_transport().is_active():
+                raise self.host.lost() from None
             what = "the command no longer reads its input"
             raise ClusterError(self.host.name, what, "see what it says") from None
 
