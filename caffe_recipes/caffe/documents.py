@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Comment, read_prototxt
-from caffe_recipes.caffe.text_parser import parse_text
-from caffe_recipes.caffe.text_tokens import TOKEN
+from caffe_recipes.caffe.text.parser import parse_text
+from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.errors import PrototxtError
 
 M = TypeVar("M", bound=Message)

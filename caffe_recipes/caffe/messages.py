@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.text_writer import float_text
+from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 
 M = TypeVar("M", bound=Message)

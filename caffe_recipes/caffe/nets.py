@@ -25,7 +25,7 @@ from caffe_recipes.caffe.layers import (
     scale,
     softmax_with_loss,
 )
-from caffe_recipes.caffe.shape_dims import Dim, MisfitError, conv_size, pool_size
+from caffe_recipes.caffe.shaping.dims import Dim, MisfitError, conv_size, pool_size
 from caffe_recipes.errors import InputError
 
 ZeroInit = Literal["none", "last-block", "every-block"]

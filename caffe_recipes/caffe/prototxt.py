@@ -16,10 +16,10 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.text_comments import Comment
-from caffe_recipes.caffe.text_parser import parse_text
-from caffe_recipes.caffe.text_source import read_bytes
-from caffe_recipes.caffe.text_writer import write_text
+from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.caffe.text.parser import parse_text
+from caffe_recipes.caffe.text.source import read_bytes
+from caffe_recipes.caffe.text.writer import write_text
 from caffe_recipes.errors import PrototxtError
 
 __all__ = [

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import MisfitError, Shape, Shapes
-from caffe_recipes.caffe.shape_rules import RULES
-from caffe_recipes.caffe.shape_sources import SOURCES, Images
+from caffe_recipes.caffe.shaping.dims import MisfitError, Shape, Shapes
+from caffe_recipes.caffe.shaping.rules import RULES
+from caffe_recipes.caffe.shaping.sources import SOURCES, Images
 from caffe_recipes.errors import PrototxtError
 
 

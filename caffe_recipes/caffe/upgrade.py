@@ -15,11 +15,11 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import Document
-from caffe_recipes.caffe.text_comments import Comment
-from caffe_recipes.caffe.upgrade_moves import join_comments, move_comments
-from caffe_recipes.caffe.upgrade_v0 import upgrade_v0
-from caffe_recipes.caffe.upgrade_v1 import upgrade_transforms, upgrade_v1
-from caffe_recipes.caffe.upgrade_v2 import upgrade_batch_norms, upgrade_inputs
+from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.caffe.upgrading.moves import join_comments, move_comments
+from caffe_recipes.caffe.upgrading.v0 import upgrade_v0
+from caffe_recipes.caffe.upgrading.v1 import upgrade_transforms, upgrade_v1
+from caffe_recipes.caffe.upgrading.v2 import upgrade_batch_norms, upgrade_inputs
 from caffe_recipes.errors import PrototxtError
 
 M_co = TypeVar("M_co", bound=Message, covariant=True)

@@ -16,8 +16,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
+from caffe_recipes.caffe.shaping.dims import Shape, product
 from caffe_recipes.errors import WeightsError
 from caffe_recipes.files import write_whole
 

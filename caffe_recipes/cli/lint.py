@@ -11,10 +11,10 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.explain import explain
-from caffe_recipes.review.lint.reader import Options
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.targets import all_rules, explain_rule, is_at_least
+from caffe_recipes.review.lint.reading.targets import lint as find_all
 from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
-from caffe_recipes.review.lint.targets import all_rules, explain_rule, is_at_least
-from caffe_recipes.review.lint.targets import lint as find_all
 
 _COUNT = click.IntRange(min=1, max=2**31 - 1)
 

@@ -6,8 +6,8 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import PROTOTXT
-from caffe_recipes.review.rates_table import render_rates
-from caffe_recipes.review.schedules import load_solvers
+from caffe_recipes.review.schedule.rates_table import render_rates
+from caffe_recipes.review.schedule.schedules import load_solvers
 
 
 @click.command()

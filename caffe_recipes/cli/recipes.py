@@ -12,7 +12,7 @@ from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 from caffe_recipes.review.naming import recipe_named
-from caffe_recipes.review.show import recipe_values, render_list, render_recipe
+from caffe_recipes.review.schedule.show import recipe_values, render_list, render_recipe
 
 
 @click.command()

@@ -7,7 +7,7 @@ import sys
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
-from caffe_recipes.caffe.text_source import read_pieces
+from caffe_recipes.caffe.text.source import read_pieces
 
 STDIN = "<stdin>"
 

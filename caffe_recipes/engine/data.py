@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
-from caffe_recipes.caffe.shape_sources import Image
+from caffe_recipes.caffe.shaping.sources import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault

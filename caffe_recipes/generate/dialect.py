@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caffe_recipes.caffe.dialect_check import RULES, Difference, check_message
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
+from caffe_recipes.caffe.dialects.check import RULES, Difference, check_message
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.model import Recipe

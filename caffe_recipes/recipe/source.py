@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from caffe_recipes.caffe.text_source import read_bytes
+from caffe_recipes.caffe.text.source import read_bytes
 from caffe_recipes.config.source import Location, Source, parse_yaml, validate, write_key
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.checks import find_contradictions

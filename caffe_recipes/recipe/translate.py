@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from caffe_recipes.caffe.dialect_check import TITLES
-from caffe_recipes.caffe.dialect_counterparts import find_counterpart
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
+from caffe_recipes.caffe.dialects.check import TITLES
+from caffe_recipes.caffe.dialects.counterparts import find_counterpart
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase, SolverSettings

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import Dim, Shape
 from caffe_recipes.caffe.shapes import LayerShapes, NetShapes
+from caffe_recipes.caffe.shaping.dims import Dim, Shape
 from caffe_recipes.review.operations import add_up, multiply_adds, other_operations, size_of
 
 _FLOAT_BYTES = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.data_layers import BATCH_BLOCKS
-from caffe_recipes.caffe.shape_sources import Image, Images
+from caffe_recipes.caffe.shaping.sources import Image, Images
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.review.records import read_first
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import Dim, Shape, product
 from caffe_recipes.caffe.shapes import LayerShapes
+from caffe_recipes.caffe.shaping.dims import Dim, Shape, product
 
 Count = Callable[[LayerShapes, int], Dim]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.caffe.shape_rules import RULES
-from caffe_recipes.caffe.shape_sources import SOURCES, Image
 from caffe_recipes.caffe.shapes import NetShapes, infer_shapes, select_layers
+from caffe_recipes.caffe.shaping.rules import RULES
+from caffe_recipes.caffe.shaping.sources import SOURCES, Image
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.counts import LayerCount, Totals, count_layers, total
 from caffe_recipes.review.net_files import GivenNet, load_net

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from caffe_recipes.caffe.shape_dims import Dim, Shape
+from caffe_recipes.caffe.shaping.dims import Dim, Shape
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.counts import Blob, LayerCount
 from caffe_recipes.review.summary import Summary, per_image

@@ -7,7 +7,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.data_layers import BATCH_BLOCKS, batch_size
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.shape_sources import SOURCES
+from caffe_recipes.caffe.shaping.sources import SOURCES
 
 
 @pytest.mark.parametrize("type_", BATCH_BLOCKS)

@@ -8,8 +8,8 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
-from caffe_recipes.caffe.shape_dims import Shape
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
+from caffe_recipes.caffe.shaping.dims import Shape
 from caffe_recipes.errors import PrototxtError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import format_prototxt, parse_prototxt, render_prototxt
-from caffe_recipes.caffe.text_parser import parse_text
-from caffe_recipes.caffe.text_tokens import TOKEN
+from caffe_recipes.caffe.text.parser import parse_text
+from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError
 

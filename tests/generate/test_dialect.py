@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.dialect_check import check_message
-from caffe_recipes.caffe.dialect_schema import parse_lenient
 from caffe_recipes.caffe.dialects import find_dialect
+from caffe_recipes.caffe.dialects.check import check_message
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.dialect import find_parts, translate_whole

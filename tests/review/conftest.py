@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reader import Options
-from caffe_recipes.review.lint.targets import all_rules, lint
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.targets import all_rules, lint
 
 LintSolvers = Callable[..., list[Finding]]
 

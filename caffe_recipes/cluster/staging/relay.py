@@ -32,6 +32,8 @@ BUFFERS = 16
 _DIGEST_BYTES = 64
 _LONGEST_NAP_S = 0.002
 _ABORT_S = 10
+# The launcher loses what a rank has said just before it aborts.
+_SAID_S = 0.5
 
 
 class Stalled(Exception):
@@ -222,6 +224,7 @@ def main() -> None:
         error = run_rank(comm, options)
     except (Stalled, OSError) as failure:
         print(f"relay: {comm.Get_rank()} {host} stopped: {failure}", flush=True)
+        time.sleep(_SAID_S)
         signal.alarm(_ABORT_S)  # a launcher that is cut off cannot be told; the signal ends this rank
         comm.Abort(3)
     print(f"relay: {comm.Get_rank()} {host} {f'failed: {error}' if error else 'landed'}", flush=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.text_writer import string_text
+from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.review.diff.alignment import longest_common, match_by_keys, match_unique
 from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 

@@ -15,9 +15,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.field_order import field_ranks
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.caffe.text_writer import float_text, string_text
+from caffe_recipes.caffe.text.field_order import field_ranks
+from caffe_recipes.caffe.text.writer import float_text, string_text
 from caffe_recipes.review.diff.alignment import longest_common, match_by_keys
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Given, Json
 from caffe_recipes.review.diff.presence import STARTS, is_asked, list_default, meant, says

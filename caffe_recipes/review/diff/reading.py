@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.documents import KINDS, Document, guess_class, parse_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
-from caffe_recipes.caffe.text_parser import parse_text
+from caffe_recipes.caffe.text.parser import parse_text
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import PrototxtError
 

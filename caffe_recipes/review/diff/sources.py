@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.caffe.text_source import read_bytes
+from caffe_recipes.caffe.text.source import read_bytes
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.review.diff import git
 from caffe_recipes.review.diff.arguments import SUFFIX, Spec, file_now, read_words

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import Shape
 from caffe_recipes.caffe.shapes import LayerShapes, select_layers
+from caffe_recipes.caffe.shaping.dims import Shape
 from caffe_recipes.review.graph.labels import describe, show_image
 from caffe_recipes.review.summary import ReadNet, has_inputs
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shape_dims import Shape
+from caffe_recipes.caffe.shaping.dims import Shape
 
 MOST_CHARACTERS = 44
 

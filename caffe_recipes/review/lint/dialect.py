@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from caffe_recipes.caffe.dialect_check import RULES, Difference, check_message
-from caffe_recipes.caffe.dialect_schema import parse_lenient
 from caffe_recipes.caffe.dialects import find_dialect
+from caffe_recipes.caffe.dialects.check import RULES, Difference, check_message
+from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.review.findings import Finding, Severity
 
 # Each finding's severity, and what it is about in one line.

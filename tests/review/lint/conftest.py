@@ -14,8 +14,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import parse_document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.nets import NET_RULES, check_net
-from caffe_recipes.review.lint.reader import Options
-from caffe_recipes.review.lint.targets import lint
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.targets import lint
 
 CheckText = Callable[..., dict[str, Finding]]
 Change = Callable[[dict[str, Any]], object]

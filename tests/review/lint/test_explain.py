@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.review.lint.explain import _EXPLAINED, _PARTS, explain, judged_by
+from caffe_recipes.review.lint.reading.targets import all_rules
 from caffe_recipes.review.lint.rules import RULES
-from caffe_recipes.review.lint.targets import all_rules
 
 
 @pytest.mark.parametrize("name", all_rules())

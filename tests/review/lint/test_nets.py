@@ -16,7 +16,7 @@ from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.nets import NET_RULES, check_net
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
-NETS = sorted((Path(__file__).parent / "nets").glob("*.prototxt"))
+NETS = sorted((Path(__file__).parent / "zoo").glob("*.prototxt"))
 
 # What is right about these nets and yet to be known.
 NOTES = {
@@ -83,7 +83,7 @@ def test_findings_stand_at_their_field_and_come_once_for_both_phases() -> None:
 
 
 def test_findings_come_gravest_first_and_their_ids_are_all_in_the_table() -> None:
-    text = (Path(__file__).parent / "nets" / "alexnet.prototxt").read_text()
+    text = (Path(__file__).parent / "zoo" / "alexnet.prototxt").read_text()
     wrong = text.replace('"xavier"', '"xavvier"').replace("shuffle: true", "").replace("dim: 3", "dim: 4")
     wrong = wrong.replace("dropout_ratio: 0.5", "dropout_ratio: 2").replace("mirror: false", "mirror: true")
     found = check_net(parse_document(wrong, "n.prototxt", pb.NetParameter))
@@ -100,7 +100,7 @@ def test_every_rule_has_a_kebab_case_id_a_severity_and_one_line() -> None:
 
 
 def test_a_net_of_the_old_format_is_looked_at_as_caffe_upgrades_it() -> None:
-    text = (Path(__file__).parent / "nets" / "old_lenet.prototxt").read_text()
+    text = (Path(__file__).parent / "zoo" / "old_lenet.prototxt").read_text()
     wrong = text.replace('bottom: "ip1" top: "ip2"', 'bottom: "ip3" top: "ip2"')
     line = next(at for at, each in enumerate(wrong.splitlines(), 1) if "ip3" in each)
     found = {each.id: each for each in check_net(parse_document(wrong, "n.prototxt", pb.NetParameter))}

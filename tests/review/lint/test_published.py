@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reader import Options
-from caffe_recipes.review.lint.targets import lint
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.targets import lint
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 pytestmark = pytest.mark.skipif(

@@ -9,13 +9,13 @@ import pytest
 
 import caffe_recipes.review.lint
 from caffe_recipes.review.findings import SEVERITIES
+from caffe_recipes.review.lint.chains.schedule import _FAULTS
 from caffe_recipes.review.lint.dialect import DIALECT_RULES
 from caffe_recipes.review.lint.nets import NET_RULES
+from caffe_recipes.review.lint.reading.targets import all_rules
 from caffe_recipes.review.lint.rules import RULES, finding
-from caffe_recipes.review.lint.schedule import _FAULTS
-from caffe_recipes.review.lint.targets import all_rules
 
-FILES = sorted(Path(caffe_recipes.review.lint.__path__[0]).glob("*.py"))
+FILES = sorted(Path(caffe_recipes.review.lint.__path__[0]).rglob("*.py"))
 
 
 def ids_found() -> set[str]:

@@ -1,0 +1,277 @@
+"""What another Caffe would refuse in a message, or read otherwise than ours does.
+
+A message of ours will do, and one of the schema of all Caffes (`dialect_schema.py`); with the document that
+it was read from, text that only counts as text is looked at too: lists, and enum values given by number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.dialects import (
+    OURS,
+    Definition,
+    Dialect,
+    field_dialects,
+    layer_type_dialects,
+    lr_policy_dialects,
+    solver_type_dialects,
+)
+from caffe_recipes.caffe.dialects.counterparts import (
+    LR_POLICIES,
+    find_counterpart,
+    find_layer_counterpart,
+)
+from caffe_recipes.caffe.dialects.readings import find_readings
+from caffe_recipes.caffe.documents import Document
+
+
+class Rule(NamedTuple):
+    """How grave a difference is, and what it is, in one line."""
+
+    severity: Literal["error", "warning", "note"]
+    what: str
+
+
+# An error: that Caffe refuses it. A warning: it reads it otherwise. A note: to be known, and harmless.
+RULES: Mapping[str, Rule] = {
+    "dialect-file": Rule("error", "a kind of file that the dialect does not read"),
+    "dialect-field": Rule("error", "a field that the dialect does not have"),
+    "dialect-value": Rule("error", "an enum value that the dialect does not have"),
+    "dialect-twice": Rule("error", "several values, or a list, where the dialect takes one value"),
+    "dialect-layer-type": Rule("error", "a layer type that the dialect does not have"),
+    "dialect-solver-type": Rule("error", "a solver type that the dialect does not have"),
+    "dialect-lr-policy": Rule("error", "an lr policy that the dialect does not have"),
+    "dialect-number": Rule("warning", "an enum value by its number, which is another value in the dialect"),
+    "dialect-meaning": Rule("warning", "something that the dialect takes in another sense"),
+    "dialect-default": Rule("note", "a field left out whose default differs in the dialect"),
+}
+
+TITLES: Mapping[str, str] = {
+    "surfsara": "SURFsara's Caffe",
+    "intel": "Intel's Caffe",
+    "bvlc": "BVLC's Caffe",
+    "nvcaffe": "nvcaffe",
+}
+
+_REFUSED = "it stops where it reads the file, with exit code 134"
+_UNKNOWN_POLICY = "Unknown learning rate policy"
+_WARMUPS = ("warmup_iter", "rampup_interval")
+_GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that a dialect takes otherwise: the rule, the field's path, what, its effect, what to write.
+
+    `name` is what differs, `Message.field`, `Enum.VALUE` or a word such as `poly_cyc`; `count` says how often
+    a message holds it, `field` where first.
+    """
+
+    rule: str
+    field: str
+    name: str
+    what: str
+    effect: str
+    write: str
+    count: int = 1
+
+
+def check_message(
+    message: Message, dialect: Dialect, document: Document[Message] | None = None
+) -> list[Difference]:
+    """Return what a dialect takes otherwise in a message, each thing once, in the order of the text."""
+    found: dict[tuple[str, str], Difference] = {}
+    for difference in _differences(message, dialect, document):
+        key = difference.rule, difference.name
+        known = found.get(key, replace(difference, count=0))
+        found[key] = replace(known, count=known.count + 1)
+    offsets = document.offsets if document else {}
+    return sorted(found.values(), key=lambda difference: offsets.get(difference.field, 0))
+
+
+def _differences(
+    message: Message, dialect: Dialect, document: Document[Message] | None
+) -> Iterator[Difference]:
+    name = _own_name(message.DESCRIPTOR.full_name)
+    if dialect.missing.get(name, "") is None:
+        what = f"{TITLES[dialect.name]} has no {name}"
+        others = _join([title for other, title in TITLES.items() if _has(other, message)])
+        yield Difference("dialect-file", "", name, what, _REFUSED, f"only {others} {_verb(others)} it")
+        return
+    yield from _in_message(message, "", dialect, document)
+
+
+def _has(dialect: str, message: Message) -> bool:
+    fields = message.DESCRIPTOR.fields
+    return dialect in field_dialects(_own_name(message.DESCRIPTOR.full_name), fields[0].name)
+
+
+def _in_message(
+    message: Message, prefix: str, dialect: Dialect, document: Document[Message] | None
+) -> Iterator[Difference]:
+    owner = _own_name(message.DESCRIPTOR.full_name)
+    for reading in find_readings(message, owner, dialect.name):
+        yield Difference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.told)
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        values = value if field.is_repeated else [value]
+        first = f"{path}[0]" if field.is_repeated else path
+        if not dialect.knows(owner, field.name):
+            yield _unknown("dialect-field", first, owner, field.name, dialect)
+            continue
+        if field.is_repeated and _takes_one(owner, field.name, dialect):
+            yield from _more_than_one(first, owner, field.name, len(values), dialect, document)
+        if not isinstance(values[0], Message | str) and field.enum_type is None:
+            continue  # numbers: blobs hold millions
+        for index, item in enumerate(values):
+            at = f"{path}[{index}]" if field.is_repeated else path
+            if isinstance(item, Message):
+                yield from _in_message(item, f"{at}.", dialect, document)
+            elif field.enum_type is not None:
+                yield from _enum_value(field.enum_type, item, at, dialect, document)
+            elif isinstance(item, str):
+                yield from _word(message, owner, field, item, at, dialect)
+
+
+def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> Difference:
+    title = TITLES[dialect.name]
+    here = find_counterpart(dialect.name, owner, name)
+    what = f"{title} has no {owner}.{name}"
+    others = _join([TITLES[other] for other in field_dialects(owner, name)])
+    place = "here" if dialect.name == OURS else "there"
+    write = f"take it out; {place} {here}" if here else f"take it out; only {others} {_verb(others)} it"
+    return Difference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
+
+
+def _takes_one(owner: str, name: str, dialect: Dialect) -> bool:
+    definition = dialect.changed.get(owner, {}).get(name)
+    return isinstance(definition, Definition) and definition.label != "repeated"
+
+
+def _more_than_one(
+    path: str, owner: str, name: str, count: int, dialect: Dialect, document: Document[Message] | None
+) -> Iterator[Difference]:
+    title = TITLES[dialect.name]
+    if count > 1:
+        what = f"{owner}.{name} has {count} values, and {title} takes one"
+    elif document and path in document.offsets and not document.text.startswith(name, document.offsets[path]):
+        what = f"{owner}.{name} is a list, and {title} takes one value"
+    else:
+        return
+    sides = {
+        "pad": "pad_h and pad_w",
+        "kernel_size": "kernel_h and kernel_w",
+        "stride": "stride_h and stride_w",
+    }
+    write = f"write {sides[name]}, or one {name} for both" if name in sides else f"write one {name}"
+    yield Difference("dialect-twice", path, f"{owner}.{name}", what, _REFUSED, write)
+
+
+def _enum_value(
+    enum: EnumDescriptor, number: int, path: str, dialect: Dialect, document: Document[Message] | None
+) -> Iterator[Difference]:
+    owner, name = _own_name(enum.full_name), enum.values_by_number[number].name
+    if not _is_number(path, document):
+        if not dialect.knows(owner, name):
+            yield _unknown("dialect-value", path, owner, name, dialect)
+        return
+    there = _names_by_number(enum, owner, dialect).get(number)
+    title = TITLES[dialect.name]
+    if there is None:
+        what = f"{title} has no {owner} of the number {number}"
+        write = f"{name} has another number there; write the name" if dialect.knows(owner, name) else ""
+        here = find_counterpart(dialect.name, owner, name)
+        yield Difference(
+            "dialect-value",
+            path,
+            f"{owner}.{name}",
+            what,
+            _REFUSED,
+            write or (f"by name: {here}" if here else "write a value that it has"),
+        )
+    elif there != name:
+        what = f"{number} is {owner}.{there} to {title}, and {name} to SURFsara's"
+        yield Difference(
+            "dialect-number", path, f"{owner}.{name}", what, f"it takes {there}", "write the name"
+        )
+
+
+def _is_number(path: str, document: Document[Message] | None) -> bool:
+    """Whether the text gives an enum value by its number."""
+    if document is None or path not in document.offsets:
+        return False
+    return _GIVEN_AS_NUMBER.match(document.text, document.offsets[path]) is not None
+
+
+def _names_by_number(enum: EnumDescriptor, owner: str, dialect: Dialect) -> dict[int, str]:
+    theirs = {**dialect.added.get(owner, {}), **dialect.changed.get(owner, {})}
+    names = [value.name for value in enum.values if dialect.knows(owner, value.name)]
+    numbers = {name: theirs.get(name, enum.values_by_name[name].number) for name in names}
+    return {number: name for name, number in numbers.items() if isinstance(number, int)}
+
+
+def _word(
+    message: Message, owner: str, field: FieldDescriptor, word: str, path: str, dialect: Dialect
+) -> Iterator[Difference]:
+    """Look at the words that are no enums, though Caffe knows only some: of layers, solvers, lr policies."""
+    title = TITLES[dialect.name]
+    if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
+        hint = find_layer_counterpart(dialect.name, word)
+        write = (
+            f"{hint} comes near" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
+        )
+        effect = f"it stops where it makes the net: Unknown layer type: {word}"
+        yield Difference(
+            "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
+        )
+    elif (owner, field.name) == ("SolverParameter", "type") and word not in dialect.solver_types:
+        write = _nearest(word, dialect.solver_types, solver_type_dialects(word))
+        effect = f"it stops when it starts: Unknown solver type: {word}"
+        what = f"{title} has no solver type '{word}'"
+        yield Difference("dialect-solver-type", path, word, what, effect, write)
+    elif (owner, field.name) == ("SolverParameter", "lr_policy") and word not in dialect.lr_policies:
+        policy = LR_POLICIES.get(word)
+        uses = policy is not None and policy.uses in dialect.lr_policies
+        write = policy.clause if policy and uses else _nearest(word, dialect.lr_policies, ())
+        if lr_policy_dialects(word) and not policy:
+            write = _nearest(word, dialect.lr_policies, lr_policy_dialects(word))
+        what = f"{title} has no lr_policy '{word}'"
+        yield Difference("dialect-lr-policy", path, word, what, _late(message, dialect), write)
+
+
+def _late(solver: Message, dialect: Dialect) -> str:
+    """Say when an unknown lr policy fails: where the policy is asked for the first time."""
+    fields = [name for name in _WARMUPS if dialect.knows("SolverParameter", name)]
+    warmup = max((getattr(solver, name, 0) for name in fields), default=0)
+    if warmup > 0:
+        return f"it trains through the warm-up and stops only at iteration {warmup}: {_UNKNOWN_POLICY}"
+    return f"it stops at its first iteration: {_UNKNOWN_POLICY}"
+
+
+def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:
+    """Suggest a word where one is misspelt; one that another Caffe has is not."""
+    if others:
+        titles = _join([TITLES[other] for other in others])
+        return f"only {titles} {_verb(titles)} it"
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(known))}"
+
+
+def _verb(subject: str) -> str:
+    return "have" if " and " in subject else "has"
+
+
+def _join(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _own_name(full_name: str) -> str:
+    return full_name.removeprefix("caffe.")

@@ -1,0 +1,1 @@
+"""The rules of `shapes.py`: what each type of layer makes of its bottoms."""

@@ -1,0 +1,1 @@
+"""Protobuf's text format: tokens, parser, writer, comments. `prototxt.py` is the way in."""

@@ -1,0 +1,225 @@
+"""The canonical text of a message: order of fields, numbers, strings, comments."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.caffe.text.field_order import field_ranks
+from caffe_recipes.errors import PrototxtError
+
+_PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_NO_COMMENT = Comment()
+_LARGE_KIND_BYTES = 1000
+
+
+def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
+    """Write a message with its comments; PrototxtError where a comment has nothing to stand by."""
+    waiting = dict(comments)
+    file = waiting.pop("", _NO_COMMENT)
+    if file.beside:
+        raise PrototxtError("", "a comment beside the file itself", "give it a field's path, or put it above")
+    body = _body(message, "", "", waiting) + _comment_lines(file.below, "")
+    head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
+    for path in waiting:
+        near = difflib.get_close_matches(path, list(_paths(message, "")), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "comment a field that is set"
+        raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
+    return "\n".join([*head, *body, ""])
+
+
+def float_text(value: float, is_double: bool = False) -> str:
+    """Write a float32 (or double) in the fewest digits that read back bit-equal, plainly down to 0.00001.
+
+    >>> [float_text(value) for value in (0.1, 5e-05, 1e-08, 1.0, 1281167.0, 0.0078125)]
+    ['0.1', '0.00005', '1e-08', '1', '1281167', '0.0078125']
+    """
+    if value == 0:
+        return "-0" if math.copysign(1, value) < 0 else "0"
+    if value != value:
+        return "nan" if math.copysign(1, value) > 0 else "-nan"
+    text = repr(value).removesuffix(".0") if is_double else _shortest_float32(value)
+    if "e" not in text:
+        return text
+    decimal = Decimal(text)
+    return f"{decimal:f}" if -5 <= decimal.adjusted() < 10 else text
+
+
+def string_text(value: str | bytes) -> str:
+    """Quote a string with only the escapes it needs; readable UTF-8 stays as it is, bytes become ASCII.
+
+    >>> print(string_text('a "b" \\x00 é'), string_text(b"\\xe9"))
+    "a \\"b\\" \\000 é" "\\351"
+    """
+    is_bytes = isinstance(value, bytes)
+    chars = value.decode("latin-1") if isinstance(value, bytes) else value
+    if _PLAIN(chars):
+        return f'"{chars}"'
+    return f'"{"".join(_escape(char, is_bytes) for char in chars)}"'
+
+
+def _escape(char: str, is_byte: bool) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isprintable() and (char.isascii() or not is_byte):
+        return char
+    return "".join(f"\\{byte:03o}" for byte in char.encode("latin-1" if is_byte else "utf-8"))
+
+
+# The same few rates and fillers stand in every layer of a net. 0 is left out: it equals -0.
+@functools.lru_cache(maxsize=1024)
+def _shortest_float32(value: float) -> str:
+    single = ctypes.c_float(value).value
+    # Six digits survive the way through a normal float32 and back; a subnormal one keeps fewer.
+    first = 6 if abs(single) >= 2.0**-126 else 1
+    for digits in range(first, 9):
+        text = f"{single:.{digits}g}"
+        if ctypes.c_float(float(text)).value == single:
+            return text
+    return f"{single:.9g}"
+
+
+# What writing a field takes: rank, name, whether it repeats, and what makes text of it, or lines of a block.
+_Row = tuple[int, str, bool, Callable[[Any], str] | None, Callable[[Any, str], list[str]]]
+
+
+@functools.cache
+def _rows(message: Descriptor) -> dict[int, _Row]:
+    """Return what writing each field of a message takes, by the field's number."""
+    ranks = field_ranks(message)
+    return {
+        field.number: (ranks[field.number], field.name, field.is_repeated, _text_of(field), _lines_of(field))
+        for field in message.fields
+    }
+
+
+def _lines_of(field: FieldDescriptor) -> Callable[[Any, str], list[str]]:
+    is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
+    return _layer_body if is_layer else _plain_body
+
+
+def _text_of(field: FieldDescriptor) -> Callable[[Any], str] | None:
+    if field.message_type is not None:
+        return None
+    if field.enum_type is not None:
+        return {value.number: value.name for value in field.enum_type.values}.__getitem__
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return functools.partial(float_text, is_double=True)
+    return _TEXTS.get(field.cpp_type, str)
+
+
+_TEXTS: dict[int, Callable[[Any], str]] = {
+    FieldDescriptor.CPPTYPE_FLOAT: float_text,
+    FieldDescriptor.CPPTYPE_STRING: string_text,
+    FieldDescriptor.CPPTYPE_BOOL: {True: "true", False: "false"}.__getitem__,
+}
+
+
+def _in_order(message: Message) -> list[tuple[_Row, Any]]:
+    """Return the fields that are set, in the order of writing; ranks differ, so values never compare."""
+    rows = _rows(message.DESCRIPTOR)
+    return sorted([(rows[field.number], value) for field, value in message.ListFields()])
+
+
+def _paths(message: Message, prefix: str) -> Iterator[str]:
+    for (_, name, is_repeated, text_of, _), value in _in_order(message):
+        for index, item in enumerate(value if is_repeated else (value,)):
+            path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
+            yield path
+            if text_of is None:
+                yield from _paths(item, f"{path}.")
+
+
+def _body(message: Message, prefix: str, indent: str, comments: dict[str, Comment]) -> list[str]:
+    """Return the lines of a message, taking from `comments` those that are written."""
+    if not comments:
+        return _plain_body(message, indent)
+    lines: list[str] = []
+    for (_, name, is_repeated, text_of, _), value in _in_order(message):
+        for index, item in enumerate(value if is_repeated else (value,)):
+            path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
+            comment = comments.pop(path, _NO_COMMENT)
+            beside = f" # {comment.beside}" if comment.beside else ""
+            lines += _comment_lines(comment.above, indent)
+            if text_of is not None:
+                if comment.below:
+                    raise PrototxtError(path, "a comment below a field that has no block", "put it above")
+                lines.append(f"{indent}{name}: {text_of(item)}{beside}")
+                continue
+            left = len(comments)
+            inner = _body(item, f"{path}.", f"{indent}  ", comments)
+            is_commented = len(comments) < left or bool(comment.below)
+            inner += _comment_lines(comment.below, f"{indent}  ")
+            lines += _block(name, inner, indent, beside, is_open=is_commented)
+    return lines
+
+
+def _plain_body(message: Message, indent: str) -> list[str]:
+    """Return the lines of a message without comments: the same, and most of the time is spent here."""
+    lines: list[str] = []
+    for (_, name, is_repeated, text_of, lines_of), value in _in_order(message):
+        if text_of is None:
+            for item in value if is_repeated else (value,):
+                lines += _block(name, lines_of(item, f"{indent}  "), indent)
+        elif is_repeated:
+            lines += [f"{indent}{name}: {text_of(item)}" for item in value]
+        else:
+            lines.append(f"{indent}{name}: {text_of(value)}")
+    return lines
+
+
+# The fields of a layer that differ between layers of one kind, by the tags of their numbers, 1 to 4.
+_NAMES = {0x0A: "name", 0x12: "type", 0x1A: "bottom", 0x22: "top"}
+
+
+def _layer_body(layer: Message, indent: str) -> list[str]:
+    """Return the lines of a layer: a net has few kinds of layers, which differ in their names alone.
+
+    In binary the names come first, each as tag, length and text; what is left is the kind. A name of more
+    than 127 bytes, whose length takes two, stays with the kind, and all that follows it.
+    """
+    data = layer.SerializePartialToString()
+    lines: list[str] = []
+    start, size = 0, len(data)
+    while start < size and data[start] in _NAMES and data[start + 1] < 0x80:
+        end = start + 2 + data[start + 1]
+        lines.append(f"{indent}{_NAMES[data[start]]}: {_name_text(data[start + 2 : end].decode())}")
+        start = end
+    if size - start > _LARGE_KIND_BYTES:
+        return _plain_body(layer, indent)
+    cls: Callable[[], Message] = type(layer)
+    return lines + _kind_body(cls, data[start:], indent) if start < size else lines
+
+
+_name_text = functools.lru_cache(maxsize=4096)(string_text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind_body(cls: Callable[[], Message], data: bytes, indent: str) -> list[str]:
+    kind = cls()
+    kind.MergeFromString(data)
+    return _plain_body(kind, indent)
+
+
+def _block(name: str, lines: list[str], indent: str, beside: str = "", *, is_open: bool = False) -> list[str]:
+    """Return a block around lines: on one line where it holds one scalar, unless it is to stay open."""
+    if not lines:
+        return [f"{indent}{name} {{ }}{beside}"]
+    if len(lines) == 1 and not is_open and lines[0][-1] != "}":
+        return [f"{indent}{name} {{ {lines[0].lstrip()} }}{beside}"]
+    return [f"{indent}{name} {{{beside}", *lines, f"{indent}}}"]
+
+
+def _comment_lines(texts: tuple[str, ...], indent: str) -> list[str]:
+    return [f"{indent}#{'' if not text or text.startswith('#') else ' '}{text}" for text in texts]

@@ -1,0 +1,1 @@
+"""The steps of `upgrade.py`: one module for each era of Caffe's formats."""

@@ -1,0 +1,240 @@
+"""A chain of phases as lint sees it, wherever it came from: solvers, nets, and what each starts from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.data_layers import batch_size
+from caffe_recipes.caffe.documents import Document
+from caffe_recipes.caffe.rates import check_rates, lr_at
+from caffe_recipes.review.lint.chains.states import select_sources, train_state
+
+Solver = Document[pb.SolverParameter]
+Net = Document[pb.NetParameter]
+
+_MOST_SNAPSHOTS = 1000
+
+
+@dataclass(frozen=True)
+class Link:
+    """One phase. `weights` is what `--weights` gives, at `weights_where`: None if not known, empty if none.
+
+    `resumes` is the solverstate that `--snapshot` gives, at the same place. `last_iter` is the iteration at
+    which it ends: max_iter, unless it is stopped before. `ranks` are its own, None if it has those of all.
+    `test_nets` are the files that its solver tests besides its net.
+    """
+
+    name: str
+    solver: Solver
+    net: Net | None
+    last_iter: int
+    weights: str | None = None
+    weights_where: str = ""
+    resumes: str = ""
+    ranks: int | None = None
+    test_nets: tuple[Net, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the files do not hold; None is not known."""
+
+    ranks: int | None = None
+    images: int | None = None
+    ranks_per_node: int | None = None
+    omp_num_threads: int | None = None
+    mlsl_cores: tuple[int, ...] = ()
+    sockets_per_node: int | None = None
+    cores_per_socket: int | None = None
+    has_gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Phases in order. `is_whole` is false for a solver that may be any phase of a chain not known.
+
+    `tested` are the nets that the chain's own evaluation uses; none if it is not known to have one.
+    """
+
+    links: tuple[Link, ...]
+    setting: Setting = Setting()
+    is_whole: bool = True
+    tested: tuple[Net, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
+
+    `choices` counts the snapshots that it may be, where it is a guess.
+    """
+
+    index: int
+    iteration: int
+    choices: int = 1
+    is_guess: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshots(Sequence[int]):
+    """The iterations at which a phase writes snapshots, in order; as many as there are, none is stored."""
+
+    every: range
+    last: int | None
+
+    def __len__(self) -> int:
+        return len(self.every) + (self.last is not None)
+
+    def __contains__(self, iteration: object) -> bool:
+        return iteration in self.every or (self.last is not None and iteration == self.last)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if self.last is not None and index in (-1, len(self.every)):
+            return self.last
+        return self.every[index + 1 if index < 0 and self.last is not None else index]
+
+    def nearest(self, iteration: int) -> int | None:
+        """Give the snapshot that is nearest to an iteration."""
+        below = iteration // self.every.step * self.every.step
+        ends = (self[0], self[-1]) if self else ()
+        near = [number for number in (below, below + self.every.step, *ends) if number in self]
+        return min(near, key=lambda number: abs(number - iteration), default=None)
+
+
+def fired_snapshots(link: Link) -> Snapshots:
+    """Give the iterations at which a phase writes snapshots: after that at which it is resumed, if it is.
+
+    >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
+    >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
+    [400, 800, 1000]
+    """
+    solver, first, last = link.solver.message, first_iter(link), link.last_iter
+    step = solver.snapshot
+    every = range((first // step + 1) * step, last + 1, step) if step > 0 else range(0)
+    is_stopped = last != solver.max_iter
+    is_written = solver.snapshot_after_train and not is_stopped and last > first
+    return Snapshots(every, last if is_written and not (every and every[-1] == last) else None)
+
+
+def first_iter(link: Link) -> int:
+    """Give the iteration at which a phase starts: that of the solverstate that it resumes, else 0."""
+    return split_weights(link.resumes)[1] or 0
+
+
+def has_rates(solver: pb.SolverParameter) -> bool:
+    """Whether the rate is known and finite at every iteration of the run."""
+    return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
+
+
+def snapshot_rate(link: Link, iteration: int) -> float:
+    """Give the rate at a snapshot: of its iteration, or of the last update where the run ends with it."""
+    return lr_at(link.solver.message, min(iteration, link.last_iter - 1))
+
+
+def plan_starts(chain: Chain) -> list[Start | None]:
+    """Say what each phase starts from; None for the first, for foreign weights, and where nothing is written.
+
+    A phase that resumes its own solverstate has none either.
+
+    Where the weights are not known, it is the snapshot of the phase before whose rate is nearest to the
+    phase's first.
+    """
+    starts: list[Start | None] = []
+    for index, link in enumerate(chain.links):
+        if link.weights is not None or link.resumes:
+            starts.append(_named_start(chain.links[:index], link.weights or link.resumes))
+        else:
+            starts.append(_guessed_start(chain.links[index - 1], link, index - 1) if index else None)
+    return starts
+
+
+def split_weights(weights: str) -> tuple[str, int | None]:
+    """Split the name of a snapshot's file into prefix, without folders, and iteration, None if it has none.
+
+    >>> split_weights("/tmp/resnet_50_iter_7638.caffemodel")
+    ('resnet_50', 7638)
+    """
+    name = weights.rpartition("/")[2]
+    stem = name.partition(".")[0] if "_iter_" not in name else name
+    prefix, mark, rest = stem.rpartition("_iter_")
+    number = rest.partition(".")[0]
+    if not mark or not (number.isascii() and number.isdigit()) or len(number) > 10:
+        return stem, None
+    return prefix, int(number)
+
+
+def prefix_name(link: Link) -> str:
+    """Give a phase's snapshot_prefix without its folders."""
+    return link.solver.message.snapshot_prefix.rpartition("/")[2]
+
+
+def find_writer(links: Sequence[Link], name: str) -> int | None:
+    """Find the phase that writes a snapshot, by its prefix: the last of those at its iteration, or of all."""
+    prefix, iteration = split_weights(name)
+    if iteration is None:
+        return None
+    writers = [index for index, link in enumerate(links) if prefix_name(link) == prefix]
+    firing = [index for index in writers if iteration in fired_snapshots(links[index])]
+    return max(firing or writers, default=None)
+
+
+def train_sources(link: Link) -> list[pb.LayerParameter]:
+    """Give the layers that make the training data of a phase."""
+    if link.net is None:
+        return []
+    return select_sources(link.net.message, train_state(link.solver.message, link.net.message))
+
+
+def batch_per_rank(link: Link) -> int | None:
+    """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
+    for layer in train_sources(link):
+        if size := batch_size(layer):
+            return size * max(link.solver.message.iter_size, 1)
+    return None
+
+
+def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
+    index, iteration = find_writer(earlier, weights), split_weights(weights)[1]
+    return None if index is None or iteration is None else Start(index, iteration)
+
+
+def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
+    fired = fired_snapshots(before)
+    if not fired:
+        return None
+    iteration = fired[-1]
+    if len(fired) > 1 and has_rates(before.solver.message) and has_rates(link.solver.message):
+        iteration = _nearest_rate(before, fired, lr_at(link.solver.message, 0))
+    return Start(index, iteration, len(fired), is_guess=len(fired) > 1)
+
+
+def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
+    """Find the snapshot whose rate is nearest, the latest of equals; of very many, in ever smaller steps."""
+    # A rate of `multistep` takes as long as there are steps.
+    most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
+    low, high = 0, len(fired)
+    while True:
+        step = max((high - low) // most, 1)
+        best: int = min(
+            {*range(low, high, step), high - 1},
+            key=lambda index: (_distance(link, fired[index], rate), -index),
+        )
+        if step == 1:
+            return fired[best]
+        low, high = max(best - step, low), min(best + step + 1, high)
+
+
+def _distance(link: Link, iteration: int, rate: float) -> float:
+    """Compare rates by their ratio, as people do."""
+    other = snapshot_rate(link, iteration)
+    return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9

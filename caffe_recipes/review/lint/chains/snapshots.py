@@ -1,0 +1,174 @@
+"""Snapshots: which are written, and whether the next phase finds the one that it is to start from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.chains.chain import (
+    Chain,
+    Link,
+    find_writer,
+    fired_snapshots,
+    plan_starts,
+    prefix_name,
+    split_weights,
+)
+from caffe_recipes.review.lint.rules import finding
+
+_MOST_COMPARED = 10_000
+_MODELS = (".caffemodel", ".caffemodel.h5")
+_STATES = (".solverstate", ".solverstate.h5")
+
+
+def check_snapshots(chain: Chain) -> Iterator[Finding]:
+    """Find snapshots that are not written, written over, or not those that a later phase asks for."""
+    starts = zip(chain.links, plan_starts(chain), strict=True)
+    used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
+    for index, link in enumerate(chain.links):
+        is_last = index == len(chain.links) - 1
+        yield from _final(link, is_needed=is_last or index not in used)
+        yield from _collisions(chain.links[:index], link)
+        if link.resumes:
+            yield from _resume(chain.links[: index + 1], link)
+        elif link.weights is not None and (index or link.weights):
+            yield from _weights(chain.links[:index], link, link.weights)
+
+
+def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
+    solver = link.solver.message
+    fired = fired_snapshots(link)
+    if solver.snapshot_after_train or not is_needed or solver.max_iter <= 0:
+        return
+    if fired and fired[-1] == link.last_iter:
+        return
+    last = f"the last is of iteration {fired[-1]}" if fired else "there is none at all"
+    what = f"snapshot_after_train is false, and no snapshot fires at max_iter {solver.max_iter}: {last}"
+    effect = "what is trained after it is lost" if fired else "the whole training is lost"
+    write = f"snapshot_after_train: true, or a snapshot that divides {solver.max_iter}"
+    yield finding(
+        "no-final-snapshot", link.solver.where("snapshot_after_train"), what, effect, write, link.name
+    )
+
+
+def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+    prefix = link.solver.message.snapshot_prefix
+    for other in earlier:
+        if not prefix or other.solver.message.snapshot_prefix != prefix:
+            continue
+        fired = fired_snapshots(other)
+        shared = next(
+            (number for number in islice(fired_snapshots(link), _MOST_COMPARED) if number in fired), 0
+        )
+        if shared:
+            name = f"{prefix}_iter_{shared}.caffemodel"
+            what = f"{other.name} and {link.name} both write {name}"
+            effect = f"{link.name} overwrites the snapshot of {other.name}"
+            where = link.solver.where("snapshot_prefix")
+            write = "a snapshot_prefix of each phase's own; or --script FILE, if it resumes by --snapshot"
+            yield finding("snapshots-collide", where, what, effect, write, link.name)
+
+
+def _weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+    where = link.weights_where or link.solver.path
+    if not weights:
+        what = f"{link.name} starts without --weights"
+        effect = "it starts from the net's fillers, and the phases before it were for nothing"
+        write = f"--weights={_final_name(earlier[-1])}"
+        yield finding("weights-missing", where, what, effect, write, link.name)
+        return
+    if not weights.endswith(_MODELS):
+        what = f"{link.name} starts from {weights}, which is no caffemodel by its name"
+        effect = "Caffe stops with `Failed to parse NetParameter file`, or `File not found`"
+        write = f"--weights={weights.rpartition('.')[0] or weights}.caffemodel"
+        yield finding("weights-no-caffemodel", where, what, effect, write, link.name)
+    if earlier:
+        yield from _unwritten(earlier, link, weights)
+
+
+def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+    where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
+    index = find_writer(earlier, weights)
+    if index is None or iteration is None or not _is_written_so(earlier[index], weights):
+        names = [_final_name(other) for other in earlier]
+        alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
+        what = f"{link.name} starts from {weights}, which no phase before it writes"
+        effect = "Caffe stops with `File not found`, or trains on from what another run left there"
+        write = f"--weights={alike[0] if alike else names[-1]}"
+        yield finding("weights-unknown", where, what, effect, write, link.name)
+        return
+    if iteration not in fired_snapshots(earlier[index]):
+        yield _never(earlier[index], link, iteration)
+    elif index < len(earlier) - 1:
+        writer = earlier[index].name
+        what = f"{link.name} starts from {writer}, and {earlier[-1].name} lies between them"
+        effect = f"what {earlier[-1].name} trains is not in the model"
+        write = f"--weights={_final_name(earlier[-1])}"
+        yield finding("weights-of-other-phase", where, what, effect, write, link.name)
+
+
+def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
+    where, state = link.weights_where or link.solver.path, link.resumes
+    if link.weights:
+        what = f"{link.name} is given both --weights and --snapshot"
+        effect = "Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`"
+        write = "--snapshot alone to go on with the history, or --weights alone to start anew"
+        yield finding("weights-and-snapshot", where, what, effect, write, link.name)
+        return
+    if "$" in state:
+        return
+    if not state.endswith(_STATES):
+        what = f"{link.name} resumes {state}, which is no solverstate by its name"
+        effect = "Caffe stops with `Failed to parse SolverState file`, or `File not found`"
+        write = f"--snapshot={state.partition('.caffemodel')[0]}.solverstate"
+        yield finding("snapshot-no-solverstate", where, what, effect, write, link.name)
+    index, iteration = _resumed(links, state), split_weights(state)[1]
+    if iteration is not None and iteration >= link.last_iter > 0:
+        what = f"{link.name} resumes iteration {iteration}, and its max_iter is {link.last_iter}"
+        effect = (
+            "Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes"
+        )
+        write = f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, to count from 0"
+        place = link.solver.where("max_iter")
+        yield finding("resumed-at-end", place, what, effect, write, link.name, iteration=iteration)
+    if index is None or iteration is None or not _is_written_so(links[index], state):
+        # Only a phase before it says what there is to resume: a first one may go on with anything.
+        if len(links) > 1:
+            what = f"{link.name} resumes {state}, which no phase up to it writes"
+            effect = "Caffe stops with `File not found`, or trains on from what another run left there"
+            write = f"--snapshot={_final_name(links[-2], 'solverstate')}"
+            yield finding("snapshot-unknown", where, what, effect, write, link.name)
+    # Caffe snapshots its own phase at any iteration when it is stopped.
+    elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
+        yield _never(links[index], link, iteration)
+
+
+def _resumed(links: Sequence[Link], state: str) -> int | None:
+    """Find the phase that writes a solverstate: one before the last, or that itself, past all before it."""
+    index, (prefix, iteration) = find_writer(links[:-1], state), split_weights(state)
+    if iteration is None or prefix != prefix_name(links[-1]):
+        return index
+    return len(links) - 1 if index is None or iteration > links[index].last_iter else index
+
+
+def _never(writer: Link, link: Link, iteration: int) -> Finding:
+    where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
+    what = f"{link.name} starts from iteration {iteration} of {writer.name}, which writes no snapshot there"
+    effect = "Caffe stops with `File not found` once the phases before it are trained"
+    write = f"iteration {near}, or another snapshot interval" if near else "snapshot: above 0"
+    return finding("snapshot-never-fires", where, what, effect, write, link.name, iteration=iteration)
+
+
+def _is_written_so(link: Link, name: str) -> bool:
+    """Whether a snapshot's name ends as the phase's snapshot_format makes it; other names pass."""
+    is_hdf5 = link.solver.message.snapshot_format == pb.SolverParameter.HDF5
+    return not name.endswith((*_MODELS, *_STATES)) or name.endswith(".h5") == is_hdf5
+
+
+def _final_name(link: Link, kind: str = "caffemodel") -> str:
+    fired = fired_snapshots(link)
+    end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
+    return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"

@@ -1,0 +1,1 @@
+"""What lint is given, and the chain that it comes to."""

@@ -1,0 +1,187 @@
+"""What a shell script, a README or a log of commands says of a run, slips and all.
+
+The text is taken word by word, so that a line break without its backslash, a stray quote or prose around the
+commands does not hide one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.caffe.prototxt import read_prototxt
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.lint.reading.own_script import parse_steps
+
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun"}
+_TRAINERS = {"caffe", "caffe-torch", "caffe.bin"}
+_STRAY = "\"'`;\\,()"
+_RANKS = {"-n", "-np", "--n", "--np", "-ntasks", "--ntasks"}
+_PER_NODE = {"-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node"}
+_FLAGS = {"solver": "solver", "solvers": "solver"} | {name: name for name in ("weights", "snapshot", "model")}
+_VARIABLES = {"OMP_NUM_THREADS", "MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY"}
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One `caffe train`: its solver, and its weights; empty if it gives none, None if it cannot be told.
+
+    `snapshot` is the solverstate that it resumes, `stop_iter` where it is stopped before max_iter.
+    """
+
+    solver: str
+    weights: str | None
+    where: str
+    snapshot: str = ""
+    ranks: int | None = None
+    stop_iter: int | None = None
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the commands of a text give; None and empty where they do not.
+
+    `ranks` is None where its trainings have several numbers of them. One of ours puts its prototxts in place.
+    """
+
+    trainings: tuple[Training, ...] = ()
+    tested: tuple[str, ...] = ()
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    omp_num_threads: int | None = None
+    mlsl_cores: tuple[int, ...] = ()
+    mlsl_where: str = ""
+    is_ours: bool = False
+
+
+# What a command, or the whole text, sets: a name's value, and the `file:line` of it.
+_Settings = dict[str, tuple[str, str]]
+
+
+def load_script(path: Path, max_bytes: int) -> Script:
+    """Read a script's file, of at most `max_bytes`; InputError if it holds nothing that lint could use."""
+    try:
+        script = parse_script(read_prototxt(path, max_bytes), path)
+    except PrototxtError as error:
+        raise InputError(error.where, error.what, "give the text of a script that starts Caffe") from error
+    if script == Script():
+        raise InputError(path, "holds no command that trains", "give the script that starts Caffe")
+    return script
+
+
+def parse_script(text: str, path: str | Path = "<script>") -> Script:
+    r"""Find the commands of a text, in order.
+
+    >>> script = parse_script('''export MLSL_NUM_SERVERS=2
+    ... mpiexec.hydra -n 128 -ppn 2 -genv OMP_NUM_THREADS 22 \\
+    ...   ./build/tools/caffe train --solver=a/solver.prototxt --weights="b_iter_5.caffemodel"; ''')
+    >>> script.ranks, script.omp_num_threads, script.trainings[0].weights
+    (128, 22, 'b_iter_5.caffemodel')
+    """
+    settings: _Settings = {}
+    commands: list[_Settings] = [{}]
+    words = list(_words(text, path))
+    launches = False
+    for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
+        if _starts_command(word, commands[-1]):
+            commands.append({})
+        program = word.rpartition("/")[2]
+        launches = program in _LAUNCHERS | {"#SBATCH"} or (launches and program not in _TRAINERS)
+        for name, value in _set_by(word, following):
+            # `head -n 1 hostfile` says nothing of ranks.
+            if name.startswith("ranks") and not launches:
+                continue
+            settings[name] = value, where
+            commands[-1].setdefault(name, (value, where))
+    ranks = commands[0].get("ranks", ("", ""))[0]  # Slurm's, above all commands
+    trainings = [training for command in commands for training in _training(command, ranks)]
+    steps = parse_steps(text)
+    if steps:
+        launch: _Settings = next((command for command in commands if "solver" in command), {})
+        settings["ranks"] = launch.get("ranks", ("", ""))
+        count = _number(settings["ranks"][0])
+        trainings = [
+            Training(step.solver, step.weights, f"{path}:{step.line}", "", count, step.stop_iter)
+            for step in steps
+        ]
+    tested = [model for command in commands for model in _tested(command)]
+    return _script(settings, trainings, tested, is_ours=bool(steps))
+
+
+def _words(text: str, path: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield each word, without quotes and with the variables that the text sets, and its `file:line`."""
+    known: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        code = re.sub(r"(^|\s)#.*", "", line) if not line.lstrip().startswith("#SBATCH") else line
+        for part in code.split():
+            word = part.strip(_STRAY).replace('"', "").replace("'", "")
+            word = _VARIABLE.sub(lambda match: known.get(match[1], match[0]), word)
+            assigned = _ASSIGNMENT.fullmatch(word)
+            if assigned:
+                known[assigned[1]] = assigned[2]
+            if word:
+                yield word, f"{path}:{number}"
+
+
+def _starts_command(word: str, command: _Settings) -> bool:
+    name = word.rpartition("/")[2]
+    # A second trainer may have no launcher before it.
+    return name in _LAUNCHERS or (name in _TRAINERS and bool(command.keys() & {"solver", "model", "weights"}))
+
+
+def _set_by(word: str, following: str) -> Iterator[tuple[str, str]]:
+    """Yield what a word sets: a flag of Caffe's or the launcher's, or a variable."""
+    flag, equals, value = word.partition("=")
+    name = flag.lstrip("-")
+    given = value if equals else following
+    if flag in _RANKS | _PER_NODE:
+        if given[:1].isdigit():
+            yield "ranks" if flag in _RANKS else "ranks_per_node", given
+    elif flag.startswith("-") and name in _FLAGS:
+        yield _FLAGS[name], given.strip(_STRAY)
+    elif name in _VARIABLES and given[:1].isdigit():  # NAME=VALUE, or -genv NAME VALUE
+        yield name, given
+
+
+def _training(command: _Settings, ranks: str) -> Iterator[Training]:
+    solver, where = command.get("solver", ("", ""))
+    if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver:
+        weights, snapshot = (command.get(name, ("", ""))[0] for name in ("weights", "snapshot"))
+        is_known = "$" not in weights and (weights or not snapshot)
+        given = _number(command.get("ranks", (ranks, ""))[0])
+        yield Training(solver, weights if is_known else None, where, snapshot, given)
+
+
+def _tested(command: _Settings) -> Iterator[str]:
+    model = command.get("model", ("", ""))[0]
+    if "solver" not in command and model and "$" not in model:
+        yield model
+
+
+def _script(
+    settings: _Settings, trainings: Sequence[Training], tested: Sequence[str], *, is_ours: bool
+) -> Script:
+    def given(name: str) -> int | None:
+        return _number(settings.get(name, ("", ""))[0])
+
+    listed, where = settings.get("MLSL_SERVER_AFFINITY", ("", ""))
+    cores = tuple(int(core) for core in re.findall(r"\d{1,6}", listed))
+    counts = {training.ranks for training in trainings} - {None}
+    return Script(
+        tuple(trainings),
+        tuple(tested),
+        given("ranks") if len(counts) <= 1 else None,
+        given("ranks_per_node"),
+        given("OMP_NUM_THREADS"),
+        cores,
+        where if cores else "",
+        is_ours,
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else None

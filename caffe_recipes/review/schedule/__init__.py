@@ -1,0 +1,1 @@
+"""Learning rates over a recipe: as a page, a table, a picture."""

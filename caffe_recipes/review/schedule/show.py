@@ -1,0 +1,251 @@
+"""A recipe on a page: its shape, its phases, and what its source reports of it; as values, and as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.recipe.arithmetic import (
+    images_of,
+    images_per_iter,
+    model_epochs,
+    total_epochs,
+    total_images,
+    total_iterations,
+)
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase, Reported
+from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.schedule.schedules import Rates, rate_before, rates_between
+
+_WIDTH = 120
+_NUMBERS = {"iterations", "epochs", "images", "minutes", "decay"}
+_RATES = {"start", "warm-up ends", "drops to", "last", "left at"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A caffemodel that a phase writes on the first host, and what starts from it."""
+
+    path: str
+    iteration: int
+    used_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """One phase in numbers; `rates` is None for `plateau`, `minutes` where no speed is known.
+
+    `rate_before` is the rate at which the snapshot it starts from was made.
+    """
+
+    name: str
+    starts_from: str | None
+    starts_from_iter: int | None
+    rate_before: float | None
+    net: str
+    augmentation: str
+    lr_policy: str
+    rates: Rates | None
+    weight_decay: float | None
+    iterations: int
+    epochs: float
+    images: int
+    images_per_iter: int
+    minutes: float | None
+    snapshot_every_iter: int
+    snapshots: tuple[Snapshot, ...]
+
+
+def render_list(recipes: Iterable[Recipe]) -> str:
+    """Write a line for each recipe: its name and title."""
+    return "\n".join(align_columns([(recipe.name, recipe.title) for recipe in recipes]))
+
+
+def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = None) -> PhaseSummary:
+    """Return what there is to say of one phase of a recipe.
+
+    Raises RecipeError for a schedule whose rate is not finite.
+    """
+    start, images = recipe.starts_from(phase), images_of(recipe, phase)
+    return PhaseSummary(
+        name=phase.name,
+        starts_from=start.name if isinstance(start, Phase) else start,
+        starts_from_iter=(phase.weights_iter or start.last_iter) if isinstance(start, Phase) else None,
+        rate_before=rate_before(recipe, phase),
+        net=phase.net,
+        augmentation=_augmentation(recipe, phase.net),
+        lr_policy=phase.lr_policy,
+        rates=rates_between(build_solver(recipe, phase), phase.last_iter),
+        weight_decay=phase.weight_decay,
+        iterations=phase.last_iter,
+        epochs=images / recipe.data.train.images,
+        images=images,
+        images_per_iter=images_per_iter(recipe, phase),
+        minutes=images / images_per_s / 60 if images_per_s else None,
+        snapshot_every_iter=phase.snapshot_every_iter,
+        snapshots=tuple(_snapshots(recipe, phase)),
+    )
+
+
+def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str, object]:
+    """Return a recipe's summary as values for JSON; minutes at `images_per_s`, or at the reported speed."""
+    speed = images_per_s or recipe.reported.images_per_s
+    cluster = recipe.cluster
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "net": recipe.net.name,
+        "classes": recipe.net.classes,
+        "training_images": recipe.data.train.images,
+        "test_images": recipe.data.test.images,
+        "nodes": cluster.nodes,
+        "ranks": cluster.ranks,
+        "batch_per_rank": cluster.batch_per_rank,
+        "global_batch": cluster.global_batch,
+        "trainer": recipe.trainer,
+        "phases": [asdict(summarize_phase(recipe, phase, speed)) for phase in recipe.phases],
+        "iterations": total_iterations(recipe),
+        "epochs": total_epochs(recipe),
+        "images": total_images(recipe),
+        "model_epochs": model_epochs(recipe),
+        "images_per_s": speed,
+        "minutes": total_images(recipe) / speed / 60 if speed else None,
+        "reported": recipe.reported.model_dump(),
+        "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
+        "accepted": [acceptance.model_dump() for acceptance in recipe.accept],
+    }
+
+
+def render_recipe(recipe: Recipe, images_per_s: float | None = None) -> str:
+    """Write a recipe's net, data, shape and phases, and what its source reports, within 120 columns."""
+    speed = images_per_s or recipe.reported.images_per_s
+    phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
+    facts = [(name, text) for name, text in _facts(recipe, speed) if text]
+    blocks = [
+        [recipe.title],
+        list(_wrapped(facts)),
+        align_columns(list(_rate_rows(recipe, phases)), _NUMBERS | _RATES),
+        align_columns(list(_net_rows(phases)), _RATES),
+        align_columns(list(_snapshot_rows(phases))),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
+    net, train, cluster = recipe.net, recipe.data.train, recipe.cluster
+    yield "recipe", recipe.name
+    yield "source", recipe.source or ""
+    yield "net", f"{net.name}, {net.classes} classes, by {net.builder or net.prototxt or net.function}"
+    size = f", {train.size_gb:g} GB," if train.size_gb else ""
+    yield "training", f"{train.images:,} images{size} in {train.lmdb}"
+    yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
+    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
+    images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
+    yield "shape", f"{nodes} x {cluster.ranks_per_node} ranks x {images}"
+    yield "trainer", recipe.trainer
+    if total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
+        yield (
+            "model",
+            f"{model_epochs(recipe):.2f} epochs old at the end; all phases train {total_epochs(recipe):.2f}",
+        )
+    for phase in recipe.phases:
+        yield "reported", _reported(phase.reported, f"after {phase.name}: ")
+    yield "reported", _reported(recipe.reported, "")
+    if speed:
+        minutes = total_images(recipe) / speed / 60
+        yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    for accepted in recipe.accept:
+        phase_name = f" ({accepted.phase})" if accepted.phase else ""
+        yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
+
+
+def _reported(said: Reported, before: str) -> str:
+    texts = (
+        (said.images_per_s, "{:,g} images/s"),
+        (said.images_per_s_per_node, "{:g} images/s per node"),
+        (said.minutes, "about {:g} minutes"),
+        (said.top1_percent, "top-1 {:g} %"),
+        (said.top5_percent, "top-5 {:g} %"),
+    )
+    parts = [text.format(value) for value, text in texts if value is not None]
+    return before + ", ".join(parts) if parts else ""
+
+
+def _wrapped(facts: list[tuple[str, str]]) -> Iterator[str]:
+    """Write names and texts, a text's further lines below its first; a name that repeats stands once."""
+    width, before = max(len(name) for name, _ in facts) + 2, ""
+    for name, text in facts:
+        head = "" if name == before else name
+        lines = textwrap.wrap(text, _WIDTH - width, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{head if not index else '':{width}}{line}" for index, line in enumerate(lines))
+        before = name
+
+
+def _rate_rows(recipe: Recipe, phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    timed = all(phase.minutes for phase in phases)
+    warmed = any(phase.rates and phase.rates.warmup_end is not None for phase in phases)
+    ends = ("warm-up ends", "drops to") if warmed else ()
+    minutes = ("minutes",) if timed else ()
+    yield ("phase", "policy", "iterations", "epochs", "images", "start", *ends, "last", "decay", *minutes)
+    for phase in phases:
+        decay = "" if phase.weight_decay is None else f"{phase.weight_decay:g}"
+        counts = (f"{phase.iterations:,}", f"{phase.epochs:.2f}", f"{phase.images:,}")
+        time = (f"{phase.minutes:.1f}",) if timed and phase.minutes else ()
+        yield (phase.name, phase.lr_policy, *counts, *_rate_texts(phase.rates, warmed), decay, *time)
+    if len(phases) > 1:
+        total = sum(phase.minutes or 0 for phase in phases)
+        counts = (f"{total_iterations(recipe):,}", f"{total_epochs(recipe):.2f}", f"{total_images(recipe):,}")
+        yield ("all", "", *counts, "", *("" for _ in ends), "", "", *((f"{total:.1f}",) if timed else ()))
+
+
+def _rate_texts(rates: Rates | None, warmed: bool) -> tuple[str, ...]:
+    if rates is None:
+        return ("?", *(("", "") if warmed else ()), "?")
+    between = (rates.warmup_end, rates.after_warmup) if warmed else ()
+    return tuple("" if rate is None else f"{rate:.6g}" for rate in (rates.first, *between, rates.last))
+
+
+def _net_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    yield ("phase", "starts from", "left at", "net", "augmentation")
+    for before, phase in zip([None, *phases], phases, strict=False):
+        start = phase.starts_from or "fillers"
+        rate = "" if phase.rate_before is None else f"{phase.rate_before:.6g}"
+        if before and phase.starts_from == before.name and phase.starts_from_iter != before.iterations:
+            start = f"{start}, iteration {phase.starts_from_iter:,}"
+        yield (phase.name, start, rate, phase.net, phase.augmentation)
+
+
+def _snapshot_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    yield ("phase", "snapshot", "for")
+    for phase in phases:
+        for snapshot in phase.snapshots:
+            yield (phase.name, snapshot.path, ", ".join(snapshot.used_by))
+
+
+def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[Snapshot]:
+    """Yield the last snapshot of a phase, and before it those that others start from."""
+    users: dict[int, list[str]] = {}
+    for other in recipe.phases:
+        if recipe.starts_from(other) is phase:
+            users.setdefault(other.weights_iter or phase.last_iter, []).append(other.name)
+    if phase is recipe.phases[-1] and recipe.evaluation:
+        users.setdefault(phase.last_iter, []).append("the evaluation")
+    for iteration in sorted({*users, phase.last_iter}):
+        yield Snapshot(phase.snapshot_at(iteration), iteration, tuple(users.get(iteration, ())))
+
+
+def _augmentation(recipe: Recipe, net: str) -> str:
+    """Say what is random about a training image, in the order of Caffe's transformations."""
+    data, ratio = recipe.data, recipe.nets[net].random_aspect_ratio
+    if ratio:
+        change = ratio.aspect_ratio_change
+        area = f"area {ratio.min_area_ratio:g} to {ratio.max_area_ratio:g}"
+        parts = [f"{area}, aspect {change**2:.4g} to {change**-2:.4g}"]
+    else:
+        parts = [f"crop of {data.crop_size} px"] if data.crop_size else []
+    parts += ["mirror"] if data.mirror else []
+    return f"random {', '.join(parts)}" if parts else "none"

@@ -1,0 +1,59 @@
+"""Every counterpart answers what its dialect lacks, with words that the dialect has."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.caffe.dialects import field_dialects, layer_type_dialects, load_dialects
+from caffe_recipes.caffe.dialects.counterparts import (
+    COUNTERPARTS,
+    LAYER_TYPES,
+    LR_POLICIES,
+    find_counterpart,
+    find_layer_counterpart,
+)
+
+
+def test_every_dialect_has_its_counterparts() -> None:
+    assert set(COUNTERPARTS) == set(load_dialects())
+
+
+# A table for all layers with a ReLU of their own; some dialects have one or another of its fields.
+RELU = {"relu", "negative_slope"}
+
+
+@pytest.mark.parametrize("dialect", COUNTERPARTS)
+def test_a_counterpart_answers_a_field_that_another_has_and_this_lacks(dialect: str) -> None:
+    for owner, name in COUNTERPARTS[dialect]:
+        if name not in RELU:
+            assert field_dialects(owner, name), (owner, name)
+            assert dialect not in field_dialects(owner, name), (owner, name)
+
+
+def test_layers_and_policies_are_answered_by_what_is_known_more_widely() -> None:
+    for lacking, other in LAYER_TYPES.items():
+        assert set(layer_type_dialects(other)) > set(layer_type_dialects(lacking))
+    for policy in LR_POLICIES.values():
+        assert all(policy.uses in dialect.lr_policies for dialect in load_dialects().values())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "owner", "name", "said"),
+    [
+        ("nvcaffe", "SolverParameter", "warmup_iter", "rampup_interval, quadratic and not linear"),
+        ("surfsara", "SolverParameter", "rampup_interval", "warmup_iter, linear and not quadratic"),
+        ("intel", "SolverParameter", "lr_iter", "poly with max_iter at lr_iter's iteration"),
+        ("bvlc", "DataParameter", "shuffle", "convert_imageset -shuffle"),
+        ("bvlc", "BatchNormParameter", "filler", "Scale layer"),
+        ("nvcaffe", "PoolingParameter.Engine", "MKLDNN", "CAFFE, or is left out"),
+        ("surfsara", "BatchNormParameter.Engine", "CUDNN", "CAFFE, or is left out"),
+    ],
+)
+def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, said: str) -> None:
+    assert said in find_counterpart(dialect, owner, name)
+
+
+def test_what_has_no_counterpart_has_none() -> None:
+    assert find_counterpart("surfsara", "SolverParameter", "min_lr") == ""
+    assert find_layer_counterpart("nvcaffe", "ROIPooling") == ""
+    assert find_layer_counterpart("intel", "SpatialDropout") == "Dropout"

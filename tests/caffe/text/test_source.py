@@ -1,0 +1,62 @@
+"""Files, pipes and what is neither."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe.text.source import read_bytes, read_pieces
+
+
+def test_a_file_is_read_up_to_the_most(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert [read_bytes(path, most) for most in (0, 3, 5, 10**15)] == [b"", b"123", b"12345", b"12345"]
+
+
+def test_a_stream_is_read_to_its_end_or_to_the_most() -> None:
+    assert read_pieces(io.BytesIO(b"x" * 3_000_000), 10**15) == b"x" * 3_000_000
+    assert read_pieces(io.BytesIO(b"x" * 3_000_000), 2_500_000) == b"x" * 2_500_000
+
+
+def test_a_pipe_is_read_to_its_end_however_slowly_it_comes(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = 'exec > "$0"; printf a; sleep 0.2; printf b'
+    with subprocess.Popen(["sh", "-c", f"sleep 0.1; {script}", str(pipe)]):
+        assert read_bytes(pipe, 100) == b"ab"
+    with subprocess.Popen(["sh", "-c", script, str(pipe)]):
+        assert read_bytes(pipe, 1) == b"a"
+
+
+def test_what_was_written_before_the_other_end_closed_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"all of it")
+    os.close(writer)
+    assert read_bytes(f"/dev/fd/{reader}", 100) == b"all of it"
+    os.close(reader)
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(TimeoutError, match="a pipe that nobody writes to"):
+        read_bytes(pipe, 100)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_file(device: str) -> None:
+    with pytest.raises(OSError, match="a device is no file"):
+        read_bytes(device, 100)
+
+
+def test_a_terminal_is_read() -> None:
+    terminal, side = os.openpty()
+    os.write(terminal, b"base_lr: 1\n\x04")
+    assert read_bytes(os.ttyname(side), 100) == b"base_lr: 1\n"
+    os.close(terminal)
+    os.close(side)

@@ -1,0 +1,83 @@
+"""What a recipe states of its test images, its digits and its cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caffe_recipes.data import digits
+from caffe_recipes.review.lint.chains.recipe_values import DIGITS_CLASSES, DIGITS_SIDE_PX
+from tests.review.lint.conftest import LintRecipe
+
+
+@pytest.mark.parametrize(
+    ("batch", "iterations", "rule", "said"),
+    [
+        (50, 1, "evaluation-partial", "tests 50 of 359 images"),
+        (50, 7, "evaluation-partial", "tests 350 of 359 images"),
+        (50, 8, "evaluation-repeats", "8 iterations of 50 are 400 images"),
+        (359, 2, "evaluation-repeats", "there are 359"),
+        (359, 1, None, ""),
+    ],
+)
+def test_an_evaluation_counts_each_image_once(
+    lint_recipe: LintRecipe, batch: int, iterations: int, rule: str | None, said: str
+) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["data"]["test"]["batch_size"] = batch
+        raw["evaluation"]["iterations"] = iterations
+
+    found = [one for one in lint_recipe("digits-local", change) if one.id.startswith("evaluation")]
+    assert [one.id for one in found] == ([rule] if rule else [])
+    for one in found:
+        assert said in one.what
+        path, line = one.where.split(":")
+        assert Path(path).read_text().splitlines()[int(line) - 1] == f"  iterations: {iterations}"
+
+
+def test_what_to_write_covers_every_image(lint_recipe: LintRecipe) -> None:
+    (found,) = [
+        one
+        for one in lint_recipe("stampede2-64n-72ep", lambda raw: raw["evaluation"].update(iterations=999))
+        if one.id == "evaluation-partial"
+    ]
+    assert (found.severity, found.write) == ("warning", "iterations: 1000")
+
+
+@pytest.mark.parametrize(
+    ("classes", "rule", "severity"),
+    [(9, "classes-below-labels", "error"), (11, "classes-above-labels", "note"), (10, None, "")],
+)
+def test_the_digits_are_of_ten_classes(
+    lint_recipe: LintRecipe, classes: int, rule: str | None, severity: str
+) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw["net"].update(classes=classes))
+    told = [(one.id, one.severity) for one in found if one.id.startswith("classes")]
+    assert told == ([(rule, severity)] if rule else [])
+
+
+@pytest.mark.parametrize(("crop", "count"), [(32, 0), (33, 1), (280, 1)])
+def test_a_crop_is_not_larger_than_a_digit(lint_recipe: LintRecipe, crop: int, count: int) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw["data"].update(crop_size=crop))
+    assert [one.severity for one in found if one.id == "crop-above-records"] == ["error"] * count
+
+
+def test_the_digits_are_what_is_said_of_them() -> None:
+    assert digits.CLASSES == DIGITS_CLASSES
+    assert digits.enlarge(np.zeros((8, 8), np.int64)).shape[:2] == (DIGITS_SIDE_PX, DIGITS_SIDE_PX)
+
+
+def test_threads_have_cores(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("stampede2-64n-72ep", lambda raw: raw["cluster"].update(omp_num_threads=25))
+    (threads,) = [one for one in found if one.id == "threads-above-cores"]
+    assert (threads.severity, threads.write) == ("warning", "omp_num_threads: 24 or less")
+    found = lint_recipe("stampede2-64n-72ep", lambda raw: raw["cluster"].update(omp_num_threads=24))
+    assert "threads-above-cores" not in [one.id for one in found]
+
+
+def test_an_absurd_weight_decay_is_found_in_a_recipe_too(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw["phases"][1].update(weight_decay=5))
+    assert [one.phase for one in found if one.id == "weight-decay-large"] == ["cyc1"]

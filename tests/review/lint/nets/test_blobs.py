@@ -1,0 +1,98 @@
+"""Each rule on blobs and names: a wrong net, and its mended twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.nets.blobs import RULES
+
+CheckText = Callable[..., dict[str, Finding]]
+
+DATA = """
+layer { name: "data" type: "Data" top: "data" top: "label"
+  data_param { source: "a" batch_size: 2 backend: LMDB } }
+"""
+FC = """
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+"""
+LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }'
+RIGHT = DATA + FC + LOSS
+SIDE = 'layer { name: "side" type: "Softmax" bottom: "fc" top: "side" }\n'
+RELU = 'layer { name: "relu" type: "ReLU" bottom: "fc" top: "fc" }\n'
+
+CASES: dict[str, tuple[str, str]] = {
+    "unknown-bottom": (RIGHT.replace('bottom: "fc"', 'bottom: "fcc"'), RIGHT),
+    "top-made-twice": (DATA + FC + FC.replace('name: "fc"', 'name: "fd"') + LOSS, RIGHT),
+    "in-place-shared": (DATA + FC + SIDE + RELU + LOSS, DATA + FC + RELU + SIDE + LOSS),
+    "in-place-type": (
+        DATA + FC.replace('top: "fc"', 'top: "data"') + LOSS.replace('"fc"', '"data"'),
+        RIGHT,
+    ),
+    "no-top": (RIGHT.replace('top: "fc"', ""), RIGHT.replace('top: "loss"', "")),
+    "unused-top": (RIGHT + FC.replace("fc", "spare"), RIGHT + SIDE),
+    "weights-name-twice": (
+        RIGHT + FC.replace('top: "fc"', 'top: "spare"') + SIDE.replace('"fc"', '"spare"'),
+        RIGHT,
+    ),
+    "layer-name-twice": (RIGHT + SIDE.replace('name: "side"', 'name: "loss"'), RIGHT + SIDE),
+}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert CASES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
+    wrong, mended = CASES[rule]
+    assert rule in check_text(wrong)
+    assert check_text(mended) == {}
+
+
+def test_an_unknown_bottom_names_the_nearest_blob(check_text: CheckText) -> None:
+    found = check_text(CASES["unknown-bottom"][0])["unknown-bottom"]
+    assert found.what == "layer 'loss' (SoftmaxWithLoss) reads blob 'fcc', which no layer above it makes"
+    assert found.write == 'bottom: "fc"'
+
+
+def test_an_unknown_bottom_that_a_layer_below_makes_says_so(check_text: CheckText) -> None:
+    found = check_text(DATA + LOSS + FC)["unknown-bottom"]
+    assert found.write == "move layer 'fc' (InnerProduct), which makes it, above"
+
+
+def test_an_unknown_bottom_that_the_other_phase_makes_says_so(check_text: CheckText) -> None:
+    train_only = FC.replace('type: "Inner', 'include { phase: TRAIN } type: "Inner')
+    found = check_text(DATA + train_only + LOSS)["unknown-bottom"]
+    assert found.write == "let layer 'fc' (InnerProduct), which makes it, be in TEST too: see its include"
+
+
+def test_a_layer_may_work_in_place_where_all_readers_are_below(check_text: CheckText) -> None:
+    assert check_text(DATA + FC + RELU + RELU.replace("relu", "relu2") + SIDE + LOSS) == {}
+
+
+def test_an_unused_label_is_told_and_silence_mends_it(check_text: CheckText) -> None:
+    second = DATA.replace('"data" top: "label"', '"target" top: "spare"').replace('name: "data"', 'name: "b"')
+    text = DATA + second + FC + LOSS + 'layer { name: "s" type: "Silence" bottom: "target" }'
+    found = check_text(text)["unused-top"]
+    assert "layer 'b' (Data) makes blob 'spare', which nothing reads" in found.what
+    assert check_text(text.replace('bottom: "target"', 'bottom: "target" bottom: "spare"')) == {}
+
+
+def test_what_a_phase_has_for_itself_and_what_a_deploy_net_leaves_over_are_outputs(
+    check_text: CheckText,
+) -> None:
+    own = FC.replace("fc", "spare").replace('type: "', 'include { phase: TEST } type: "', 1)
+    assert check_text(RIGHT + own) == {}
+    fed = 'layer { name: "data" type: "Input" top: "data" top: "label" input_param { shape { dim: 2 } } }'
+    assert "unused-top" not in check_text(fed + FC + FC.replace("fc", "spare"))
+
+
+def test_layers_of_one_name_in_different_phases_are_right(check_text: CheckText) -> None:
+    both = "".join(
+        FC.replace('type: "', f'include {{ phase: {phase} }} type: "', 1) for phase in ("TRAIN", "TEST")
+    )
+    assert check_text(DATA + both + LOSS) == {}

@@ -1,0 +1,104 @@
+"""Each rule on phases: a wrong net, and its mended twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.nets.phases import RULES
+
+CheckText = Callable[..., dict[str, Finding]]
+
+
+def data(phase: str, more: str = "crop_size: 8 mean_value: 1 mean_value: 2 mean_value: 3") -> str:
+    return f"""
+    layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: {phase} }}
+      transform_param {{ {more} }}
+      data_param {{ source: "{phase}" batch_size: 2 backend: LMDB shuffle: true }} }}
+    """
+
+
+FC = """
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+"""
+LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }'
+RIGHT = data("TRAIN") + data("TEST") + FC + LOSS
+OTHER_CROP = RIGHT.replace("crop_size: 8", "crop_size: 6", 1)
+OTHER_MEAN = RIGHT.replace("mean_value: 1", "mean_value: 7", 1)
+
+CASES: dict[str, tuple[str, str]] = {
+    "no-data": (FC, RIGHT),
+    "no-train-data": (
+        data("TEST") + FC + LOSS.replace('type: "', 'include { phase: TRAIN } type: "'),
+        data("TEST") + FC + LOSS,
+    ),
+    "no-loss": (data("TRAIN") + FC, data("TRAIN") + FC + LOSS),
+    "include-and-exclude": (
+        RIGHT.replace("include { phase: TRAIN }", "include { phase: TRAIN } exclude { phase: TEST }"),
+        RIGHT,
+    ),
+    "phase-without-include": (
+        RIGHT + 'layer { name: "p" type: "Softmax" bottom: "fc" top: "p" phase: TEST }',
+        RIGHT,
+    ),
+    "phase-transforms-differ": (OTHER_MEAN, RIGHT),
+    "phase-weights-differ": (OTHER_CROP, RIGHT),
+    "test-on-train": (RIGHT.replace('source: "TEST"', 'source: "TRAIN"'), RIGHT),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "phase"),
+    [
+        (RIGHT.replace(" mean_value: 3", "", 1), "TRAIN"),
+        (RIGHT.replace("mean_value: 3", "mean_value: 3 mean_value: 4", 1), "TRAIN"),
+        (data("TRAIN") + data("TEST", "crop_size: 8 mean_value: 1 mean_value: 2") + FC + LOSS, "TEST"),
+    ],
+)
+def test_means_of_other_channels_in_one_phase_are_one_finding(
+    check_text: CheckText, wrong: str, phase: str
+) -> None:
+    found = check_text(wrong)
+    assert found.keys() == {"mean-values-misfit"}
+    assert f"mean_value in {phase}, and 3 in " in found["mean-values-misfit"].what
+
+
+def test_every_rule_has_a_case() -> None:
+    assert CASES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
+    wrong, mended = CASES[rule]
+    assert rule in check_text(wrong)
+    assert check_text(mended) == {}
+
+
+def test_a_net_without_data_for_test_is_looked_at_in_train_only(check_text: CheckText) -> None:
+    assert check_text(data("TRAIN") + FC + LOSS) == {}
+
+
+def test_a_net_without_a_loss_that_is_for_no_phase_extracts_features(check_text: CheckText) -> None:
+    assert check_text(data("TRAIN").replace("include { phase: TRAIN }", "") + FC) == {}
+
+
+def test_a_loss_of_weight_0_is_no_loss(check_text: CheckText) -> None:
+    weightless = LOSS.replace('top: "loss"', 'top: "loss" loss_weight: 0')
+    assert list(check_text(data("TRAIN") + FC + weightless)) == ["no-loss"]
+    assert check_text(data("TRAIN") + FC + weightless + LOSS.replace("loss", "loss2")) == {}
+
+
+def test_another_crop_in_test_fits_where_the_pooling_is_global(check_text: CheckText) -> None:
+    pool = (
+        'layer { name: "p" type: "Pooling" bottom: "data" top: "p" pooling_param { global_pooling: true } }'
+    )
+    net = data("TRAIN") + data("TEST") + pool + FC.replace('bottom: "data"', 'bottom: "p"') + LOSS
+    assert check_text(net.replace("crop_size: 8", "crop_size: 6", 1)) == {}
+
+
+def test_both_means_are_told(check_text: CheckText) -> None:
+    what = check_text(OTHER_MEAN)["phase-transforms-differ"].what
+    assert what == "layer 'data' (Data) has mean_value 1, 2, 3 in TEST and 7, 2, 3 in TRAIN"

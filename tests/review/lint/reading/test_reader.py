@@ -1,0 +1,84 @@
+"""Reading what lint is given: a byte-order mark, other dialects, label maps, an LMDB's first record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.errors import PrototxtError
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.records import find_datum
+from caffe_recipes.review.lint.reading.targets import lint
+from tests.review.conftest import LintSolvers, net_text, solver_text
+
+
+def test_a_byte_order_mark_is_an_error(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    path = tmp_path / "own" / "solver.prototxt"
+    path.write_text("\ufeff" + solver_text({}))
+    (found,) = lint([str(path)], Options())
+    assert (found.id, found.severity, found.where) == ("byte-order-mark", "error", f"{path}:1:1")
+
+
+def test_a_file_of_another_dialect_is_refused_and_read_when_that_is_asked_for(
+    lint_solvers: LintSolvers,
+) -> None:
+    other = {"rampup_interval": 5, "rampup_lr": 0.1}
+    with pytest.raises(PrototxtError, match="no field 'rampup_interval'"):
+        lint_solvers({"a": other})
+    found = lint_solvers({"a": {**other, "solver_mode": None}}, dialect="nvcaffe")
+    assert [one.id for one in found if "rampup" in one.what] == ["rates-not-judged"]
+    assert "dialect-field" in {one.id for one in lint_solvers({"a": other}, dialect="bvlc")}
+
+
+def test_labels_are_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "labelmap.prototxt"
+    path.write_text('item { name: "a" label: 0 }\nitem { name: "a" label: 1 }\nitem { name: "b" label: 0 }\n')
+    found = lint([str(path)], Options())
+    assert [one.id for one in found] == ["label-twice"] * 2
+    assert [one.where for one in found] == [f"{path}:2:8", f"{path}:3:18"]
+    path.write_text('item { name: "a" label: 0 }\nitem { name: "b" label: 1 }\n')
+    assert lint([str(path)], Options()) == []
+
+
+def test_the_first_record_of_an_lmdb_is_looked_at_where_it_is_there(tmp_path: Path) -> None:
+    assert find_datum("lmdb", tmp_path) is None
+    assert find_datum("a\0b", tmp_path) is None
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "data.mdb").write_bytes(b"no LMDB")
+    assert find_datum("damaged", tmp_path) is None
+    datum = pb.Datum(channels=1, height=2, width=2, data=b"abcd", label=3)
+    write_datums(tmp_path / "lmdb", [("0", datum)])
+    assert find_datum("lmdb", tmp_path) == datum
+
+
+@pytest.mark.parametrize("content", [b"", b"no LMDB"])
+def test_an_lmdb_that_cannot_be_read_is_a_warning(
+    lint_solvers: LintSolvers, tmp_path: Path, content: bytes
+) -> None:
+    assert lint_solvers({"a": {}}, caffe_root=tmp_path) == []
+    (tmp_path / "TRAIN_lmdb").mkdir()
+    (tmp_path / "TRAIN_lmdb" / "data.mdb").write_bytes(content)
+    (found,) = lint_solvers({"a": {}}, caffe_root=tmp_path)
+    assert (found.id, found.severity) == ("lmdb-unreadable", "warning")
+    assert found.what.startswith(f"{tmp_path}/TRAIN_lmdb is ")
+    assert ":" in found.where.removeprefix(str(tmp_path))
+
+
+def test_raw_datums_that_the_augmentation_scrambles_are_found(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    ratio = "random_aspect_ratio_param { min_area_ratio: 0.5 max_area_ratio: 1 aspect_ratio_change: 0.75 }"
+    (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TRAIN", "TEST", more=ratio))
+    assert lint_solvers({"a": {}}, caffe_root=tmp_path) == []
+    datum = pb.Datum(channels=3, height=40, width=40, data=bytes(4800), label=0)
+    write_datums(tmp_path / "TRAIN_lmdb", [("0", datum)])
+    found = {one.id: one for one in lint_solvers({"a": {}}, caffe_root=tmp_path)}
+    assert found["raw-datums-scrambled"].severity == "error"
+
+
+def test_a_file_over_max_bytes_is_refused(lint_solvers: LintSolvers) -> None:
+    with pytest.raises(PrototxtError, match="is over 20 bytes"):
+        lint_solvers({"a": {}}, max_bytes=20)

@@ -1,0 +1,181 @@
+"""Recipes: what lint finds in what they generate and state, and what they accept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.reading.reader import Options
+from caffe_recipes.review.lint.reading.targets import is_at_least, lint
+from tests.review.lint.conftest import LintRecipe
+
+
+def grave(found: list[Finding]) -> list[str]:
+    return [one.id for one in found if is_at_least(one, "warning")]
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
+    found = lint([name], Options())
+    assert grave(found) == []
+    accepted = {one.id for one in found if one.accepted}
+    assert {"warmup-end-jump", "join-jump", "zero-start-partly"} <= accepted
+    assert ("mlsl-on-openmp-cores" in accepted) == name.startswith("stampede2")
+
+
+def test_the_64_node_recipe_accepts_the_published_findings_and_no_other() -> None:
+    found = [one for one in lint(["stampede2-64n-72ep"], Options()) if one.severity != "note"]
+    assert [(one.id, one.phase) for one in found] == [
+        ("warmup-end-jump", "init"),
+        ("join-jump", "cyc1"),
+        ("warmup-end-jump", "cyc2"),
+        ("warmup-end-jump", "cyc3"),
+        ("join-jump", "cyc3"),
+        ("join-jump", "collapse"),
+        ("collapse-weight-decay", "collapse"),
+    ]
+    assert all(one.accepted for one in found)
+
+
+def test_without_its_acceptances_a_recipe_fails(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw.pop("accept"))
+    assert grave(found).count("join-jump") == 3
+    assert not any(one.accepted for one in found)
+
+
+def test_an_acceptance_of_one_phase_leaves_the_others(lint_recipe: LintRecipe) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["accept"] = [{"finding": "join-jump", "phase": "cyc3", "reason": "meant"}]
+
+    found = [one for one in lint_recipe("digits-local", change) if one.id == "join-jump"]
+    assert {one.phase: one.accepted for one in found} == {"cyc1": "", "cyc3": "meant", "collapse": ""}
+
+
+def test_an_acceptance_that_nothing_needs_is_a_warning_at_its_line(
+    lint_recipe: LintRecipe, tmp_path: Path
+) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["accept"] += [{"finding": "join-jump", "phase": "init", "reason": "meant"}]
+
+    (found,) = [one for one in lint_recipe("digits-local", change) if one.id == "unused-accept"]
+    assert found.severity == "warning"
+    assert "'join-jump' of phase 'init' is accepted, and not found" in found.what
+    path, line = found.where.split(":")
+    assert Path(path).read_text().splitlines()[int(line) - 1] == "- finding: join-jump"
+
+
+def test_a_title_is_held_against_the_phases(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("stampede2-64n-72ep", lambda raw: raw.update(title="ResNet-50 in 90 epochs"))
+    (title,) = [one for one in found if one.id == "title-epochs"]
+    assert title.where.endswith("changed.yaml:2")
+    assert title.values["epochs"] == pytest.approx(72.286, abs=1e-3)
+
+
+def test_the_way_to_the_last_model_makes_a_title_right(lint_recipe: LintRecipe) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["title"] = "ResNet-50 in 89.97 epochs"
+
+    assert "title-epochs" not in grave(lint_recipe("stampede2-448n-90ep", change))
+    whole = lint_recipe("stampede2-448n-90ep", lambda raw: raw.update(title="in 94.46 epochs"))
+    assert "title-epochs" not in grave(whole)
+    off = lint_recipe("stampede2-448n-90ep", lambda raw: raw.update(title="in 92 epochs"))
+    assert grave(off) == ["title-epochs"]
+
+
+def test_a_tmp_that_is_too_small_is_an_error(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("stampede2-64n-72ep", lambda raw: raw["cluster"].update(tmp_gb=43))
+    (small,) = [one for one in found if one.id == "tmp-too-small"]
+    assert small.severity == "error"
+    assert small.values["snapshots_gb"] == pytest.approx(5 * 2 * 0.102441076)
+    larger = lint_recipe("stampede2-64n-72ep", lambda raw: raw["cluster"].update(tmp_gb=43.1))
+    assert grave(larger) == []
+
+
+def test_cores_that_threads_leave_free_are_right(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe(
+        "stampede2-64n-72ep", lambda raw: raw["cluster"]["mlsl"].update(server_affinity=[44, 45, 46, 47])
+    )
+    assert grave(found) == ["unused-accept"]
+
+
+def test_a_last_net_without_test_is_found_where_nothing_evaluates(lint_recipe: LintRecipe) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw.pop("evaluation"))
+    assert grave(found) == ["last-net-without-test"]
+
+
+def test_a_solver_that_generate_refuses_is_refused(lint_recipe: LintRecipe) -> None:
+    with pytest.raises(RecipeError, match="the rate of lr_policy poly_cyc is nan"):
+        lint_recipe("digits-local", lambda raw: raw["phases"][1].update(lr_iter=100, power=0.5))
+
+
+def test_a_dialect_that_cannot_do_the_same_says_what_stands_in_the_way() -> None:
+    found = lint(["digits-local"], Options(dialect="bvlc"))
+    assert {"dialect-lr-policy", "dialect-field"} <= set(grave(found))
+
+
+def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
+    found = lint(["stampede2-64n-72ep"], Options(dialect="intel"))
+    assert grave(found) == []
+    ours = lint(["stampede2-64n-72ep"], Options())
+    assert [(one.id, one.phase) for one in found if one.accepted] == [
+        (one.id, one.phase) for one in ours if one.accepted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accept", "said", "write"),
+    [
+        ({"finding": "join-jmp"}, "'join-jmp' is accepted, and lint has no such rule", "finding: join-jump"),
+        ({"finding": "xyzzy"}, "'xyzzy' is accepted", "an id that `caffe-recipes lint --rules` lists"),
+        ({"finding": "join-jump", "phase": "cyc4"}, "in phase 'cyc4'", "phase: cyc"),
+    ],
+)
+def test_an_acceptance_of_what_there_is_not_is_an_error(
+    lint_recipe: LintRecipe, accept: dict[str, str], said: str, write: str
+) -> None:
+    found = lint_recipe("digits-local", lambda raw: raw["accept"].append({**accept, "reason": "meant"}))
+    (unknown,) = [one for one in found if one.id in ("accept-unknown", "unused-accept")]
+    assert (unknown.id, unknown.severity) == ("accept-unknown", "error")
+    assert said in unknown.what
+    assert unknown.write.startswith(write)
+
+
+def test_a_place_is_in_the_generated_file_where_that_is_as_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, text in generate(load_recipe("digits-local")).items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    jumps = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    assert jumps[0].startswith("prototxt/digits-local/solver_cyc1.prototxt:")
+    Path("prototxt/digits-local/solver_cyc1.prototxt").write_text("stale")
+    stale = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    assert stale[0].startswith("digits-local.yaml:")
+    assert stale[1:] == jumps[1:]
+
+
+def test_without_the_generated_files_a_place_is_the_recipe_s_own_line(
+    lint_recipe: LintRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"]["gamma"] = 0.5
+
+    found = lint_recipe("digits-local", change)
+    lines = Path("changed.yaml").read_text().splitlines()
+
+    def lines_of(rule: str, phase: str) -> list[str]:
+        places = [one.where for one in found if (one.id, one.phase) == (rule, phase)]
+        return [lines[int(where.rpartition(":")[2]) - 1].strip() for where in places]
+
+    assert lines_of("warmup-end-jump", "init") == ["warmup_iter: 112"]
+    assert lines_of("solver-field-unread", "cyc1") == ["gamma: 0.5"]
+    assert lines_of("zero-start-partly", "") == ["train_val:", "train_val_noaug:"]

@@ -1,0 +1,210 @@
+"""Pictures of schedules: what is in them, that they are the same anywhere, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.cli.plot import plot
+from caffe_recipes.errors import InputError
+from caffe_recipes.review.schedule.labels import Label, place_labels
+from caffe_recipes.review.schedule.plot import format_of, render_plot
+from caffe_recipes.review.schedule.schedules import Schedule, schedule_solvers
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
+FIXED = 'base_lr: 0.5 lr_policy: "fixed" max_iter: 50'
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(plot, [str(word) for word in words])
+
+
+Call = Callable[..., Result]
+
+
+def texts_in(svg: Path) -> list[str]:
+    """The texts of an SVG, which its letters' outlines stand below as comments."""
+    ElementTree.parse(svg)
+    return re.findall(r"<!-- (.*?) -->", svg.read_text())
+
+
+def fixed(**fields: object) -> Schedule:
+    solver = pb.SolverParameter(**{"lr_policy": "fixed", "base_lr": 1.0, "max_iter": 10} | fields)  # type: ignore[arg-type]
+    return schedule_solvers("a", [("x", solver)], None)
+
+
+def test_a_recipe_s_picture_names_its_phases_and_both_rates_of_each_jump(call: Call, tmp_path: Path) -> None:
+    assert call("stampede2-64n-72ep", "-o", "a.svg").output == "wrote a.svg\n"
+    texts = texts_in(tmp_path / "a.svg")
+    assert {"init", "cyc1", "cyc2", "cyc3", "collapse", "epochs", "learning rate", "weight decay"} <= set(
+        texts
+    )
+    for jump in ("1.599 → 1.467", "0.7635 → 0.5738", "0.5716 → 0.4296", "0.9334 → 1.02", "0.1028 → 0.19"):
+        assert jump in texts
+    assert "0.07696 → 0.143" in texts
+    assert {"0.00005", "0.0002"} <= set(texts)
+
+
+def test_several_recipes_have_lines_of_their_own_style_and_name(call: Call, tmp_path: Path) -> None:
+    call(*BOTH, "-o", "b.svg")
+    texts = texts_in(tmp_path / "b.svg")
+    assert all(texts.count(name) == 2 for name in BOTH)  # above the picture, and at the line
+    assert "0.24 → 0.254" in texts
+    assert "stroke-dasharray" in (tmp_path / "b.svg").read_text()
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_the_bytes_are_the_same_in_another_process_folder_and_year(kind: str, tmp_path: Path) -> None:
+    made = []
+    for name, seed in (("one", "1"), ("two", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\n" if name == "two" else "")
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed}
+        words = [sys.executable, "-c", PROGRAM, "plot", "digits-local", "-o", f"a.{kind}"]
+        subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
+        made.append((folder / f"a.{kind}").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_a_picture_names_neither_the_day_nor_the_program_s_version(call: Call, tmp_path: Path) -> None:
+    for kind in ("svg", "png", "pdf"):
+        call("digits-local", "-o", f"a.{kind}")
+        picture = (tmp_path / f"a.{kind}").read_bytes()
+        assert not re.search(rb"Matplotlib v?\d|CreationDate|dc:date|Software", picture)
+
+
+def test_a_picture_s_format_is_that_of_its_name(call: Call, tmp_path: Path) -> None:
+    starts = {"a.svg": b"<?xml", "a.PNG": b"\x89PNG", "a.pdf": b"%PDF"}
+    for name, start in starts.items():
+        assert call("digits-local", "-o", name).exit_code == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_solvers_are_drawn_in_a_row_over_iterations_or_epochs(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "solver_a.prototxt").write_text(FIXED)
+    (tmp_path / "solver_b.prototxt").write_text(FIXED.replace("0.5", "0.25"))
+    call("solver_a.prototxt", "solver_b.prototxt", "-o", "a.svg")
+    assert {"a", "b", "iterations", "0.5 → 0.25"} <= set(texts_in(tmp_path / "a.svg"))
+    epochs = ("--images", 100, "--ranks", 2, "--batch", 5)
+    call("solver_a.prototxt", "solver_b.prototxt", *epochs, "-o", "b.svg")
+    assert {"epochs", "0.5 → 0.25"} <= set(texts_in(tmp_path / "b.svg"))
+    call("solver_a.prototxt", "solver_b.prototxt", "--apart", "-o", "c.svg")
+    assert "0.5 → 0.25" not in texts_in(tmp_path / "c.svg")
+
+
+def test_a_dollar_in_a_name_is_no_formula(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "solver_$\\frac$.prototxt").write_text(FIXED)
+    assert call("solver_$\\frac$.prototxt", "-o", "a.svg").exit_code == 0
+
+
+def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_path: Path) -> None:
+    assert call(*BOTH, "--log", "-o", "a.svg").exit_code == 0
+    texts = texts_in(tmp_path / "a.svg")
+    assert {"0.001", "0.01", "0.1", "1"} <= set(texts)
+    assert "1e-08" not in texts
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("digits-local", "-o", "a.jpg"), "a.jpg: no picture's name; end it in .svg, .png or .pdf"),
+        (("digits-local", "-o", "a"), "a: no picture's name"),
+        (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
+        (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
+        (("none.prototxt", "-o", "a.svg"), "none.prototxt: there is no such file"),
+        (("digits-local", "zero.prototxt", "-o", "a.svg"), "a solver beside a recipe; give --images"),
+        (("zero.prototxt", "-o", "a.svg"), "no iteration has a rate above 0 to draw"),
+        (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
+    ],
+)
+def test_what_cannot_be_drawn_gets_one_line_and_no_file(
+    words: tuple[str, ...], said: str, call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "zero.prototxt").write_text('lr_policy: "fixed" max_iter: 5')
+    pair = f"params_pair {{ solver_params {{ {FIXED} }} }}\n"
+    (tmp_path / "many.prototxt").write_text(pair * 101)
+    done = call(*words)
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert {path.name for path in tmp_path.iterdir()} == {"zero.prototxt", "many.prototxt"}
+
+
+def test_epochs_need_a_batch_and_images(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "a.prototxt").write_text(FIXED)
+    done = call("a.prototxt", "--images", 100, "-o", "a.svg")
+    assert isinstance(done.exception, InputError)
+    assert "epochs need --batch (no net with a batch_size lies beside a.prototxt)" in str(done.exception)
+    assert "epochs need --images and --batch" in str(
+        call("a.prototxt", "--ranks", 2, "-o", "a.svg").exception
+    )
+    assert call("a.prototxt", "--images", 100, "--batch", 5, "-o", "a.svg").exit_code == 0
+
+
+def test_an_old_picture_stays_where_the_new_one_cannot_be_drawn(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text("old")
+    call("digits-lokal", "-o", "a.svg")
+    assert (tmp_path / "a.svg").read_text() == "old"
+    call("digits-local", "-o", "a.svg")
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+    program = f"import sys; sys.modules['matplotlib'] = None; {PROGRAM}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "plot", "digits-local", "-o", "a.svg"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "Error: plot needs matplotlib; pip install 'caffe-recipes[plot]'\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("decay", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_weight_decay_that_has_no_place_on_the_axis_leaves_the_rate_its_own(decay: float) -> None:
+    assert render_plot([fixed(weight_decay=decay)], "svg")
+
+
+def test_a_schedule_of_one_iteration_is_drawn() -> None:
+    assert render_plot([fixed(max_iter=1)], "svg")
+
+
+def test_a_file_s_format_is_told_by_its_ending() -> None:
+    assert format_of(Path("a.b/C.SVG")) == "svg"
+
+
+def test_labels_keep_off_one_another_and_inside() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+
+    figure = Figure(figsize=(4, 3))
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    labels = [Label(x, 0.98, f"label {index}", "black") for index, x in enumerate((0.01, 0.02, 0.97, 0.98))]
+    place_labels(axes, labels, [(x / 100, 0.5) for x in range(100)], canvas)
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    texts = [child for child in axes.get_children() if isinstance(child, Annotation) and child.get_text()]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    assert len(boxes) == 4
+    assert not any(boxes[i].overlaps(boxes[j]) for i in range(4) for j in range(i))
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and box.y1 <= axes.bbox.y1 for box in boxes)

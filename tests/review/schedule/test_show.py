@@ -1,0 +1,163 @@
+"""A recipe on a page: what `show` says of each phase, as text and as values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caffe_recipes.cli.recipes import show
+from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
+from caffe_recipes.review.schedule.show import render_recipe, summarize_phase
+
+DIGITS = shipped_recipes()["digits-local"].read_text("utf-8")
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(show, [str(word) for word in words])
+
+
+def rows_of(text: str, heading: str) -> list[list[str]]:
+    """The words of a table's rows, found by its first heading and another."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("phase") and heading in line)
+    end = lines.index("", first) if "" in lines[first:] else len(lines)
+    return [line.split() for line in lines[first + 1 : end]]
+
+
+def test_the_64_node_chain_has_the_published_rates() -> None:
+    rows = rows_of(render_recipe(load_recipe("stampede2-64n-72ep")), "warm-up ends")
+    init, cyc1, cyc2, cyc3, collapse, total = rows
+    assert " ".join(init[2:]) == "7,800 24.94 31,948,800 0.1 1.59904 1.46667 0.933419 5e-05 84.5"
+    assert " ".join(cyc1[2:]) == "3,750 11.99 15,360,000 1.02 0.255136 5e-05 40.6"
+    assert cyc2[5:9] == ["0.255", "0.763491", "0.573849", "0.10279"]
+    assert cyc3[5:9] == ["0.19", "0.571618", "0.429636", "0.0769582"]
+    assert " ".join(collapse[2:]) == "1,560 4.99 6,389,760 0.143 5.87648e-08 0.0002 16.9"
+    assert " ".join(total) == "all 22,610 72.29 92,610,560 244.9"
+
+
+def test_a_phase_that_branches_off_says_where_and_at_which_rate() -> None:
+    text = render_recipe(load_recipe("stampede2-448n-90ep"))
+    main, collapse = rows_of(text, "left at")
+    assert main[:3] == ["main", "fillers", "train_val"]
+    assert collapse[:6] == ["collapse", "main,", "iteration", "7,638", "0.24", "train_val_noaug"]
+    assert "89.97 epochs old at the end; all phases train 94.46" in text
+    assert rows_of(text, "snapshot")[:2] == [
+        ["main", "/tmp/resnet_50_448nodes_iter_7638.caffemodel", "collapse"],
+        ["main", "/tmp/resnet_50_448nodes_iter_8040.caffemodel"],
+    ]
+
+
+def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None:
+    text = render_recipe(load_recipe("stampede2-448n-90ep"))
+    assert "reported  after main: about 60 minutes, top-1 75.6 %, top-5 92.7 %\n" in text
+    assert "\n          about 65 minutes, top-1 76.1 %, top-5 93.2 %\n" in text
+    assert "448 nodes x 2 ranks x 16 images = 14,336 images an iteration" in text
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_page_is_no_wider_than_120_columns(name: str) -> None:
+    lines = render_recipe(load_recipe(name), 1234567).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_long_source_goes_on_below_itself() -> None:
+    words = " ".join(["word"] * 60)
+    recipe = parse_recipe(DIGITS.replace("source: derived", f"source: {words} derived"), "a.yaml", Path())
+    lines = render_recipe(recipe).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("source"))
+    assert lines[first + 1].startswith("          word")
+    assert max(map(len, lines)) <= 120
+
+
+def test_what_is_random_about_an_image_is_said_of_each_phase() -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    said = [summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")]
+    assert said == [
+        "random area 0.08 to 1, aspect 0.5625 to 1.778, mirror",
+        "random crop of 224 px, mirror",
+    ]
+    raw = yaml.safe_load(DIGITS)
+    raw["nets"]["train_val"].pop("random_aspect_ratio")
+    raw["data"].pop("crop_size")
+    raw["net"] = {"name": "mine", "classes": 10, "prototxt": "mine.prototxt"}
+    plain = parse_recipe(yaml.safe_dump(raw), "mine.yaml", Path())
+    assert summarize_phase(plain, plain.phases[0]).augmentation == "none"
+
+
+def test_a_speed_gives_minutes_where_none_is_reported() -> None:
+    assert "minutes" not in call("digits-local").output
+    text = call("digits-local", "--images-per-s", "2000").output
+    assert "estimated  0.9 minutes of training at 2,000 images/s" in text
+    assert rows_of(text, "policy")[-1][-1] == "0.9"
+    assert rows_of(text, "policy")[0][-1] == "0.3"
+
+
+def test_a_plateau_s_rates_are_not_made_up() -> None:
+    plateau = "lr_policy: plateau\n    gamma: 0.1\n    plateau_winsize: [5]"
+    text = DIGITS.replace("lr_policy: poly\n", f"{plateau}\n", 1)
+    recipe = parse_recipe(text, "a.yaml", Path())
+    assert summarize_phase(recipe, recipe.phases[-1]).rates is None
+    assert rows_of(render_recipe(recipe), "policy")[4][5:] == ["?", "?", "0.008"]
+
+
+def test_a_stop_and_iter_size_count_in_epochs_images_and_the_last_rate() -> None:
+    settings = "    max_iter: 560\n    stop_iter: 280\n    snapshot: 280\n    iter_size: 2\n"
+    recipe = parse_recipe(DIGITS.replace("    max_iter: 560\n", settings), "a.yaml", Path())
+    phase = summarize_phase(recipe, recipe.phases[0])
+    assert (phase.iterations, phase.images) == (280, 280 * 128)
+    assert phase.rates is not None
+    assert phase.rates.last == pytest.approx(0.1 * (1 - 279 / 1344), rel=1e-6)
+    assert [snapshot.iteration for snapshot in phase.snapshots] == [280]
+
+
+def test_accepted_findings_stand_there_with_their_reasons() -> None:
+    raw = yaml.safe_load(DIGITS)
+    raw["accept"] = [{"finding": "some-id", "phase": "collapse", "reason": "as published"}]
+    recipe = parse_recipe(yaml.safe_dump(raw), "a.yaml", Path())
+    assert "accepted  some-id (collapse): as published" in render_recipe(recipe)
+
+
+def test_json_is_a_list_of_the_same_values_unrounded() -> None:
+    first, second = json.loads(call("stampede2-448n-90ep", "digits-local", "--json").output)
+    assert (first["name"], second["name"]) == ("stampede2-448n-90ep", "digits-local")
+    collapse = first["phases"][1]
+    assert (collapse["starts_from"], collapse["starts_from_iter"]) == ("main", 7638)
+    assert collapse["rate_before"] == pytest.approx(0.24, rel=1e-6)
+    assert collapse["rates"]["warmup_end"] is None
+    assert first["phases"][0]["rates"]["warmup_end"] == pytest.approx(4.78946, rel=1e-6)
+    assert first["phases"][0]["snapshots"][0] == {
+        "path": "/tmp/resnet_50_448nodes_iter_7638.caffemodel",
+        "iteration": 7638,
+        "used_by": ["collapse"],
+    }
+    assert first["model_epochs"] == pytest.approx(8040 * 14336 / 1281167)
+    assert first["reported"]["minutes"] == 65
+    assert first["reported_by_phase"]["main"]["top1_percent"] == 75.6
+    assert second["minutes"] is None
+
+
+def test_several_recipes_follow_one_another() -> None:
+    text = call("digits-local", "stampede2-448n-90ep").output
+    assert text.startswith("The five phases on scikit-learn's digits")
+    assert "\n\n\nResNet-50 on ImageNet-1K in 90 epochs on 448 Stampede2 nodes\n" in text
+
+
+def test_one_unknown_name_of_several_shows_nothing() -> None:
+    done = call("digits-local", "digits-lokal")
+    assert "did you mean 'digits-local'?" in str(done.exception)
+    assert done.output == ""
+
+
+def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
+    text = call("stampede2-64n-72ep", "--dialect", "intel").output
+    init = rows_of(text, "policy")[0]
+    assert init[:6] == ["init", "poly", "7,800", "24.94", "31,948,800", "0.1"]
+    assert "/tmp/resnet_50_64nodes_init-intel_iter_7800.caffemodel" in text
+    refused = call("digits-local", "--dialect", "bvlc")
+    assert "no exact equivalent in BVLC's Caffe" in str(refused.exception)
+    assert refused.output == ""
