@@ -24,12 +24,14 @@ test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
 	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests
 
-## check: style, types, and that the committed files are what the recipes generate
+## check: style, types, that the committed files are what the recipes generate, and what lint says of them
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/caffe-recipes generate --check $(RECIPES)
+	$(BIN)/caffe-recipes fmt --check prototxt
+	$(BIN)/caffe-recipes lint $(RECIPES)
 
 ## proto: compile caffe.proto into the descriptor set and the type stub beside it
 proto: $(STAMP)
