@@ -89,6 +89,8 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
     >>> str(nothing_named("solver_a.pt"))
     'solver_a.pt: there is no such file; check the path'
     """
+    if os.path.islink(text):  # noqa: PTH114 - Path.is_symlink raises where a name is too long
+        return InputError(text, _broken_link(text), "mend the link")
     if _is_path(text):
         near = difflib.get_close_matches(Path(text).name, _names_beside(text), n=1, cutoff=0.8)
         return InputError(
@@ -111,6 +113,14 @@ def shipped_names() -> list[str]:
 
 def _is_path(text: str) -> bool:
     return ":" not in text and _FILE.search(text) is not None
+
+
+def _broken_link(text: str) -> str:
+    try:
+        os.stat(text)  # noqa: PTH116 - beside os.path
+    except OSError as error:
+        return f"cannot be read ({error.strerror}): it is a link to {os.readlink(text)}"  # noqa: PTH115
+    return "is a link, and cannot be read"
 
 
 def _names_beside(text: str) -> list[str]:

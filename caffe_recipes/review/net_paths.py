@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -29,6 +30,11 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a path with a NUL, or too long
         return False
+
+
+def real_path(path: str | Path) -> Path:
+    """Follow the links of a path, as far as they lead: `Path.resolve` raises RuntimeError where they loop."""
+    return Path(os.path.realpath(path))
 
 
 def _roots(home: Path, given: str) -> Iterator[Path]:

@@ -95,3 +95,15 @@ def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
 
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(naming).failed == 0
+
+
+@pytest.mark.parametrize("name", ["loop.prototxt", "loop"])
+def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> None:
+    (here / name).symlink_to(name)
+    said = str(nothing_named(name))
+    assert said == (
+        f"{name}: cannot be read (Too many levels of symbolic links): it is a link to {name}; mend the link"
+    )
+    (here / name).unlink()
+    (here / name).symlink_to("gone.prototxt")
+    assert "(No such file or directory): it is a link to gone.prototxt" in str(nothing_named(name))

@@ -19,6 +19,7 @@ from caffe_recipes.review.lint.chains.states import State, has_source, restrict_
 from caffe_recipes.review.lint.nets import check_net
 from caffe_recipes.review.lint.reading.records import check_records, find_datum
 from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.net_paths import real_path
 
 FOR_GPUS = ("bvlc", "nvcaffe")
 
@@ -54,7 +55,7 @@ class Reader:
 
     def read(self, path: Path) -> Document[Any]:
         """Read a prototxt file; PrototxtError if it cannot be read, or is not what Caffe reads."""
-        key = Path(path).resolve()
+        key = real_path(path)
         if key not in self.documents:
             try:
                 self.documents[key] = self._read(path)
@@ -78,7 +79,7 @@ class Reader:
     def check(self, net: Document[pb.NetParameter]) -> list[Finding]:
         """Find what is wrong with a net by itself, in the phases that solvers read it in, or in both."""
         options = self.options
-        phases = self.phases.get(Path(net.path).resolve(), ())
+        phases = self.phases.get(real_path(net.path), ())
         if len(phases) == 1:
             (phase,) = phases
             only = restrict_net(net.message, phase)

@@ -82,3 +82,13 @@ def test_raw_datums_that_the_augmentation_scrambles_are_found(
 def test_a_file_over_max_bytes_is_refused(lint_solvers: LintSolvers) -> None:
     with pytest.raises(PrototxtError, match="is over 20 bytes"):
         lint_solvers({"a": {}}, max_bytes=20)
+
+
+def test_a_link_that_leads_to_itself_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "solver.prototxt"
+    path.symlink_to(path.name)
+    with pytest.raises(PrototxtError, match=r"cannot be read \(Too many levels of symbolic links\)"):
+        lint([str(path)], Options())
+    (tmp_path / "net.prototxt").write_text(net_text("TRAIN", "TEST"))
+    (found,) = lint([str(tmp_path)], Options())
+    assert (found.id, found.where) == ("unreadable", str(path))
