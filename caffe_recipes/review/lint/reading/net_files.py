@@ -72,11 +72,12 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
         what = f"no file {given} under {caffe_root}"
         return NetPlace(beside_file, (finding("net-missing", where, what, effect, write, phase),))
     home = Path(solver.path).absolute().parent.name
-    findings = () if is_ours else tuple(_folder(given, home, where, field, phase))
-    if beside_file is None and not findings:
+    findings = () if is_ours else tuple(_folder(given, home, where, field, phase, beside_file))
+    if beside_file is None:
         what = f"{given} is neither here nor beside the solver"
         write = "--caffe-root DIR, or a copy of the net beside the solver"
-        findings = (finding("net-not-found", where, what, "its own rules are not looked at", write, phase),)
+        unread = finding("net-not-found", where, what, "its own rules are not looked at", write, phase)
+        findings = (*findings, unread)
     return NetPlace(beside_file, findings)
 
 
@@ -87,11 +88,15 @@ def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     return value[int(index.removesuffix("]"))] if index else value
 
 
-def _folder(given: str, home: str, where: str, field: str, phase: str) -> Iterator[Finding]:
+def _folder(
+    given: str, home: str, where: str, field: str, phase: str, beside_file: Path | None
+) -> Iterator[Finding]:
     path = PurePosixPath(given)
     folder = path.parent.name
     if folder and folder != ".." and folder != home:
         what = f"the net lies in {folder}, and the solver in {home}"
         effect = "Caffe stops with `File not found` if there is no such folder"
         write = f'{field}: "{path.parent.with_name(home) / path.name}"'
+        if beside_file is None:
+            write = f"{field}: the path of a net that is there; {home} has none of this name"
         yield finding("net-folder", where, what, effect, write, phase, folder=folder, own=home)

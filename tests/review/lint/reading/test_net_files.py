@@ -68,6 +68,13 @@ def test_the_folder_of_a_generated_solver_is_the_recipe_s_choice(
     assert lint_solvers({"a": {"net": '"models/x/train_val.prototxt"', "solver_mode": header}}) == []
 
 
+def test_another_folder_does_not_hide_that_the_net_is_nowhere(lint_solvers: LintSolvers) -> None:
+    folder, unread = lint_solvers({"a": {"net": '"models/o_wn/not_there.prototxt"'}})
+    assert (folder.id, unread.id) == ("net-folder", "net-not-found")
+    assert "models/own/not_there" not in folder.write
+    assert "models/o_wn/not_there.prototxt is neither here" in unread.what
+
+
 def test_a_net_that_is_nowhere_is_a_note(lint_solvers: LintSolvers) -> None:
     (found,) = lint_solvers({"a": {"net": '"own/not_there.prototxt"'}})
     assert (found.id, found.severity) == ("net-not-found", "note")
