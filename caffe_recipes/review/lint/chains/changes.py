@@ -11,7 +11,7 @@ from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chains.chain import Chain, Link, Net, plan_starts, train_sources
 from caffe_recipes.review.lint.chains.joins import is_collapse
 from caffe_recipes.review.lint.chains.states import State, select_sources, test_states
-from caffe_recipes.review.lint.nets.view import SOURCE_BLOCKS, number, show_names
+from caffe_recipes.review.lint.nets.view import SOURCE_BLOCKS, number, same_path, show_names
 from caffe_recipes.review.lint.rules import finding
 
 _MOST_DECAY_TIMES = 4
@@ -164,7 +164,7 @@ def _show(param: pb.TransformationParameter, field: str) -> str:
 def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_sources(train_sources(one)) for one in earlier]
     new, old = _sources(train_sources(link)), known[-1]
-    if new and old and new not in known:
+    if new and old and _same(new) not in map(_same, known):
         what = f"{link.name} trains on {', '.join(new)}, and {earlier[-1].name} on {', '.join(old)}"
         effect = "epochs, classes and their order may be others"
         write = "one source, unless it is meant"
@@ -183,15 +183,19 @@ def _tested(chain: Chain) -> Iterator[Finding]:
     for net in chain.tested:
         tests += [(net, one) for one in _sources(select_sources(net.message, State(pb.TEST)))]
     for link in chain.links:
-        trained = _sources(train_sources(link))
+        trained = _same(_sources(train_sources(link)))
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
-            if source in trained:
+            if same_path(source) in trained:
                 what = f"{link.name} trains on '{source}', on which {net.path} is tested"
                 effect = "the accuracy is of images that the net was trained on"
                 place = _data_place(link, "data_param.source")
                 yield finding("train-on-test", place, what, effect, "the training LMDB", link.name)
                 break
+
+
+def _same(sources: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(same_path, sources))
 
 
 def _sources(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:

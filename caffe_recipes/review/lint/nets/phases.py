@@ -8,7 +8,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.caffe.shaping.dims import Shape
 from caffe_recipes.review.findings import Severity
-from caffe_recipes.review.lint.nets.view import Draft, NetView, PhaseNet, is_loss, number, title
+from caffe_recipes.review.lint.nets.view import Draft, NetView, PhaseNet, is_loss, number, same_path, title
 
 RULES: dict[str, tuple[Severity, str]] = {
     "no-data": ("error", "no layer makes data, in either phase"),
@@ -153,7 +153,7 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
                     f"give both phases the same {field}",
                 )
         source = layer.data_param.source
-        if layer.type == "Data" and source and source == twin.data_param.source:
+        if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
             yield Draft(
                 "test-on-train",
                 index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,16 @@ LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
 _MOST_STAGES = 8
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
+
+
+def same_path(source: str) -> str:
+    """Give a path in the one way that all ways of writing it share; links are not followed.
+
+    >>> same_path("//data//./lmdb/"), same_path("lmdb/../lmdb"), same_path("")
+    ('/data/lmdb', 'lmdb', '')
+    """
+    path = posixpath.normpath(source) if source else ""
+    return path[1:] if path.startswith("//") else path
 
 
 class Draft(NamedTuple):

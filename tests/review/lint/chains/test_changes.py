@@ -136,6 +136,12 @@ def test_training_on_what_another_net_of_the_chain_is_tested_with(lint_nets: Lin
     assert {source.id, test.id} == {"train-source-changes", "train-on-test"}
 
 
+def test_a_source_is_the_same_however_its_path_is_written(lint_nets: LintSolvers) -> None:
+    assert lint_nets(('"TRAIN_lmdb"', '"./TRAIN_lmdb/"')) == []
+    found = lint_nets(('"TRAIN_lmdb"', '"x//../TEST_lmdb/"'))
+    assert "train-on-test" in {one.id for one in found}
+
+
 def test_batch_norms_keep_their_fraction_and_eps(lint_nets: LintSolvers) -> None:
     net = NET.replace('layer {\n  name: "ip"', NORM).replace(
         'bottom: "data" top: "ip"', 'bottom: "bn" top: "ip"'

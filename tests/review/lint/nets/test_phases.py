@@ -50,6 +50,12 @@ CASES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.parametrize("written", ["TRAIN/", ".//TRAIN", "x/../TRAIN"])
+def test_one_lmdb_is_found_however_its_path_is_written(check_text: CheckText, written: str) -> None:
+    found = check_text(RIGHT.replace('source: "TEST"', f'source: "{written}"'))
+    assert f"'{written}'" in found["test-on-train"].what
+
+
 @pytest.mark.parametrize(
     ("wrong", "phase"),
     [
