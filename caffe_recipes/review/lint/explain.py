@@ -95,7 +95,7 @@ _EXPLAINED = {
     "train-unshuffled": Explanation(
         "Records come in the order of the LMDB, and in the same one in every epoch: batches never "
         "change, and are of one class if the LMDB was built so.",
-        "shuffle: true where the Caffe has it; else build the LMDB in random order.",
+        "shuffle: true where the Caffe has it and TRAIN has one data layer; else build in random order.",
     ),
     "solver-field-unread": Explanation(
         "Each lr_policy, and each type, reads its own fields and ignores the others: a value was "

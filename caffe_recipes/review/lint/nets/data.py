@@ -15,6 +15,7 @@ RULES: dict[str, tuple[Severity, str]] = {
     "backend-not-lmdb": ("warning", "backend LEVELDB, written or by default, for what is named an LMDB"),
     "shuffle-not-lmdb": ("warning", "shuffle on a LEVELDB"),
     "train-unshuffled": ("note", "TRAIN reads its records in the order of the LMDB or list"),
+    "train-shuffles-differ": ("warning", "data layers of TRAIN of which one is shuffled and another is not"),
     "train-batches-differ": ("warning", "data layers of TRAIN that differ in batch_size"),
     "half-image-size": ("error", "new_height without new_width, or the other way round"),
 }
@@ -40,6 +41,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Draft]:
     """Check the data layers of a phase that is trained, in the words of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
+    yield from _shuffles(phase)
     sizes: dict[int, pb.LayerParameter] = {}
     for i, layer in enumerate(phase.layers):
         block = SOURCE_BLOCKS.get(layer.type)
@@ -121,6 +123,35 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Draft]:
         )
 
 
+def _shuffles(phase: PhaseNet) -> Iterator[Draft]:
+    """Find the first data layer that is shuffled where the first one is not, or the other way round."""
+    readers = _readers(phase)
+    for i in readers[1:]:
+        one, other = phase.layers[readers[0]], phase.layers[i]
+        if _is_shuffled(one) == _is_shuffled(other):
+            continue
+        shuffled, kept = (one, other) if _is_shuffled(one) else (other, one)
+        yield Draft(
+            "train-shuffles-differ",
+            phase.where(i),
+            SOURCE_BLOCKS[other.type],
+            f"{title(shuffled)} is shuffled in TRAIN, and {title(kept)} is not",
+            "if one holds the labels of the other's images, they are no longer together",
+            f"shuffle: false in {title(shuffled)}, and records that were shuffled together when built",
+        )
+        return
+
+
+def _readers(phase: PhaseNet) -> list[int]:
+    """Index the layers of a phase that read records in an order."""
+    types = SOURCE_BLOCKS.keys() - _SOURCELESS
+    return [i for i, layer in enumerate(phase.layers) if layer.type in types]
+
+
+def _is_shuffled(layer: pb.LayerParameter) -> bool:
+    return bool(getattr(getattr(layer, SOURCE_BLOCKS[layer.type]), "shuffle", False))
+
+
 def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Draft]:
     layer = phase.layers[i]
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
@@ -130,12 +161,18 @@ def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Draft
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
+    readers = _readers(phase)
+    if any(_is_shuffled(phase.layers[other]) for other in readers):
+        return  # the rule on shuffles that differ says more
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
+    write = "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built"
+    if len(readers) > 1:
+        write = "one random order for all data layers, when their records are built: shuffle separates them"
     yield Draft(
         "train-unshuffled",
         phase.where(i),
         block,
         f"{title(layer)} reads '{getattr(layer, block).source}' in its own order, in every epoch",
         "batches are the same in each epoch; of one class only, if the records were not shuffled when built",
-        "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built",
+        write,
     )

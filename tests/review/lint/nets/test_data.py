@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, str]] = {
     "backend-not-lmdb": (NET.replace("backend: LMDB shuffle: true", ""), NET),
     "shuffle-not-lmdb": (PLAIN.replace("backend: LMDB", "backend: LEVELDB"), PLAIN),
     "train-unshuffled": (NET.replace("shuffle: true", ""), NET),
+    "train-shuffles-differ": (PLAIN + LABELS.replace(" shuffle: true", ""), PLAIN + LABELS),
     "train-batches-differ": (PLAIN + LABELS.replace("size: 2", "size: 3"), PLAIN + LABELS),
     "half-image-size": (IMAGES.replace("new_width: 8", ""), IMAGES),
     "mean-twice": (NET.replace("mirror: true", 'mirror: true mean_file: "m"'), NET),
@@ -152,6 +153,34 @@ def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(c
     assert check_text(net)["train-unshuffled"].write == "shuffle: true"
     told = check_text(net, dialect="bvlc")["train-unshuffled"].write
     assert told == "convert_imageset --shuffle, when the LMDB is built"
+
+
+def test_one_of_several_data_layers_is_not_told_to_shuffle(check_text: CheckText) -> None:
+    net = (PLAIN + LABELS).replace(" shuffle: true", "")
+    found = check_text(net)
+    assert list(found) == ["train-unshuffled"]
+    assert "shuffle: true" not in found["train-unshuffled"].write
+    assert found["train-unshuffled"].write.startswith("one random order for all data layers")
+
+
+@pytest.mark.parametrize(
+    "net",
+    [PLAIN + LABELS.replace(" shuffle: true", ""), PLAIN.replace(" shuffle: true", "") + LABELS],
+)
+def test_data_layers_of_which_one_is_shuffled_are_one_warning(check_text: CheckText, net: str) -> None:
+    found = check_text(net)
+    assert list(found) == ["train-shuffles-differ"]
+    shuffled, kept = ("data", "more") if net.startswith(PLAIN) else ("more", "data")
+    what = found["train-shuffles-differ"].what
+    assert what.index(f"'{shuffled}'") < what.index("is shuffled in TRAIN") < what.index(f"'{kept}'")
+
+
+def test_a_shuffled_test_layer_is_no_matter_of_train(check_text: CheckText) -> None:
+    assert check_text(NET) == {}
+    hdf5 = 'hdf5_data_param { source: "b" batch_size: 2 } }\nlayer { name: "quiet"'
+    start, _, rest = LABELS.partition("data_param")
+    mixed = start.replace('"Data"', '"HDF5Data"') + hdf5 + rest.partition('layer { name: "quiet"')[2]
+    assert list(check_text(PLAIN + mixed)) == ["train-shuffles-differ"]
 
 
 def test_a_video_has_its_batch_in_datas_block_and_its_file_in_its_own(check_text: CheckText) -> None:
