@@ -145,11 +145,11 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 
 
 def _values(link: Link, field: str) -> str:
-    """Show a field of each layer's transform that makes training data; empty if none does."""
+    """Show a field of the transforms that make training data, equal values once; empty if none does."""
     shown = (
         _show(layer.transform_param, field) for layer in train_sources(link) if layer.type in SOURCE_BLOCKS
     )
-    return "; ".join(shown)
+    return "; ".join(dict.fromkeys(shown))
 
 
 def _show(param: pb.TransformationParameter, field: str) -> str:

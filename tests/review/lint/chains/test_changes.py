@@ -114,6 +114,17 @@ def test_other_training_data_are_found_at_their_field(
     assert "last.prototxt:" in found.where
 
 
+def test_equal_transforms_of_several_data_layers_are_one(lint_nets: LintSolvers) -> None:
+    """As where the layer for TEST is in TRAIN by mistake."""
+    net = NET.replace("crop_size: 28  }", "crop_size: 28 scale: 0.5 mean_value: 104 }")
+    assert net != NET
+    found = lint_nets(("phase: TEST", "phase: TRAIN"), net=net)
+    assert "transforms-change" not in {one.id for one in found}
+    found = lint_nets(("phase: TEST", "phase: TRAIN"), ("scale: 0.5", "scale: 0.25"), net=net)
+    (change,) = [one for one in found if one.id == "transforms-change"]
+    assert "scale is 0.25 in the training data of b, and 0.5 in that of a" in change.what
+
+
 def test_another_crop_is_a_note(lint_nets: LintSolvers) -> None:
     pooled = NET.replace(
         'layer {\n  name: "ip" type: "InnerProduct" bottom: "data"',
