@@ -15,11 +15,16 @@ from caffe_recipes.caffe.prototxt import read_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.lint.reading.own_script import parse_steps
 
-_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun"}
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun", "aprun"}
 _TRAINERS = {"caffe", "caffe-torch", "caffe.bin"}
 _STRAY = "\"'`;\\,()"
 _RANKS = {"-n", "-np", "--n", "--np", "-ntasks", "--ntasks"}
-_PER_NODE = {"-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node"}
+_PER_NODE = {
+    "-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node", "-npernode", "--npernode"
+}  # fmt: skip
+_ATTACHED = re.compile(r"(-n|-np|-N)(\d+)")
+# Where -N counts nodes; to aprun, and to Open MPI's mpirun, it is the ranks of each.
+_COUNT_NODES = {"srun", "#SBATCH"}
 _FLAGS = {"solver": "solver", "solvers": "solver"} | {name: name for name in ("weights", "snapshot", "model")}
 _VARIABLES = {"OMP_NUM_THREADS", "MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY"}
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -85,25 +90,23 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     settings: _Settings = {}
     commands: list[_Settings] = [{}]
     words = list(_words(text, path))
-    launches = False
+    launcher = ""
     for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
         if _starts_command(word, commands[-1]):
             commands.append({})
         program = word.rpartition("/")[2]
-        launches = program in _LAUNCHERS | {"#SBATCH"} or (launches and program not in _TRAINERS)
-        for name, value in _set_by(word, following):
-            # `head -n 1 hostfile` says nothing of ranks.
-            if name.startswith("ranks") and not launches:
-                continue
+        if program in _LAUNCHERS | {"#SBATCH"}:
+            launcher = program
+        elif program in _TRAINERS:
+            launcher = ""
+        for name, value in _set_by(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
-    ranks = commands[0].get("ranks", ("", ""))[0]  # Slurm's, above all commands
-    trainings = [training for command in commands for training in _training(command, ranks)]
+    trainings = [training for command in commands for training in _training(command, commands[0])]
     steps = parse_steps(text)
     if steps:
         launch: _Settings = next((command for command in commands if "solver" in command), {})
-        settings["ranks"] = launch.get("ranks", ("", ""))
-        count = _number(settings["ranks"][0])
+        count = _count_ranks(launch, {})
         trainings = [
             Training(step.solver, step.weights, f"{path}:{step.line}", "", count, step.stop_iter)
             for step in steps
@@ -133,26 +136,55 @@ def _starts_command(word: str, command: _Settings) -> bool:
     return name in _LAUNCHERS or (name in _TRAINERS and bool(command.keys() & {"solver", "model", "weights"}))
 
 
-def _set_by(word: str, following: str) -> Iterator[tuple[str, str]]:
+def _set_by(word: str, following: str, launcher: str) -> Iterator[tuple[str, str]]:
     """Yield what a word sets: a flag of Caffe's or the launcher's, or a variable."""
     flag, equals, value = word.partition("=")
+    attached = _ATTACHED.fullmatch(word)
+    if attached:  # srun -N16
+        flag, equals, value = attached[1], "=", attached[2]
     name = flag.lstrip("-")
     given = value if equals else following
-    if flag in _RANKS | _PER_NODE:
-        if given[:1].isdigit():
-            yield "ranks" if flag in _RANKS else "ranks_per_node", given
+    counted = _counted_by(flag, launcher)
+    if counted:
+        # What Slurm itself was asked for is as good as not given.
+        if "$" not in given and given[:1].isdigit() or "$" in given and "SLURM_" not in given:
+            yield counted, given
     elif flag.startswith("-") and name in _FLAGS:
         yield _FLAGS[name], given.strip(_STRAY)
     elif name in _VARIABLES and given[:1].isdigit():  # NAME=VALUE, or -genv NAME VALUE
         yield name, given
 
 
-def _training(command: _Settings, ranks: str) -> Iterator[Training]:
+def _counted_by(flag: str, launcher: str) -> str:
+    """Say what a launcher's flag counts; nothing for another's: `head -n 1 hostfile` says nothing of ranks."""
+    if not launcher:
+        return ""
+    if flag in ("-N", "-nodes", "--nodes"):
+        return "nodes" if flag != "-N" or launcher in _COUNT_NODES else "ranks_per_node"
+    return "ranks" if flag in _RANKS else "ranks_per_node" if flag in _PER_NODE else ""
+
+
+def _count_ranks(command: _Settings, job: _Settings) -> int | None:
+    """Count a command's ranks, by what it gives itself, then by the job's own; None if they cannot be told."""
+
+    def product(given: _Settings) -> int | None:
+        nodes, each = (_number(given.get(name, ("", ""))[0]) for name in ("nodes", "ranks_per_node"))
+        return nodes * each if nodes and each else None
+
+    for given in (command, job):
+        if "ranks" in given:
+            return _number(given["ranks"][0])
+        if count := product(given):
+            return count
+    return product({**job, **command})
+
+
+def _training(command: _Settings, job: _Settings) -> Iterator[Training]:
     solver, where = command.get("solver", ("", ""))
     if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver:
         weights, snapshot = (command.get(name, ("", ""))[0] for name in ("weights", "snapshot"))
         is_known = "$" not in weights and (weights or not snapshot)
-        given = _number(command.get("ranks", (ranks, ""))[0])
+        given = _count_ranks(command, job)
         yield Training(solver, weights if is_known else None, where, snapshot, given)
 
 
@@ -170,11 +202,11 @@ def _script(
 
     listed, where = settings.get("MLSL_SERVER_AFFINITY", ("", ""))
     cores = tuple(int(core) for core in re.findall(r"\d{1,6}", listed))
-    counts = {training.ranks for training in trainings} - {None}
+    counts = {training.ranks for training in trainings if training.ranks}
     return Script(
         tuple(trainings),
         tuple(tested),
-        given("ranks") if len(counts) <= 1 else None,
+        min(counts) if len(counts) == 1 else None if counts else given("ranks"),
         given("ranks_per_node"),
         given("OMP_NUM_THREADS"),
         cores,

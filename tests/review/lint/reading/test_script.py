@@ -136,3 +136,30 @@ def test_what_a_training_resumes_is_its_own() -> None:
         (None, "a_iter_5.solverstate"),
         ("c.caffemodel", "b_iter_5.solverstate.h5"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "per_node"),
+    [
+        ("srun -N 16 --ntasks-per-node=2 {caffe}", 32, 2),
+        ("srun --nodes=16 --ntasks-per-node 2 {caffe}", 32, 2),
+        ("srun -N16 -n64 {caffe}", 64, None),
+        ("#SBATCH -N 16\n#SBATCH --ntasks-per-node=2\nsrun {caffe}", 32, 2),
+        ("#SBATCH --nodes=16 --ntasks-per-node=2\nmpirun {caffe}", 32, 2),
+        ("#SBATCH --nodes 16\nsrun --ntasks-per-node 4 {caffe}", 64, 4),
+        ("#SBATCH -N 16 --ntasks-per-node=2\nmpirun -np $SLURM_NTASKS {caffe}", 32, 2),
+        ("#SBATCH -N 16 --ntasks-per-node=2\nmpirun -np $COUNT {caffe}", None, 2),
+        ("#SBATCH -N 16-32 --ntasks-per-node=2\nsrun {caffe}", None, 2),
+        ("aprun -n 32 -N 2 {caffe}", 32, 2),
+        ("aprun -N 2 {caffe}", None, 2),
+        ("mpiexec -n 32 -ppn 2 {caffe}", 32, 2),
+        ("mpiexec -ppn 2 -f hostfile {caffe}", None, 2),
+        ("srun -N 16 {caffe}", None, None),
+    ],
+)
+def test_ranks_are_nodes_by_tasks_where_they_are_not_given(
+    command: str, ranks: int | None, per_node: int | None
+) -> None:
+    script = parse_script(command.format(caffe="./build/tools/caffe train --solver=s.prototxt"))
+    assert (script.trainings[0].ranks, script.ranks_per_node) == (ranks, per_node)
+    assert script.ranks == ranks
