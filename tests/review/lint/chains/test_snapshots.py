@@ -89,6 +89,19 @@ def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
     assert said in found[0].write
 
 
+def test_what_a_phase_that_trains_nothing_does_not_write_is_not_told_too(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
+    weights = ["", "--snapshot=own_a_iter_1000.solverstate", "--weights=own_b_iter_2000.caffemodel"]
+    script = tmp_path / "run.sh"
+    rules = {}
+    for last, end in (("2000", weights[2]), ("1000", "--snapshot=own_b_iter_1000.solverstate")):
+        script.write_text("".join(map(COMMAND.format, "abc", [*weights[:2], end])))
+        found = lint_solvers({"a": FIRST, "b": {}, "c": {"max_iter": 3000}}, script=script)
+        rules[last] = {(one.id, one.phase) for one in found if one.severity == "error"}
+    assert rules == {"2000": {("resumed-at-end", "b")}, "1000": {("resumed-at-end", "b")}}
+
+
 def test_resumed_solvers_of_one_prefix_are_one_schedule(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     """As in BVLC's cifar10_full: three solvers, each a tenth of the rate, and a script that resumes."""
     common = {**FIRST, "snapshot_prefix": '"/tmp/full"', "momentum": 0.9, "snapshot_format": "HDF5"}
