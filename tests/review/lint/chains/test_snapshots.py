@@ -74,7 +74,8 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
     ("weights", "rule", "said"),
     [
         ("--snapshot=own_a_iter_901.solverstate", "snapshot-never-fires", "iteration 900"),
-        ("--snapshot=other_iter_300.solverstate", "snapshot-unknown", "own_a_iter_1000.solverstate"),
+        ("--snapshot=other_iter_300.solverstate", "snapshot-unknown", "=own_a_iter_1000.solverstate"),
+        ("--snapshot=x/other_iter_300.solverstate", "snapshot-unknown", "=x/own_a_iter_1000.solverstate"),
         ("--snapshot=own_a_iter_300.caffemodel", "snapshot-no-solverstate", "own_a_iter_300.solverstate"),
         ("--snapshot=own_a_iter_300.solverstate --weights=own_a_iter_300.caffemodel",
          "weights-and-snapshot", "--snapshot alone"),
@@ -163,7 +164,9 @@ def test_what_comes_after_the_last_snapshot_of_an_earlier_phase_is_lost(lint_sol
         ("--weights=owna_iter_1000.caffemodel", "weights-unknown", "--weights=own_a_iter_1000.caffemodel"),
         ("--weights=own_a_iter_300.prototxt", "weights-no-caffemodel",
          "--weights=own_a_iter_300.caffemodel"),
-        ("", "weights-missing", "--weights=own_a_iter_1000.caffemodel"),
+        ("--weights=x/y/owna_iter_9.caffemodel", "weights-unknown",
+         "--weights=x/y/own_a_iter_1000.caffemodel"),
+        ("", "weights-missing", "--weights=/tmp/own_a_iter_1000.caffemodel"),
     ],
 )  # fmt: skip
 def test_weights_that_no_phase_writes_are_found_at_their_command(
@@ -182,6 +185,12 @@ def test_weights_of_a_phase_further_back_are_found(lint_solvers: LintSolvers, tm
     (found,) = lint_solvers({"a": FIRST, "b": FIRST, "c": {}}, script=script)
     assert found.id == "weights-of-other-phase"
     assert "what b trains is not in the model" in found.effect
+    assert found.write == "--weights=own_b_iter_1000.caffemodel"
+    script.write_text(script.read_text().replace("=own_a", "=/scratch/run1/own_a"))
+    (found,) = lint_solvers({"a": FIRST, "b": FIRST, "c": {}}, script=script)
+    assert (found.id, found.write) == (
+        "weights-of-other-phase", "--weights=/scratch/run1/own_b_iter_1000.caffemodel"
+    )  # fmt: skip
 
 
 def test_a_pretrained_model_for_the_first_phase_is_right(lint_solvers: LintSolvers, tmp_path: Path) -> None:
