@@ -35,8 +35,8 @@ def upgrade(
     """
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0
-    for path in paths:
-        rewrite, changes = _plan(path, max_bytes)
+    # All are read first: what is said of one would look done where another cannot be read.
+    for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
         outdated += bool(changes)
         for change in changes or ("up to date",):
             click.echo(f"{click.format_filename(rewrite.path)}: {change}", err=True)

@@ -76,7 +76,8 @@ def test_one_bad_file_of_several_leaves_all_as_they_are(old: Path) -> None:
     done = call("-w", old, bad)
     assert isinstance(done.exception, PrototxtError)
     assert str(done.exception).startswith(f"{bad}:1:1: `layers` stands beside `layer`")
-    assert old.read_text() == OLD
+    assert (old.read_text(), done.stderr) == (OLD, "")
+    assert call("-w", old, old.parent / "nope").stderr == ""  # nothing that looks done
 
 
 @pytest.mark.parametrize(
