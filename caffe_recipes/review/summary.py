@@ -93,16 +93,19 @@ def read_net(given: str, options: Options) -> ReadNet:
     net = found.message
     if not net.layer:
         raise InputError(found.path, "has no layers", "give a net, a solver or a recipe")
+    is_idle = options.image is not None and not needs_image(net)
     if options.image is not None:
-        if not needs_image(net):
-            raise InputError(found.path, *_needs_no_image(net))
         net = with_image(net, options.image, options.batch or 1)
-    if options.batch is not None:
+    if options.batch is not None and not is_idle:
         net = with_batch(net, options.batch)
     level = found.state.level if options.level is None else options.level
     stages = options.stages or tuple(found.state.stage)
     phase = _default_phase(found, net, level, stages) if options.phase is None else options.phase
-    return ReadNet(found.path, net, phase, level, stages, options)
+    read = ReadNet(found.path, net, phase, level, stages, options)
+    if is_idle:
+        read.infer(phase)  # a bottom that no layer makes, say, goes before
+        raise InputError(found.path, *_needs_no_image(net))
+    return read
 
 
 def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:

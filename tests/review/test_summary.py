@@ -260,6 +260,12 @@ def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_pa
     assert headline(large) == headline(small)
 
 
+def test_a_bottom_that_no_layer_makes_is_told_before_an_input_that_changes_nothing(tmp_path: Path) -> None:
+    for batch in (None, 2):
+        with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it makes"):
+            summary_of(tmp_path, CONV, image=(3, 9, 9), batch=batch)
+
+
 def test_options_that_change_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="states the size of all its inputs; leave --input out"):
         summary_of(tmp_path, *lenet(), image=(1, 28, 28))
