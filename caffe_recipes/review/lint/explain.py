@@ -72,6 +72,16 @@ _EXPLAINED = {
         " to look under, and the folder's name differs from the solver's own, as after a rename.",
         "The right path, or --caffe-root DIR to have it looked for.",
     ),
+    "solver-untold": Explanation(
+        "Loops over plain words and calls of the script's functions are followed; another variable, or "
+        "the output of a command, is not. What such a command trains, and from which weights, is not "
+        "judged. Its ranks are.",
+        "The solver's path, or a loop over the phases' names.",
+    ),
+    "not-started": Explanation(
+        "The other solvers are judged as the chain that the script trains, this one alone.",
+        "The command that trains it; or lint without this file.",
+    ),
     "last-net-without-test": Explanation(
         "`caffe test` needs a data layer for TEST, which this net lacks: the model cannot be tested with it.",
         "A data layer with include { phase: TEST }, or --script with the command that tests another net.",

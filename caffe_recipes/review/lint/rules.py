@@ -103,6 +103,13 @@ RULES: Mapping[str, Rule] = {
     "net-not-found": Rule("note", "a net that is not there to be looked at"),
     "lmdb-unreadable": Rule("warning", "an LMDB that is here, and is empty or damaged"),
     "net-not-named": Rule("error", "a solver that names no net"),
+    "solver-untold": Rule("note", "a command of a script whose solver takes a shell to tell"),
+    "not-started": Rule("warning", "a solver that no command of the script given with it trains"),
+    "test-without-weights": Rule("error", "a `caffe test` without --weights: Caffe stops"),
+    "test-weights-unknown": Rule("warning", "a `caffe test` of weights that no phase writes"),
+    "test-weights-not-final": Rule(
+        "warning", "a `caffe test` of other weights than the last phase's, and none of those"
+    ),
     "solver-path": Rule("warning", "a command that gives --solver another folder than the file's"),
     "no-train-net": Rule("error", "a net without a data layer for TRAIN"),
     "no-test-net": Rule(

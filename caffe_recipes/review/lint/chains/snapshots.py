@@ -79,7 +79,7 @@ def _weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Find
         what = f"{link.name} starts without --weights"
         effect = "it starts from the net's fillers, and the phases before it were for nothing"
         folder = _folder(earlier[-1].solver.message.snapshot_prefix)
-        write = f"--weights={folder}{_final_name(earlier[-1])}"
+        write = f"--weights={folder}{final_name(earlier[-1])}"
         yield finding("weights-missing", where, what, effect, write, link.name)
         return
     if not weights.endswith(_MODELS):
@@ -95,7 +95,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
     index, folder = find_writer(earlier, weights), _folder(weights)
     if index is None or iteration is None or not _is_written_so(earlier[index], weights):
-        names = [_final_name(other) for other in earlier]
+        names = [final_name(other) for other in earlier]
         alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
         what = f"{link.name} starts from {weights}, which no phase before it writes"
         effect = "Caffe stops with `File not found`, or trains on from what another run left there"
@@ -108,7 +108,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
         writer = earlier[index].name
         what = f"{link.name} starts from {writer}, and {earlier[-1].name} lies between them"
         effect = f"what {earlier[-1].name} trains is not in the model"
-        write = f"--weights={folder}{_final_name(earlier[-1])}"
+        write = f"--weights={folder}{final_name(earlier[-1])}"
         yield finding("weights-of-other-phase", where, what, effect, write, link.name)
 
 
@@ -141,7 +141,7 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
         if len(links) > 1:
             what = f"{link.name} resumes {state}, which no phase up to it writes"
             effect = "Caffe stops with `File not found`, or trains on from what another run left there"
-            write = f"--snapshot={_folder(state)}{_final_name(links[-2], 'solverstate')}"
+            write = f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}"
             yield finding("snapshot-unknown", where, what, effect, write, link.name)
     # Caffe snapshots its own phase at any iteration when it is stopped.
     elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
@@ -186,7 +186,8 @@ def _folder(path: str) -> str:
     return path[: path.rfind("/") + 1]
 
 
-def _final_name(link: Link, kind: str = "caffemodel") -> str:
+def final_name(link: Link, kind: str = "caffemodel") -> str:
+    """Name the last snapshot that a phase writes, without its folders."""
     fired = fired_snapshots(link)
     end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
     return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"

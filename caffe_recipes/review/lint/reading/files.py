@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -16,7 +15,9 @@ from caffe_recipes.review.lint.chains.chain import Chain, Link, Net, Setting, So
 from caffe_recipes.review.lint.chains.check import check_chain
 from caffe_recipes.review.lint.chains.machine import check_cores
 from caffe_recipes.review.lint.chains.other_rates import drop_rates
+from caffe_recipes.review.lint.chains.stops import stop_phases
 from caffe_recipes.review.lint.nets.old import upgrade_old
+from caffe_recipes.review.lint.reading.commands import check_evaluations, check_started, name_of
 from caffe_recipes.review.lint.reading.net_files import NetPlace, find_net, inline_net, net_field, part_of
 from caffe_recipes.review.lint.reading.reader import FOR_GPUS, Reader, check_labels
 from caffe_recipes.review.lint.reading.script import Script, Training
@@ -34,7 +35,11 @@ def lint_files(reader: Reader, paths: Iterable[Path], script: Script) -> Iterato
         for solver in solvers:
             yield from lint_chain(reader, [solver], script, is_whole=False)
     else:
-        yield from lint_chain(reader, solvers, script)
+        started, idle = split_started(solvers, script)
+        yield from lint_chain(reader, started or solvers, script)
+        yield from check_started(idle)
+        for solver in idle if started else ():
+            yield from lint_chain(reader, [solver], script, is_whole=False)
     for document in documents:
         yield from lint_single(reader, document)
 
@@ -70,10 +75,19 @@ def lint_chain(
     tested = tuple(map(upgraded, _tested(reader, links, script)))
     chain = Chain(tuple(map(_modern, links)), _setting(reader, script), is_whole, tested)
     yield from drop_rates(check_chain(chain), reader.other_rates)
+    yield from check_evaluations(
+        stop_phases(chain).links, script, is_all=is_whole and _is_all(documents, script)
+    )
     for net in _nets_of(links):
         yield from reader.check(net)
     if script.mlsl_where:
         yield from check_cores(chain.setting, script.mlsl_where)
+
+
+def _is_all(documents: Sequence[Document[Any]], script: Script) -> bool:
+    """Whether each command of the script trains one of these solvers."""
+    trained = [find_training(script, document.path) for document in documents]
+    return not script.untold and all(training in trained for training in script.trainings)
 
 
 def _modern(link: Link) -> Link:
@@ -93,16 +107,6 @@ def upgraded(net: Net) -> Net:
     return upgrade_old(net)[0] if net.message.layers else net
 
 
-def name_of(path: str | Path) -> str:
-    """Name a phase by its solver's file.
-
-    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
-    ('cyc1', 'solver', 'lenet_adam')
-    """
-    stem = PurePosixPath(path).stem
-    return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
-
-
 def find_training(script: Script, path: str) -> Training | None:
     """Find the first command whose solver is the file: of the same name, with the most folders in common."""
     parts = Path(path).absolute().parts[::-1]
@@ -113,6 +117,19 @@ def find_training(script: Script, path: str) -> Training | None:
         return [*same, False].index(False)
 
     return max((training for training in script.trainings if common(training)), key=common, default=None)
+
+
+def split_started(
+    solvers: Sequence[Document[Any]], script: Script
+) -> tuple[list[Document[Any]], list[Document[Any]]]:
+    """Split solvers into those that a script trains, and those that it does not.
+
+    All are of the first where the script trains nothing, or something that cannot be told.
+    """
+    if not script.trainings or script.untold:
+        return list(solvers), []
+    started = [solver for solver in solvers if find_training(script, solver.path)]
+    return started, [solver for solver in solvers if solver not in started]
 
 
 def _solvers_in(document: Document[Any]) -> Iterator[tuple[str, Solver]]:

@@ -12,7 +12,14 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import Document
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.files import find_training, is_solver, lint_chain, lint_single, name_of
+from caffe_recipes.review.lint.reading.commands import check_commands, check_started, name_of
+from caffe_recipes.review.lint.reading.files import (
+    find_training,
+    is_solver,
+    lint_chain,
+    lint_single,
+    split_started,
+)
 from caffe_recipes.review.lint.reading.reader import Reader
 from caffe_recipes.review.lint.reading.script import Script, parse_script
 from caffe_recipes.review.lint.rules import finding
@@ -45,24 +52,31 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
     for home, paths in groups.items():
         documents = [document for path in paths if (document := reader.read_leniently(path))]
         solvers = [document for document in documents if is_solver(document)]
-        text = script if script.trainings else _own_script(home, solvers)
-        ordered, why = order_solvers(solvers, text)
+        text = script if script != Script() else _own_script(home, solvers)
+        yield from check_commands(text)
+        started, idle = split_started(solvers, script)
+        # Another folder's solvers are none that the script forgets.
+        if (started or len(groups) == 1) and not reader.options.is_alone:
+            yield from check_started(idle)
+        ordered, why = order_solvers(started or solvers, text)
         alone = [solver for solver in solvers if solver not in ordered]
+        waiting = [solver for solver in alone if solver not in idle]
         if len(ordered) > 1 and not reader.options.is_alone:
             if text is not script:
                 yield _say_order(home, ordered, why)
             yield from lint_chain(reader, ordered, text)
         else:
             alone = solvers
-        if len(alone) > 1 and not reader.options.is_alone:
-            names = ", ".join(Path(solver.path).name for solver in alone)
+            waiting = started or solvers
+        if len(waiting) > 1 and not reader.options.is_alone:
+            names = ", ".join(Path(solver.path).name for solver in waiting)
             what = f"the order of {names} cannot be told: each was looked at alone"
             write = "give the solvers in their order, or --script FILE"
             yield finding(
                 "order-unknown", str(home), what, "what happens between them was not looked at", write
             )
         for solver in alone:
-            yield from lint_chain(reader, [solver], text, is_whole=len(solvers) == 1)
+            yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, started))
         for document in documents:
             yield from lint_single(reader, document)
 
@@ -76,10 +90,12 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
     for training in script.trainings:
         started = [solver for solver in solvers if find_training(script, solver.path) is training]
         by_command += [solver for solver in started if solver not in by_command]
-    if len(by_command) > 1:
+    if len(by_command) > 1 and not script.untold:
         return by_command, "by the commands of a script"
     ranks = [name_rank(name_of(solver.path)) for solver in solvers]
     is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
+    if (None in ranks or len(set(ranks)) < len(ranks) or not is_plain) and len(by_command) > 1:
+        return by_command, "by the commands of a script"
     if None in ranks or len(set(ranks)) < len(ranks) or not is_plain:
         return [], ""
     pairs = sorted(zip(ranks, range(len(ranks)), strict=True), key=lambda pair: (pair[0] or 0, pair[1]))

@@ -7,13 +7,14 @@ commands does not hide one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import read_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.lint.reading.own_script import parse_steps
+from caffe_recipes.review.lint.reading.own_script import parse_model, parse_steps
+from caffe_recipes.review.lint.reading.shell import Line, expand_lines, read_lines
 
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun", "aprun"}
 _TRAINERS = {"caffe", "caffe-torch", "caffe.bin"}
@@ -47,6 +48,24 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Untold:
+    """One `caffe train` whose solver takes a shell to tell: what it gives as such."""
+
+    solver: str
+    where: str
+    ranks: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One `caffe test`: its net, and its weights; empty if it gives none, None if they cannot be told."""
+
+    model: str
+    weights: str | None
+    where: str
+
+
+@dataclass(frozen=True)
 class Script:
     """What the commands of a text give; None and empty where they do not.
 
@@ -61,6 +80,8 @@ class Script:
     mlsl_cores: tuple[int, ...] = ()
     mlsl_where: str = ""
     is_ours: bool = False
+    untold: tuple[Untold, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 # What a command, or the whole text, sets: a name's value, and the `file:line` of it.
@@ -89,7 +110,8 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
     """
     settings: _Settings = {}
     commands: list[_Settings] = [{}]
-    words = list(_words(text, path))
+    steps = parse_steps(text)
+    words = list(_words(read_lines(text) if steps else expand_lines(text), path))
     launcher = ""
     for (word, where), (following, _) in zip(words, [*words[1:], ("", "")], strict=False):
         if _starts_command(word, commands[-1]):
@@ -99,11 +121,14 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
             launcher = program
         elif program in _TRAINERS:
             launcher = ""
+            if following == "test":
+                commands[-1].setdefault("test", (following, where))
         for name, value in _set_by(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
     trainings = [training for command in commands for training in _training(command, commands[0])]
-    steps = parse_steps(text)
+    untold = [one for command in commands for one in _untold(command, commands[0])]
+    evaluations = [one for command in commands for one in _evaluation(command)]
     if steps:
         launch: _Settings = next((command for command in commands if "solver" in command), {})
         count = _count_ranks(launch, {})
@@ -111,16 +136,19 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
             Training(step.solver, step.weights, f"{path}:{step.line}", "", count, step.stop_iter)
             for step in steps
         ]
+        untold = []
+        model = parse_model(text)
+        evaluations = [Evaluation(one.model, model[0], f"{path}:{model[1]}") for one in evaluations if model]
     tested = [model for command in commands for model in _tested(command)]
-    return _script(settings, trainings, tested, is_ours=bool(steps))
+    script = _script(settings, trainings, untold, tested)
+    return replace(script, is_ours=bool(steps), evaluations=tuple(evaluations))
 
 
-def _words(text: str, path: str | Path) -> Iterator[tuple[str, str]]:
+def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield each word, without quotes and with the variables that the text sets, and its `file:line`."""
     known: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        code = re.sub(r"(^|\s)#.*", "", line) if not line.lstrip().startswith("#SBATCH") else line
-        for part in code.split():
+    for line, number in lines:
+        for part in line.split():
             word = part.strip(_STRAY).replace('"', "").replace("'", "")
             word = _VARIABLE.sub(lambda match: known.get(match[1], match[0]), word)
             assigned = _ASSIGNMENT.fullmatch(word)
@@ -147,7 +175,7 @@ def _set_by(word: str, following: str, launcher: str) -> Iterator[tuple[str, str
     counted = _counted_by(flag, launcher)
     if counted:
         # What Slurm itself was asked for is as good as not given.
-        if "$" not in given and given[:1].isdigit() or "$" in given and "SLURM_" not in given:
+        if given[:1].isdigit() or ("$" in given and "SLURM_" not in given):
             yield counted, given
     elif flag.startswith("-") and name in _FLAGS:
         yield _FLAGS[name], given.strip(_STRAY)
@@ -156,7 +184,7 @@ def _set_by(word: str, following: str, launcher: str) -> Iterator[tuple[str, str
 
 
 def _counted_by(flag: str, launcher: str) -> str:
-    """Say what a launcher's flag counts; nothing for another's: `head -n 1 hostfile` says nothing of ranks."""
+    """Say what a launcher's flag counts; nothing for another's: `head -n 1 hostfile` has no ranks."""
     if not launcher:
         return ""
     if flag in ("-N", "-nodes", "--nodes"):
@@ -165,7 +193,7 @@ def _counted_by(flag: str, launcher: str) -> str:
 
 
 def _count_ranks(command: _Settings, job: _Settings) -> int | None:
-    """Count a command's ranks, by what it gives itself, then by the job's own; None if they cannot be told."""
+    """Count a command's ranks by what it gives itself, then by the job's own; None if not known."""
 
     def product(given: _Settings) -> int | None:
         nodes, each = (_number(given.get(name, ("", ""))[0]) for name in ("nodes", "ranks_per_node"))
@@ -188,21 +216,36 @@ def _training(command: _Settings, job: _Settings) -> Iterator[Training]:
         yield Training(solver, weights if is_known else None, where, snapshot, given)
 
 
+def _untold(command: _Settings, job: _Settings) -> Iterator[Untold]:
+    solver, where = command.get("solver", ("", ""))
+    if "$" in solver:
+        yield Untold(solver, where, _count_ranks(command, job))
+
+
 def _tested(command: _Settings) -> Iterator[str]:
     model = command.get("model", ("", ""))[0]
     if "solver" not in command and model and "$" not in model:
         yield model
 
 
+def _evaluation(command: _Settings) -> Iterator[Evaluation]:
+    if "test" in command and "model" in command and "solver" not in command:
+        weights, where = command.get("weights", ("", command["model"][1]))
+        yield Evaluation(command["model"][0], None if re.search(r"[$,]", weights) else weights, where)
+
+
 def _script(
-    settings: _Settings, trainings: Sequence[Training], tested: Sequence[str], *, is_ours: bool
+    settings: _Settings,
+    trainings: Sequence[Training],
+    untold: Sequence[Untold],
+    tested: Sequence[str],
 ) -> Script:
     def given(name: str) -> int | None:
         return _number(settings.get(name, ("", ""))[0])
 
     listed, where = settings.get("MLSL_SERVER_AFFINITY", ("", ""))
     cores = tuple(int(core) for core in re.findall(r"\d{1,6}", listed))
-    counts = {training.ranks for training in trainings if training.ranks}
+    counts = {one.ranks for one in trainings if one.ranks} | {one.ranks for one in untold if one.ranks}
     return Script(
         tuple(trainings),
         tuple(tested),
@@ -211,7 +254,7 @@ def _script(
         given("OMP_NUM_THREADS"),
         cores,
         where if cores else "",
-        is_ours,
+        untold=tuple(untold),
     )
 
 

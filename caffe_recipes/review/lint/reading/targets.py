@@ -11,6 +11,7 @@ from pathlib import Path
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.findings import SEVERITIES, Finding
 from caffe_recipes.review.lint.chains.check import sort_findings, split_place
+from caffe_recipes.review.lint.reading.commands import check_commands
 from caffe_recipes.review.lint.reading.files import lint_files
 from caffe_recipes.review.lint.reading.folder import lint_folder
 from caffe_recipes.review.lint.reading.reader import Options, Reader
@@ -80,7 +81,7 @@ def explain_rule(name: str) -> Mapping[str, Rule]:
 def _lint_paths(paths: Sequence[Path], options: Options) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
     reader = Reader(options)
-    found: list[Finding] = []
+    found: list[Finding] = [*check_commands(script)]
     for folder in (path for path in paths if path.is_dir()):
         found += lint_folder(reader, folder, script)
     found += lint_files(reader, [path for path in paths if not path.is_dir()], script)

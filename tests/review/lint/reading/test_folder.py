@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.files import name_of
+from caffe_recipes.review.lint.reading.commands import name_of
 from caffe_recipes.review.lint.reading.folder import name_rank
 from caffe_recipes.review.lint.reading.reader import Options
 from caffe_recipes.review.lint.reading.targets import lint

@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.reading.script import Script, load_script, parse_script
+from caffe_recipes.review.lint.reading.script import Script, Untold, load_script, parse_script
 
 # As in a README: a line break without its backslash, a stray quote behind the last command, quoted values.
 README = """# Training
@@ -71,7 +71,8 @@ def test_what_only_looks_like_an_option_changes_nothing() -> None:
 
 
 def test_solvers_in_comments_and_of_unset_variables_are_not_started() -> None:
-    assert parse_script('# caffe train --solver=old.prototxt\ncaffe train --solver="$1"\n') == Script()
+    script = parse_script('# caffe train --solver=old.prototxt\ncaffe train --solver="$1"\n')
+    assert script == Script(untold=(Untold("$1", "<script>:2"),))
 
 
 def test_the_variables_of_a_script_are_put_in() -> None:
