@@ -17,9 +17,12 @@ from caffe_recipes.chain.journal import RunState
 from caffe_recipes.chain.plan import Plan, launch_argv
 from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
 from caffe_recipes.chain.snapshots import verify_kept, verify_weights
-from caffe_recipes.chain.units import describe_bytes, describe_names
+from caffe_recipes.chain.staging import find_chain_means, refusal
+from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
-from caffe_recipes.cluster.staging.plain import find_unstaged, on_all
+from caffe_recipes.cluster.parallel import on_all
+from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
+from caffe_recipes.cluster.staging.stage import StagingMeans, plan_from, survey
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, DataError, InputError
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.generate.tree import find_differences
@@ -149,12 +152,17 @@ def _check_builder(setting: Setting, path: Path) -> str:
     return f"{setting.show(path)}: will be built"
 
 
-def _check_room(setting: Setting, source: Path) -> str:
-    lmdb, size = setting.path(setting.recipe.data.train.lmdb), (source / "data.mdb").stat().st_size
-    bare = find_unstaged(setting.lmdb_hosts, size, lmdb)
-    for host, room in zip(bare, on_all(bare, lambda host: free_bytes(host, lmdb)), strict=True):
-        _need(host, lmdb, size, room)
-    return f"to be staged on {len(bare)} of {len(setting.lmdb_hosts)} hosts" if bare else "staged"
+def _check_room(setting: Setting, folder: Path) -> str:
+    lmdb, source = setting.path(setting.recipe.data.train.lmdb), find_source(folder)
+    states, manifest = survey(setting.lmdb_hosts, lmdb, source, cache_folder())
+    plan = plan_from(states, lmdb, source, manifest, StagingMeans(chain=find_chain_means()))
+    if plan.refused:
+        raise refusal(plan.refused, lmdb, len(states))
+    chosen = next((option for option in plan.options if option.how == plan.how), None)
+    if chosen is None:
+        return "staged"
+    takes = f", some {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
+    return f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
 
 
 def _check_test_lmdb(setting: Setting, plan: Plan, state: RunState) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 
 from caffe_recipes.chain.phase import Run
+from caffe_recipes.chain.staging import find_chain_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_names
-from caffe_recipes.cluster.staging.plain import find_unstaged, on_all, stage_lmdb
+from caffe_recipes.cluster.staging.stage import StagingMeans, stage
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.generate.tree import write_files
 
@@ -49,11 +50,17 @@ def _stage(run: Run) -> None:
     setting, source = run.setting, run.setting.lmdb_source
     if source is None or not (source / "data.mdb").exists():
         return
-    lmdb, size = setting.path(setting.recipe.data.train.lmdb), (source / "data.mdb").stat().st_size
-    bare = find_unstaged(setting.lmdb_hosts, size, lmdb)
-    if bare:
-        names = [host.name for host in bare]
+    hosts, lmdb = setting.lmdb_hosts, setting.path(setting.recipe.data.train.lmdb)
+    size = (source / "data.mdb").stat().st_size
+    # What this machine does for itself alone needs no plan to be argued with.
+    tells = len(hosts) > 1 or not hosts[0].is_local
+    means = StagingMeans(chain=find_chain_means())
+    placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
+    sent = [each.host for each in placed if each.outcome == "sent"]
+    if sent:
         what = f"{setting.show(source)} ({describe_bytes(size)}) to {setting.show(lmdb)}"
-        run.reporter.say(f"staging {what} on {describe_names(names)}")
-        on_all(bare, lambda host: stage_lmdb(host, source, lmdb))
-        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=names)
+        run.reporter.say(f"staged {what} on {describe_names(sent)}")
+        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=sent)
+    failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
+    if failed:
+        raise refusal(failed, lmdb, len(hosts))

@@ -69,6 +69,18 @@ def find_chain_means() -> ChainMeans | None:
     return ChainMeans(hydra_launcher({}), {"PATH": path})
 
 
+def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
+    """Return the error of hosts that cannot be staged, each with why; it names the first.
+
+    >>> str(refusal([("a", "holds another LMDB"), ("c", "is down")], "/tmp/lmdb", 4))
+    'a:/tmp/lmdb: holds another LMDB (and 1 more of 4 hosts failed); move it away, or mend the host'
+    """
+    host, reason = failed[0]
+    others = f" (and {len(failed) - 1} more of {hosts} hosts failed)" if len(failed) > 1 else ""
+    hint = "make room" if reason.startswith("no room") else "move it away, or mend the host"
+    return ClusterError(f"{host}:{lmdb}", f"{reason}{others}", hint)
+
+
 def _with_hosts(
     options: StageOptions, connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
 ) -> T:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
@@ -67,6 +67,15 @@ def ask_all(
 def connect_all(hosts: Sequence[Host], timeout_s: float = CONNECT_ALL_S) -> tuple[Answer[None], ...]:
     """Reach all hosts at once; one answer for each, in their order."""
     return ask_all(hosts, lambda host: host.connect(), timeout_s)
+
+
+def on_all(hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = CONNECT_ALL_S) -> list[T]:
+    """Call `act` on all hosts at once; results in their order, or the first host's error is raised."""
+    answers = ask_all(hosts, act, timeout_s)
+    error = first_error(answers)
+    if error is not None:
+        raise error
+    return [cast("T", answer.value) for answer in answers]
 
 
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:

@@ -22,6 +22,7 @@ from caffe_recipes.chain.journal import RunState, load_journal
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import Options
+from caffe_recipes.cluster.hosts import Host, open_host
 from caffe_recipes.recipe.source import load_recipe
 
 RECIPE = """\
@@ -70,6 +71,7 @@ class Place:
 
     root: Path
     output: io.StringIO = field(default_factory=io.StringIO)
+    connect: Callable[[str], Host] = open_host
 
     @property
     def recipe(self) -> Path:
@@ -86,7 +88,8 @@ class Place:
     def run(self, **options: object) -> RunState:
         console = Console(file=self.output, soft_wrap=True, highlight=False)
         given = Options(root=self.root, **options)  # type: ignore[arg-type]
-        return run_chain(load_recipe(self.recipe), given, Reporter(console))
+        recipe, reporter = load_recipe(self.recipe), Reporter(console)
+        return run_chain(recipe, given, reporter, connect=lambda name, copy_with: self.connect(name))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         argv = [
@@ -153,8 +156,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Make a root where the small recipe runs; nothing may be running in it afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = tmp_path / "caffe root"
     root.mkdir()
     made = Place(root)

@@ -73,6 +73,13 @@ def cut(path: str, size: int) -> Spoil:
     return spoil
 
 
+def as_large(path: str, other: str) -> Spoil:
+    def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
+        text(other, bytes((place.root / path).stat().st_size))(place, write_lmdb)
+
+    return spoil
+
+
 def weights(content: bytes) -> Spoil:
     def spoil(place: Place, write_lmdb: WriteLmdb) -> None:
         (place.root / "start.caffemodel").write_bytes(content)
@@ -138,6 +145,14 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "another LMDB where the training LMDB is staged": (
         text("tmp/train_lmdb/data.mdb", "the user's own"),
         r"localhost:.*/tmp/train_lmdb: holds another LMDB \(14 bytes, the source has [\d,]+\); move it away",
+    ),
+    "another LMDB as large as the one that is staged there": (
+        as_large("data/train_lmdb/data.mdb", "tmp/train_lmdb/data.mdb"),
+        "tmp/train_lmdb: holds another LMDB .as large as the source, but of other content.; move it away",
+    ),
+    "a file where the training LMDB is staged": (
+        text("tmp/train_lmdb", "the user's own"),
+        "localhost:.*/tmp/train_lmdb: holds what is no LMDB; move it away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),

@@ -53,8 +53,9 @@ def processes_in(root: Path) -> list[str]:
 
 
 def test_the_digits_killed_in_their_second_phase_go_on_to_98_percent_and_train_no_phase_twice(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = tmp_path / "runs/digits-local-1"
     log = run / "logs/cyc1-1.log"
     first = start(tmp_path)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost, open_host
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
 
 if TYPE_CHECKING:
@@ -29,13 +30,44 @@ def test_a_run_says_what_it_does_and_ends_with_a_table(place: Place) -> None:
     said = place.output.getvalue()
     assert "\x1b" not in said
     assert "init: 8 iterations from the nets' fillers" in said
-    assert "staging data/train_lmdb" in said
+    assert "staged data/train_lmdb" in said
     table = said[said.index("phase ") :].splitlines()
     assert table[0].split() == ["phase", "iterations", "epochs", "time", "images/s", "loss"]
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]
     assert "loss3/top-1: 75.00 % (reported: 76.3 %)" in table
     assert table[-1] == "model: runs/small-1/snapshots/small_last_iter_4.caffemodel"
+
+
+def test_an_lmdb_is_staged_once_and_for_other_runs_too(place: Place) -> None:
+    place.run()
+    staged = place.root / "tmp/train_lmdb"
+    before = (staged / "data.mdb").stat()
+    assert (staged / "data.mdb").read_bytes() == (place.root / "data/train_lmdb/data.mdb").read_bytes()
+    place.run(new=True)
+    assert (staged / "data.mdb").stat().st_ino == before.st_ino
+    events = [[event for event in place.events(number) if event["event"] == "staged"] for number in (1, 2)]
+    assert [len(found) for found in events] == [1, 0]
+    assert (events[0][0]["hosts"], events[0][0]["bytes"]) == (["localhost"], before.st_size)
+    said = place.output.getvalue()
+    assert "within the classes; to be staged on 1 of 1 hosts by copy\n" in said
+    assert "within the classes; staged\n" in said
+
+
+def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Place) -> None:
+    class FullHost(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            if "reserve" in argv:
+                return Completed(0, "caffe-recipes: refused no room: 5 bytes are free, 7 are needed\n", "")
+            return super().run(argv, timeout_s)
+
+    place.connect = FullHost
+    said = r"localhost:.*/tmp/train_lmdb: no room: 5 bytes are free, 7 are needed; make room"
+    with pytest.raises(RunFailed, match=said):
+        place.run()
+    assert place.trained() == []
+    place.connect = open_host
+    assert place.run().outputs
 
 
 def test_a_finished_run_repeats_nothing_and_shows_its_table_again(place: Place) -> None:

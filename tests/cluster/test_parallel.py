@@ -6,7 +6,7 @@ import time
 import pytest
 
 from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error
+from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error, on_all
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
 
@@ -25,6 +25,14 @@ def test_answers_come_in_the_hosts_order_whatever_fails_on_some() -> None:
     assert str(first_error(answers)) == "n1: is gone (and 1 more of 5 hosts failed); wait"
     assert first_error(answers[:3]) is hosts[1].fault
     assert first_error(answers[:1]) is None
+
+
+def test_the_first_of_many_hosts_errors_comes_out_where_all_are_needed() -> None:
+    hosts = make(3)
+    assert on_all(hosts, lambda host: host.name) == ["n0", "n1", "n2"]
+    hosts[1].fault = ClusterError("n1", "is gone", "wait")
+    with pytest.raises(ClusterError, match=r"^n1: is gone; wait"):
+        on_all(hosts, lambda host: host.run(["true"]))
 
 
 def test_all_hosts_are_asked_at_once_and_no_more_than_may_be() -> None:
