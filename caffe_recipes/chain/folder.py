@@ -14,6 +14,7 @@ from typing import Any
 from caffe_recipes.chain.journal import Clock, Journal
 from caffe_recipes.chain.plan import digest_prototxts, plan_prototxts
 from caffe_recipes.chain.units import describe_names
+from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
 
@@ -83,7 +84,7 @@ def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
     """Write the hosts that get ranks, as the launcher is given them; raises RunFailed."""
     part = folder / ".hostfile"
     try:
-        part.write_text("".join(f"{host}\n" for host in hosts))
+        part.write_text(render_hostfile(hosts))
         part.replace(folder / "hostfile")
     except OSError as error:
         raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None

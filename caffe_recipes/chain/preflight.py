@@ -19,6 +19,7 @@ from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
 from caffe_recipes.chain.snapshots import verify_kept, verify_weights
 from caffe_recipes.chain.staging import find_chain_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
+from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
 from caffe_recipes.cluster.parallel import on_all
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
@@ -72,7 +73,7 @@ def _check_host(host: Host, setting: Setting) -> None:
 def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
     launcher = find_launcher(setting.environment["PATH"])
     with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
-        hostfile.writelines(f"{host.name}\n" for host in setting.hosts)
+        hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
         number = hostfile.fileno()
         argv = launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}")

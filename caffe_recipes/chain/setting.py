@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from caffe_recipes.chain.plan import trainer_environment
-from caffe_recipes.cluster.hostfile import load_hostfile, take_hosts
+from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.launcher import HYDRA
 from caffe_recipes.errors import ClusterError
@@ -76,7 +76,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     if not options.root.is_dir():
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
-    names = find_hosts(recipe, root, options.hostfile)
+    names = choose_hosts(recipe, root, options.hostfile)
     ours = recipe.trainer == OUR_TRAINER
     path = search_path(ours_first=ours)
     source = options.lmdb_source or recipe.data.train.source
@@ -92,16 +92,20 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     )
 
 
-def find_hosts(recipe: Recipe, root: Path, hostfile: Path | None) -> tuple[str, ...]:
-    """Return the hosts that get ranks: of the hostfile, or this machine if one node needs none."""
+def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[str, ...]:
+    """Return the hosts that get ranks: of the hostfile, else of the Slurm job around us.
+
+    Without either one node is this machine. Raises ClusterError if there are too few.
+    """
     nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
     default = root / "hostfile"
-    if hostfile is None and not default.exists():
-        if nodes > 1:
-            raise ClusterError(default, "no such file", f"write {nodes} hosts there, or give --hostfile")
-        return ("localhost",)
-    path = hostfile or default
-    return take_hosts(load_hostfile(path), nodes, ranks_per_node, path)
+    hostfile = given or (default if default.exists() else None)
+    hosts = find_hosts(hostfile, os.environ)
+    if hosts is not None:
+        return take_hosts(hosts, nodes, ranks_per_node, hostfile or "the Slurm job")
+    if nodes > 1:
+        raise ClusterError(default, "no such file", f"write {nodes} hosts there, or give --hostfile")
+    return ("localhost",)
 
 
 def search_path(*, ours_first: bool) -> str:

@@ -23,7 +23,10 @@ _PATH = click.Path(path_type=Path)
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @click.option(
-    "--hostfile", type=_PATH, metavar="FILE", help="Hosts, one a line [default: hostfile, if there]"
+    "--hostfile",
+    type=_PATH,
+    metavar="FILE",
+    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
 )
 @click.option("--caffe", metavar="PATH", help="The Caffe binary, instead of the recipe's trainer.")
 @click.option(

@@ -106,5 +106,5 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     if len(hosts) < nodes:
         room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks_per_node} ranks"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
-        raise ClusterError(where, what, f"list {nodes} hosts")
+        raise ClusterError(where, what, f"give {nodes} hosts")
     return hosts[:nodes]

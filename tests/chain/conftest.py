@@ -23,6 +23,7 @@ from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import Options
 from caffe_recipes.cluster.hosts import Host, open_host
+from caffe_recipes.cluster.nodelists import SLURM_VARIABLES
 from caffe_recipes.recipe.source import load_recipe
 
 RECIPE = """\
@@ -159,6 +160,8 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Make a root where the small recipe runs; nothing may be running in it afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in SLURM_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     root = tmp_path / "caffe root"
     root.mkdir()
     made = Place(root)

@@ -62,7 +62,7 @@ def test_only_the_hosts_that_ranks_run_on_are_taken() -> None:
 
 
 def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
-    with pytest.raises(ClusterError, match="1 host x 2 ranks = 2, the recipe needs 4; list 2 hosts"):
+    with pytest.raises(ClusterError, match="1 host x 2 ranks = 2, the recipe needs 4; give 2 hosts"):
         take_hosts(("a",), 2, 2, "hostfile")
 
 
