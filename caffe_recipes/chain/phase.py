@@ -73,7 +73,7 @@ def train(run: Run, training: Training, state: RunState) -> None:
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
     command = (run.setting.trainer, *training.arguments)
-    argv = launch_argv(run.setting.recipe, command, f"{run.folder}/hostfile")
+    argv = launch_argv(run.setting.recipe, command, f"{run.folder}/hostfile", run.setting.fabric)
     _carry(run, training, launch, lambda: _launch(run, argv, launch.log, inherited))
 
 

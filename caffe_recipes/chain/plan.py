@@ -86,8 +86,10 @@ def digest_prototxts(recipe: Recipe, prototxts: Mapping[str, str]) -> dict[str, 
     return digests
 
 
-def launch_argv(recipe: Recipe, command: tuple[str, ...], hostfile: str) -> tuple[str, ...]:
-    """Return the argv that starts `command` on every rank."""
+def launch_argv(
+    recipe: Recipe, command: tuple[str, ...], hostfile: str, fabric: str | None
+) -> tuple[str, ...]:
+    """Return the argv that starts `command` on every rank; `fabric` is one that the launcher knows."""
     cluster = recipe.cluster
     return hydra_argv(
         command,
@@ -95,7 +97,7 @@ def launch_argv(recipe: Recipe, command: tuple[str, ...], hostfile: str) -> tupl
         ranks_per_node=cluster.ranks_per_node,
         environment=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity),
         hostfile=hostfile,
-        fabric=cluster.fabric,
+        fabric=fabric,
     )
 
 

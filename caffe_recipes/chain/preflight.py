@@ -21,6 +21,7 @@ from caffe_recipes.chain.staging import find_chain_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
+from caffe_recipes.cluster.launcher import FABRIC_OPTIONS
 from caffe_recipes.cluster.parallel import on_all
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
 from caffe_recipes.cluster.staging.stage import StagingMeans, plan_from, survey
@@ -37,11 +38,12 @@ _RANK = ("sleep", "0.3")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what was seen, or the error."""
+    """One thing that was looked at: what was seen, which may be worth a warning, or the error."""
 
     subject: str
     said: str
     error: CaffeRecipesError | None = None
+    warns: bool = False
 
 
 def run_preflight(setting: Setting, plan: Plan, state: RunState) -> list[Finding]:
@@ -49,9 +51,10 @@ def run_preflight(setting: Setting, plan: Plan, state: RunState) -> list[Finding
     return [_look(subject, partial(check, setting, plan, state)) for subject, check in _CHECKS.items()]
 
 
-def _look(subject: str, check: Callable[[], str]) -> Finding:
+def _look(subject: str, check: Callable[[], str | Finding]) -> Finding:
     try:
-        return Finding(subject, check())
+        said = check()
+        return said if isinstance(said, Finding) else Finding(subject, said)
     except CaffeRecipesError as error:
         return Finding(subject, str(error), error)
 
@@ -70,18 +73,22 @@ def _check_host(host: Host, setting: Setting) -> None:
         raise ClusterError(f"{host.name}:{program}", "no such program there", hint)
 
 
-def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str:
+def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str | Finding:
     launcher = find_launcher(setting.environment["PATH"])
     with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
         hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
         number = hostfile.fileno()
-        argv = launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}")
+        argv = launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}", setting.fabric)
         named = describe_names([host.name for host in setting.hosts])
-        by_hand = shlex.join(launch_argv(setting.recipe, _RANK, "HOSTFILE"))
+        by_hand = shlex.join(launch_argv(setting.recipe, _RANK, "HOSTFILE", setting.fabric))
         hint = f"try `{by_hand}` by hand, with {named} in HOSTFILE"
         _start(argv, setting, hint, keep=(number,))
-    return f"{launcher} starts a process for each rank"
+    said, fabric = f"{launcher} starts a process for each rank", setting.recipe.cluster.fabric
+    if fabric == setting.fabric or fabric is None:
+        return said
+    option = " ".join(FABRIC_OPTIONS[fabric])
+    return Finding("launcher", f"{said}, without {option}, which it does not know", warns=True)
 
 
 def _check_trainer(setting: Setting, plan: Plan, state: RunState) -> str:
@@ -231,7 +238,7 @@ def _need(host: Host, path: str, needed: int, room: int) -> None:
         raise ClusterError(f"{host.name}:{path}", what, "make room")
 
 
-_CHECKS: dict[str, Callable[[Setting, Plan, RunState], str]] = {
+_CHECKS: dict[str, Callable[[Setting, Plan, RunState], str | Finding]] = {
     "hosts": _check_hosts,
     "launcher": _check_launcher,
     "trainer": _check_trainer,

@@ -25,6 +25,7 @@ from caffe_recipes.recipe.model import Recipe
 
 # A log without a terminal gets a line of progress no more often than this.
 EVERY_S = 5.0
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red")}
 # Columns of a terminal that has room for a bar.
 _WIDE = 110
 
@@ -47,7 +48,7 @@ class Reporter:
     def show_findings(self, findings: Sequence[Finding]) -> None:
         """Write what the preflight saw, a line each."""
         for finding in findings:
-            mark = Text("failed" if finding.error else "ok", "red" if finding.error else "green")
+            mark = Text(*_MARKS["failed" if finding.error else "warn" if finding.warns else "ok"])
             mark.pad_right(8 - len(mark))
             self._console.print(mark + Text(f"{finding.subject:15}{finding.said}"))
 

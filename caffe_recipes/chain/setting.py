@@ -12,8 +12,9 @@ from typing import Literal
 
 from caffe_recipes.chain.plan import trainer_environment
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
-from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.launcher import HYDRA
+from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA
+from caffe_recipes.cluster.probe import launcher_knows
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
@@ -37,7 +38,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Setting:
-    """A recipe and where it is run; `environment` is what the launcher gets besides ours."""
+    """A recipe and where it is run; `environment` is what the launcher gets besides ours.
+
+    `fabric` is the recipe's, or None where the launcher that is here does not know its option.
+    """
 
     recipe: Recipe
     root: Path
@@ -46,6 +50,7 @@ class Setting:
     environment: dict[str, str]
     lmdb_source: Path | None
     overwrite: bool
+    fabric: str | None
     stop_grace_s: float = STOP_GRACE_S
 
     @property
@@ -88,6 +93,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
         environment={"PATH": path, **trainer_environment(recipe)},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
+        fabric=find_fabric(recipe.cluster.fabric, path),
         stop_grace_s=options.stop_grace_s,
     )
 
@@ -138,6 +144,20 @@ def find_caffe(trainer: str, root: Path) -> str:
     if not path.is_file() or not os.access(path, os.X_OK):
         raise ClusterError(path, "is no program that may be run", hint)
     return trainer
+
+
+def find_fabric(fabric: str | None, path: str) -> str | None:
+    """Return the fabric, unless the launcher says that it does not know its option; None then.
+
+    A launcher that is missing, or fails otherwise, is for preflight to name.
+    """
+    if fabric is None:
+        return None
+    try:
+        known = launcher_knows(LocalHost(), find_launcher(path), " ".join(FABRIC_OPTIONS[fabric]))
+    except ClusterError:
+        return fabric
+    return fabric if known else None
 
 
 def find_launcher(path: str) -> str:

@@ -133,11 +133,6 @@ CASES: dict[str, tuple[Spoil, str]] = {
         text("caffe", "#!/bin/sh\necho 'libmlsl.so: cannot open' >&2; exit 127\n", 0o755),
         "./caffe: does not start: libmlsl.so: cannot open",
     ),
-    "launcher that knows no -PSM2": (
-        edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2"),
-        "mpiexec.hydra: does not start: .*unrecognized argument PSM2; "
-        "try `mpiexec.hydra -PSM2 .* -f HOSTFILE .*` by hand, with localhost in HOSTFILE",
-    ),
     "missing training LMDB": (
         remove("data/train_lmdb"),
         "localhost:tmp/train_lmdb: no LMDB there, and none to stage from data/train_lmdb; .*--lmdb-source",

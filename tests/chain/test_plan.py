@@ -31,7 +31,7 @@ def test_the_published_chain_is_planned_as_published() -> None:
 
 def test_the_published_launch_and_environment_are_kept() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    argv = launch_argv(recipe, ("./build/tools/caffe",), "hostfile")
+    argv = launch_argv(recipe, ("./build/tools/caffe",), "hostfile", recipe.cluster.fabric)
     published = (
         "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 "
         "-genv KMP_AFFINITY granularity=fine,compact,1,0 ./build/tools/caffe"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.setting import choose_hosts
+from caffe_recipes.chain.setting import choose_hosts, find_launcher, search_path
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
@@ -60,3 +60,41 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
 
 def test_one_node_without_a_hostfile_or_a_job_is_this_machine(place: Place) -> None:
     assert choose_hosts(recipe(place, 1), place.root, None) == ("localhost",)
+
+
+def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(place: Place) -> None:
+    place.edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2")
+    assert place.run().outputs
+    rows = [line for line in place.output.getvalue().splitlines() if "PSM2" in line]
+    assert len(rows) == 1
+    assert rows[0].startswith("warn    launcher       ")
+    assert rows[0].endswith("starts a process for each rank, without -PSM2, which it does not know")
+
+
+def test_a_launcher_that_knows_the_option_is_given_it_at_every_start(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2")
+    hydra = find_launcher(search_path(ours_first=False))
+    old = place.root / "intel"
+    old.mkdir()
+    body = f'echo "$1" >>"{place.root}/given"; test "$1" = -PSM2 && shift; exec "{hydra}" "$@"'
+    (old / "mpiexec.hydra").write_text(f"#!/bin/sh\n{body}\n")
+    (old / "mpiexec.hydra").chmod(0o755)
+    monkeypatch.setenv("PATH", str(old), prepend=":")
+    assert place.run().outputs
+    # asked whether it knows it, tried, and a phase at a time
+    assert (place.root / "given").read_text().split() == ["-PSM2"] * 5
+    assert "warn" not in place.output.getvalue()
+
+
+def test_a_launcher_that_fails_whatever_it_is_given_is_named_by_preflight(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2")
+    (place.root / "mpiexec.hydra").write_text("#!/bin/sh\necho no licence >&2\nexit 9\n")
+    (place.root / "mpiexec.hydra").chmod(0o755)
+    monkeypatch.setenv("PATH", str(place.root), prepend=":")
+    said = "mpiexec.hydra: does not start: no licence; try `mpiexec.hydra -PSM2 .* by hand"
+    with pytest.raises(ClusterError, match=said):
+        place.run()
