@@ -85,8 +85,10 @@ class Staging:
 
 @pytest.fixture
 def staging(cluster: Cluster, shared: Path) -> Staging:
+    # A checkout in /tmp is mounted there on every host: without these options it would be deleted for good.
+    empty = "rm -rf --one-file-system --preserve-root=all /tmp/* || :"
     for node in cluster.nodes:
-        cluster.run(node, ["sh", "-c", "rm -rf /tmp/*"])
+        cluster.run(node, ["sh", "-c", empty])
     return Staging(cluster, shared)
 
 
