@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,7 +37,7 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
 
     Spares are staged too. Raises InputError for the hostfile, the source and the way.
     """
-    root = options.root.resolve()
+    root = Path(os.path.realpath(options.root))
     source = options.lmdb_source or recipe.data.train.source
     if source is None:
         what = "has no LMDB to stage from"
@@ -53,7 +54,10 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
 
 def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[tuple[str, str]]:
     """Take a recipe's training LMDB away where staging has put it; the hosts, and what was done there."""
-    lmdb, copy_with = str(options.root.resolve() / recipe.data.train.lmdb), recipe.cluster.copy_with
+    lmdb, copy_with = (
+        str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb),
+        recipe.cluster.copy_with,
+    )
     return _with_hosts(options, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))
 
 

@@ -6,6 +6,8 @@ export LC_ALL=C
 block=16777216
 hashers=8
 me=$(id -u)
+# Who owns the folder that this was started in could change anything that is run from it: a checkout of another user.
+trusted=$(stat -c %u .)
 
 answer() {
     printf 'caffe-recipes: %s\n' "$*"
@@ -16,10 +18,10 @@ refuse() { answer "refused $(printf %s "$*" | tr -s '[:cntrl:]' ' ' | cut -c 1-3
 
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 
-# A folder or link is root's or ours. Where others may write, the sticky bit keeps them from what is not theirs.
+# A folder or link is root's, ours, or theirs in whose folder we were started. Where others may write, the sticky bit keeps them from what is not theirs.
 check_owned() {
     if ! owner=$(stat -c %u -- "$1") || ! mode=0x$(stat -c %f -- "$1"); then refuse "$1 cannot be looked at"; fi
-    [ "$owner" = 0 ] || [ "$owner" = "$me" ] || refuse "$1 belongs to user $owner, who can change what is there"
+    [ "$owner" = 0 ] || [ "$owner" = "$me" ] || [ "$owner" = "$trusted" ] || refuse "$1 belongs to user $owner, who can change what is there"
     [ -L "$1" ] || [ $((mode & 02)) = 0 ] || [ $((mode & 01000)) != 0 ] || refuse "others can write in $1"
 }
 

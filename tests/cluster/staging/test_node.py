@@ -189,3 +189,20 @@ def test_the_script_is_posix_shell_without_findings() -> None:
         [shellcheck, "-s", "sh", "-"], input=text, capture_output=True, text=True, check=False
     )
     assert done.stdout == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    os.chown(checkout, 65534, 65534)
+    monkeypatch.chdir(tmp_path)
+    state = probe_node(HOST, f"{checkout}/lmdb", "", 1)
+    assert (state.kind, state.reason) == (
+        "refused",
+        f"{checkout} belongs to user 65534, who can change what is there",
+    )
+    monkeypatch.chdir(checkout)
+    assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"
