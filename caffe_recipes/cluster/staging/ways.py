@@ -86,8 +86,8 @@ def send_by_sbcast(job: Job, digest: Callable[[], str]) -> dict[str, str]:
 def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
     """Return the argv that puts a file on every node of the allocation; a part that is there is filled.
 
-    >>> " ".join(sbcast_argv("/work/lmdb/data.mdb", "/tmp/lmdb/part"))
-    'sbcast --force --size=8m /work/lmdb/data.mdb /tmp/lmdb/part'
+    >>> " ".join(sbcast_argv("/scratch/lmdb/data.mdb", "/tmp/lmdb/part"))
+    'sbcast --force --size=8m /scratch/lmdb/data.mdb /tmp/lmdb/part'
     """
     return ("sbcast", "--force", "--size=8m", source, target)
 

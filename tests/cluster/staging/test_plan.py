@@ -25,7 +25,7 @@ def plan(
     return plan_staging(
         states,
         lmdb="/tmp/lmdb",
-        source="/work/lmdb/data.mdb",
+        source="/scratch/lmdb/data.mdb",
         size_bytes=SIZE,
         digest=DIGEST,
         rates=rates or Rates(),
@@ -106,17 +106,17 @@ def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
 
 def order(missing: list[NodeState], present: tuple[str, ...] = ()) -> ChainOrder:
     return plan_chain(
-        missing, present, lmdb="/tmp/lmdb", source="/work/data.mdb", size_bytes=SIZE, here="head"
+        missing, present, lmdb="/tmp/lmdb", source="/scratch/data.mdb", size_bytes=SIZE, here="head"
     )
 
 
 def test_the_chain_keeps_the_hostfiles_order_behind_the_first_host_that_sees_the_source() -> None:
     assert order([absent(0), absent(1)]).hosts == ("n0", "n1")
     blind = [absent(0, sees_source=False), absent(1), absent(2)]
-    assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/work/data.mdb", False, 4 << 20)
+    assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/scratch/data.mdb", False, 4 << 20)
 
 
 def test_where_no_host_sees_the_source_one_that_has_a_copy_reads_it_else_this_machine() -> None:
     blind = [absent(0, sees_source=False), absent(1, sees_source=False)]
     assert order(blind, ("n7", "n8")) == ChainOrder(("n7", "n0", "n1"), "/tmp/lmdb/data.mdb", True, 4 << 20)
-    assert order(blind) == ChainOrder(("head", "n0", "n1"), "/work/data.mdb", True, 4 << 20)
+    assert order(blind) == ChainOrder(("head", "n0", "n1"), "/scratch/data.mdb", True, 4 << 20)
