@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import resources
 from pathlib import Path
 
 import click
@@ -23,8 +22,10 @@ class Name(click.types.StringParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Complete names and files; where neither begins so, let the shell complete any path."""
+        from caffe_recipes.review.naming import shipped_names  # only a shell that completes waits for it
+
         given = ctx.params.get(param.name or "") if param.nargs == -1 else None
-        names = [*(_shipped_names() if self.shipped else []), *self._files(incomplete)]
+        names = [*(shipped_names() if self.shipped else []), *self._files(incomplete)]
         known = [name for name in names if name.startswith(incomplete)]
         items = [CompletionItem(name) for name in known if name not in (given or ())]
         return items or [CompletionItem(incomplete, type="file")]
@@ -41,9 +42,3 @@ class Name(click.types.StringParamType):
 RECIPE = Name(".yaml", ".yml")
 RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
 PROTOTXT = Name(".prototxt", shipped=False)
-
-
-def _shipped_names() -> list[str]:
-    """List the recipes that ship without reading them: a shell waits for this."""
-    files = resources.files("caffe_recipes").joinpath("recipes").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))

@@ -12,6 +12,7 @@ from caffe_recipes.caffe.documents import Document, load_document
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named
 from caffe_recipes.review.net_paths import find_at_path, find_beside
 
 
@@ -46,11 +47,12 @@ def load_net(
 
 
 def _is_recipe(given: str) -> bool:
-    """Tell a recipe from a prototxt: by the file's suffix, or by a name that no file has."""
+    """Tell a recipe, or a net of one, from a prototxt; a name of nothing is a recipe's that is misspelt."""
+    named = find_named(given)
+    if named is not None:
+        return named.kind in ("recipe", "net")
     name = given.partition(":")[0]
-    if name.endswith((".yaml", ".yml")):
-        return True
-    return not Path(given).exists() and "/" not in name and not name.endswith((".prototxt", ".pt"))
+    return name.endswith(RECIPE_SUFFIXES) or ("/" not in name and not name.endswith((".prototxt", ".pt")))
 
 
 def _recipe_net(given: str) -> GivenNet:

@@ -11,6 +11,7 @@ from caffe_recipes.caffe import layers as L  # noqa: N812 - as nets are written
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
+from caffe_recipes.review.net_files import load_net
 from caffe_recipes.review.summary import Options, Summary, read_net, summarize
 
 ROOT = Path(__file__).parents[2]
@@ -450,3 +451,9 @@ def test_what_holds_no_net_is_one_line(tmp_path: Path, text: str, what: str) -> 
         read_net(str(path), Options())
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits-local").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_net("digits-local").path == "digits-local:train_val"

@@ -14,6 +14,7 @@ from caffe_recipes.recipe.arithmetic import (
     total_epochs,
     total_images,
     total_iterations,
+    training_minutes,
 )
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
@@ -113,7 +114,7 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "images": total_images(recipe),
         "model_epochs": model_epochs(recipe),
         "images_per_s": speed,
-        "minutes": total_images(recipe) / speed / 60 if speed else None,
+        "minutes": training_minutes(recipe, speed) if speed else None,
         "reported": recipe.reported.model_dump(),
         "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
         "accepted": [acceptance.model_dump() for acceptance in recipe.accept],
@@ -156,7 +157,7 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
         yield "reported", _reported(phase.reported, f"after {phase.name}: ")
     yield "reported", _reported(recipe.reported, "")
     if speed:
-        minutes = total_images(recipe) / speed / 60
+        minutes = training_minutes(recipe, speed)
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
     for accepted in recipe.accept:
         phase_name = f" ({accepted.phase})" if accepted.phase else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -17,6 +16,7 @@ from caffe_recipes.review.lint.reading.folder import lint_folder
 from caffe_recipes.review.lint.reading.reader import Options, Reader
 from caffe_recipes.review.lint.reading.script import Script, load_script
 from caffe_recipes.review.lint.rules import RULES, Rule
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named
 
 
 def lint(targets: Sequence[str], options: Options) -> list[Finding]:
@@ -44,12 +44,10 @@ def is_recipe(target: str) -> bool:
     >>> is_recipe("mine.yaml"), is_recipe("stampede2-64n-72ep"), is_recipe("a/solver.prototxt")
     (True, True, False)
     """
-    if target.endswith((".yaml", ".yml")):
-        return True
-    if "/" in target or "." in target:
-        return False
-    shipped = resources.files("caffe_recipes").joinpath("recipes", f"{target}.yaml")
-    return shipped.is_file() or not Path(target).exists()
+    named = find_named(target)
+    if named is not None:
+        return named.kind == "recipe"
+    return target.endswith(RECIPE_SUFFIXES) or not ("/" in target or "." in target)
 
 
 def is_at_least(found: Finding, severity: str) -> bool:
