@@ -1,0 +1,137 @@
+"""The authors' command lines, driven through on 64 hosts by run.sh and by `caffe-recipes run`.
+
+128 ranks, a real hydra behind a shim that takes notes and drops -PSM2, and a stand-in for Caffe.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.journal import load_journal
+from tests.cluster.harness.cluster import ROOT, Cluster
+from tests.cluster.resnet_root import LMDB, PHASES, RECIPE, Call, ResNetRoot
+
+pytestmark = pytest.mark.cluster
+
+HOSTS = tuple(f"c401-{number:03}" for number in range(1, 65))
+# The training script of the README of the 72 epochs. Mended: its line breaks lack a backslash, and a stray
+# `; '` stands behind the last command.
+PUBLISHED = r"""
+export MLSL_NUM_SERVERS=2
+export MLSL_SERVER_AFFINITY="39,38,43,42"
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_init.prototxt
+scp $result:/tmp/resnet_50_64nodes_init_iter_7800.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc1.prototxt \
+--weights=resnet_50_64nodes_init_iter_7800.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc1_iter_3750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc2.prototxt \
+--weights=resnet_50_64nodes_cyc1_iter_3750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc2_iter_4750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc3.prototxt \
+--weights=resnet_50_64nodes_cyc2_iter_4750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc3_iter_4750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_collapse.prototxt \
+--weights=resnet_50_64nodes_cyc3_iter_4750.caffemodel
+scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
+"""  # noqa: E501
+
+
+def published(program: str) -> list[Call]:
+    """Read the script above as a shell does: each call of a program with the variables it gets."""
+    calls: list[Call] = []
+    exported: dict[str, str] = {}
+    for line in PUBLISHED.replace("\\\n", "").replace("$result", HOSTS[0]).splitlines():
+        words = shlex.split(line)
+        if words[:1] == ["export"]:
+            exported |= dict(word.split("=", 1) for word in words[1:])
+        elif program in words:
+            at = words.index(program)
+            calls.append(
+                Call(0, tuple(words[at:]), exported | dict(word.split("=", 1) for word in words[:at]))
+            )
+    return calls
+
+
+def check_ranks(root: ResNetRoot, environment: Mapping[str, str]) -> None:
+    """Every rank of every phase had its place and its variables."""
+    for phase in PHASES:
+        ranks = root.ranks(phase)
+        assert [rank.host for rank in ranks] == [HOSTS[number // 2] for number in range(128)]
+        assert all(rank.environment == environment for rank in ranks)
+
+
+def check_snapshots(cluster: Cluster, root: ResNetRoot, kept: Path) -> None:
+    """Every phase started from the one before; what was kept came from the first host, which alone had it."""
+    names = [Path(call.argv[1]).name for call in published("scp")]
+    assert [root.made_from(kept / name) for name in names] == list(accumulate(PHASES, "{} {}".format))
+    for name in names:
+        cluster.run(HOSTS[0], ["cmp", str(kept / name), f"/tmp/{name}"])
+    for host in HOSTS[1:]:
+        assert cluster.run(host, ["sh", "-c", "echo /tmp/*.caffemodel"]).stdout == "/tmp/*.caffemodel\n"
+
+
+def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(HOSTS)
+    root = ResNetRoot(cluster, cluster.shared / "caffe root")
+    environment = root.environment(CAFFE_ROOT=str(root.folder), LMDB_SOURCE=str(root.source))
+    script = ROOT / "jobs" / RECIPE / "run.sh"
+    said = cluster.run("head", [str(script)], env=environment, timeout_s=300)
+    launches, expected = root.launches(), published("mpiexec.hydra")
+    assert [call.argv for call in launches] == [call.argv for call in expected]
+    assert [call.environment for call in launches] == [call.environment for call in expected]
+    assert [call.argv for call in root.calls("scp")] == [call.argv for call in published("scp")]
+    check_ranks(root, expected[0].environment)
+    check_snapshots(cluster, root, root.folder)
+    for host in HOSTS:
+        cluster.run(host, ["cmp", str(root.source / "data.mdb"), f"{LMDB}/data.mdb"])
+    assert "loss3/top-1 = 0.762781" in said.stderr
+    assert cluster.leftovers() == {}
+
+
+def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(HOSTS)
+    root = ResNetRoot(cluster, cluster.shared / "caffe root")
+    program = str(Path(sys.executable).with_name("caffe-recipes"))
+    given = ["--caffe-root", str(root.folder), "--hostfile", str(root.folder / "hostfile")]
+    given += ["--lmdb-source", str(root.source)]
+
+    staged = cluster.run(
+        "head", [program, "stage", RECIPE, *given, "--how", "chain"], env=root.environment(), timeout_s=300
+    )
+    assert "0 had it, 64 got it, 0 failed" in staged.stdout
+    said = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=300)
+    folder = f"runs/{RECIPE}-1"
+    assert (root.run_folder / "hostfile").read_text().split() == list(HOSTS)
+
+    def ours(word: str) -> str:
+        """A run keeps its hostfile and its snapshots in its own folder."""
+        moved = {"hostfile": f"{folder}/hostfile"}
+        return moved.get(word, word.replace("--weights=", f"--weights={folder}/snapshots/"))
+
+    launches, expected = root.launches(), published("mpiexec.hydra")
+    assert [call.argv for call in launches] == [tuple(map(ours, call.argv)) for call in expected]
+    assert [call.environment for call in launches] == [call.environment for call in expected]
+    check_ranks(root, expected[0].environment)
+    check_snapshots(cluster, root, root.run_folder / "snapshots")
+    state = load_journal(root.run_folder / "journal.jsonl")
+    assert list(state.finished) == list(PHASES)
+    assert state.attempts == dict.fromkeys(PHASES, 1)
+    assert state.outputs == {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
+    assert "loss3/top-1: 76.28 % (reported: 76.3 %)" in said.stdout
+    assert cluster.leftovers() == {}
