@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.chain.journal import Finish, Journal, Launch, RunState
 from caffe_recipes.chain.lock import RecipeLock
-from caffe_recipes.chain.plan import Plan, Testing, Training, launch_argv
+from caffe_recipes.chain.plan import Plan, Testing, Training
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.chain.signals import Interrupts
@@ -73,7 +73,7 @@ def train(run: Run, training: Training, state: RunState) -> None:
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
     command = (run.setting.trainer, *training.arguments)
-    argv = launch_argv(run.setting.recipe, command, f"{run.folder}/hostfile", run.setting.fabric)
+    argv = run.setting.launch_argv(command, f"{run.folder}/hostfile")
     _carry(run, training, launch, lambda: _launch(run, argv, launch.log, inherited))
 
 
@@ -81,7 +81,7 @@ def evaluate(run: Run, testing: Testing) -> None:
     """Test the last phase's model on this machine; raises RunFailed."""
     log = _next_log(run)
     run.reporter.say(f"evaluating {testing.weights}")
-    argv = (run.setting.trainer, *testing.arguments)
+    argv = run.setting.trainer_argv(testing.arguments)
     tail = _follow(run, lambda: _launch(run, argv, log), log, lambda _: None)
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:

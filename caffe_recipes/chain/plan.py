@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, parse_prototxt
-from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import (
+    launcher_argv,
+    launcher_environment,
+    mlsl_environment,
+    thread_environment,
+)
+from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.arithmetic import images_per_iter
 from caffe_recipes.recipe.model import Recipe
@@ -87,26 +93,35 @@ def digest_prototxts(recipe: Recipe, prototxts: Mapping[str, str]) -> dict[str, 
 
 
 def launch_argv(
-    recipe: Recipe, command: tuple[str, ...], hostfile: str, fabric: str | None
+    recipe: Recipe, profile: Profile, hosts: Sequence[str], command: Sequence[str], hostfile: str
 ) -> tuple[str, ...]:
-    """Return the argv that starts `command` on every rank; `fabric` is one that the launcher knows."""
-    cluster = recipe.cluster
-    return hydra_argv(
+    """Return the argv that starts `command` on every rank; the hostfile holds `hosts`, one a line."""
+    return launcher_argv(
+        profile.launcher.program,
         command,
-        nodes=cluster.nodes,
-        ranks_per_node=cluster.ranks_per_node,
-        environment=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity),
+        hosts=hosts,
+        ranks_per_node=recipe.cluster.ranks_per_node,
+        environment={**profile.launcher.environment, **_threads(recipe, profile)},
         hostfile=hostfile,
-        fabric=fabric,
+        options=profile.launcher.options,
+        cpus_per_rank=recipe.cluster.omp_num_threads,
     )
 
 
-def trainer_environment(recipe: Recipe) -> dict[str, str]:
-    """Return the variables that the launcher and a trainer on its own are started with."""
-    cluster = recipe.cluster
-    mlsl = cluster.mlsl
+def trainer_environment(recipe: Recipe, profile: Profile) -> dict[str, str]:
+    """Return the variables that the launcher and a trainer on its own are started with.
+
+    What the recipe says comes before what the profile says.
+    """
+    mlsl = recipe.cluster.mlsl or profile.mlsl
     servers = mlsl_environment(mlsl.num_servers, mlsl.server_affinity) if mlsl else {}
-    return servers | thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    ranks = {**profile.launcher.environment, **servers, **_threads(recipe, profile)}
+    return launcher_environment(profile.launcher.program, ranks)
+
+
+def _threads(recipe: Recipe, profile: Profile) -> dict[str, str]:
+    cluster = recipe.cluster
+    return thread_environment(cluster.omp_num_threads, cluster.kmp_affinity or profile.kmp_affinity)
 
 
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:

@@ -14,17 +14,16 @@ from pathlib import Path
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.chain.journal import RunState
-from caffe_recipes.chain.plan import Plan, launch_argv
-from caffe_recipes.chain.setting import OUR_TRAINER, Setting, find_launcher
+from caffe_recipes.chain.plan import Plan
+from caffe_recipes.chain.setting import OUR_TRAINER, Setting
 from caffe_recipes.chain.snapshots import verify_kept, verify_weights
-from caffe_recipes.chain.staging import find_chain_means, refusal
+from caffe_recipes.chain.staging import find_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import Host, file_bytes, free_bytes
-from caffe_recipes.cluster.launcher import FABRIC_OPTIONS
 from caffe_recipes.cluster.parallel import on_all
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
-from caffe_recipes.cluster.staging.stage import StagingMeans, plan_from, survey
+from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, DataError, InputError
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.generate.tree import find_differences
@@ -74,27 +73,27 @@ def _check_host(host: Host, setting: Setting) -> None:
 
 
 def _check_launcher(setting: Setting, plan: Plan, state: RunState) -> str | Finding:
-    launcher = find_launcher(setting.environment["PATH"])
+    launcher = setting.find_launcher()
     with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
         hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
         number = hostfile.fileno()
-        argv = launch_argv(setting.recipe, _RANK, f"/dev/fd/{number}", setting.fabric)
+        argv = setting.launch_argv(_RANK, f"/dev/fd/{number}")
         named = describe_names([host.name for host in setting.hosts])
-        by_hand = shlex.join(launch_argv(setting.recipe, _RANK, "HOSTFILE", setting.fabric))
+        by_hand = shlex.join(setting.launch_argv(_RANK, "HOSTFILE"))
         hint = f"try `{by_hand}` by hand, with {named} in HOSTFILE"
         _start(argv, setting, hint, keep=(number,))
-    said, fabric = f"{launcher} starts a process for each rank", setting.recipe.cluster.fabric
-    if fabric == setting.fabric or fabric is None:
+    said = f"{launcher} starts a process for each rank"
+    if not setting.left_out:
         return said
-    option = " ".join(FABRIC_OPTIONS[fabric])
-    return Finding("launcher", f"{said}, without {option}, which it does not know", warns=True)
+    options = ", ".join(setting.left_out)
+    return Finding("launcher", f"{said}, without {options}, which it does not know", warns=True)
 
 
 def _check_trainer(setting: Setting, plan: Plan, state: RunState) -> str:
     # gflags ends with 1 where it is asked for help.
     hint = f"try `{shlex.quote(setting.trainer)} --help` by hand"
-    _start((setting.trainer, "--help"), setting, hint, succeeds=setting.recipe.trainer == OUR_TRAINER)
+    _start(setting.trainer_argv(["--help"]), setting, hint, succeeds=setting.recipe.trainer == OUR_TRAINER)
     return setting.trainer
 
 
@@ -163,7 +162,7 @@ def _check_builder(setting: Setting, path: Path) -> str:
 def _check_room(setting: Setting, folder: Path) -> str:
     lmdb, source = setting.path(setting.recipe.data.train.lmdb), find_source(folder)
     states, manifest = survey(setting.lmdb_hosts, lmdb, source, cache_folder())
-    plan = plan_from(states, lmdb, source, manifest, StagingMeans(chain=find_chain_means()))
+    plan = plan_from(states, lmdb, source, manifest, find_means(setting.profile, setting.how))
     if plan.refused:
         raise refusal(plan.refused, lmdb, len(states))
     chosen = next((option for option in plan.options if option.how == plan.how), None)

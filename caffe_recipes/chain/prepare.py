@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 
 from caffe_recipes.chain.phase import Run
-from caffe_recipes.chain.staging import find_chain_means, refusal
+from caffe_recipes.chain.staging import find_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_names
-from caffe_recipes.cluster.staging.stage import StagingMeans, stage
+from caffe_recipes.cluster.staging.stage import stage
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.generate.tree import write_files
 
@@ -54,7 +54,7 @@ def _stage(run: Run) -> None:
     size = (source / "data.mdb").stat().st_size
     # What this machine does for itself alone needs no plan to be argued with.
     tells = len(hosts) > 1 or not hosts[0].is_local
-    means = StagingMeans(chain=find_chain_means())
+    means = find_means(setting.profile, setting.how)
     placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent:

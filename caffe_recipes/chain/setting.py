@@ -5,32 +5,47 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.chain.plan import trainer_environment
+from caffe_recipes.chain.plan import launch_argv, trainer_environment
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA
+from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, with_modules
 from caffe_recipes.cluster.probe import launcher_knows
+from caffe_recipes.cluster.profiles import Launcher, Profile, load_profile
+from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
 OUR_TRAINER = "caffe-torch"
 # From SIGINT to the end: an iteration, and a snapshot of it.
 STOP_GRACE_S = 120.0
+_LAUNCHER_HINTS = {
+    HYDRA: "load an MPI that has it, or install this project's extra 'local'",
+    "srun": "run on a machine of the Slurm cluster, or with another --profile",
+    "ibrun": "run inside a job at TACC, or with another --profile",
+}
 Connect = Callable[[str, Literal["ssh", "auto"]], Host]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user says of a run besides the recipe."""
+class StageOptions:
+    """What the user says of hosts and staging besides the recipe."""
 
     root: Path = Path()
     hostfile: Path | None = None
     lmdb_source: Path | None = None
+    how: How | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class Options(StageOptions):
+    """What the user says of a run besides the recipe."""
+
     new: bool = False
     overwrite: bool = False
     stop_grace_s: float = STOP_GRACE_S
@@ -40,18 +55,41 @@ class Options:
 class Setting:
     """A recipe and where it is run; `environment` is what the launcher gets besides ours.
 
-    `fabric` is the recipe's, or None where the launcher that is here does not know its option.
+    The profile is in it as the launcher that is here takes it: of its options without `left_out`, those that
+    the launcher refuses. `spares` are the hostfile's hosts beyond those that get ranks; none is connected,
+    `connect` does that.
     """
 
     recipe: Recipe
     root: Path
     hosts: tuple[Host, ...]
     trainer: str
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     lmdb_source: Path | None
     overwrite: bool
-    fabric: str | None
+    profile: Profile
+    connect: Callable[[str], Host]
+    left_out: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    how: How | None = None
     stop_grace_s: float = STOP_GRACE_S
+
+    def launch_argv(self, command: Sequence[str], hostfile: str) -> tuple[str, ...]:
+        """Return the argv that starts a command on every rank; the hostfile holds our hosts, one a line."""
+        names = [host.name for host in self.hosts]
+        return self._within(launch_argv(self.recipe, self.profile, names, command, hostfile))
+
+    def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that starts the trainer on its own, on this machine."""
+        return self._within((self.trainer, *arguments))
+
+    def find_launcher(self) -> str:
+        """Return where the launcher is; raises ClusterError if it is nowhere."""
+        launcher = self.profile.launcher.program
+        return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
+
+    def _within(self, argv: Sequence[str]) -> tuple[str, ...]:
+        return with_modules(argv, self.profile.modules, self.environment["PATH"])
 
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
@@ -81,25 +119,51 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     if not options.root.is_dir():
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
-    names = choose_hosts(recipe, root, options.hostfile)
+    profile = find_profile(recipe, options.profile)
+    names, spares = choose_hosts(recipe, root, options.hostfile)
     ours = recipe.trainer == OUR_TRAINER
     path = search_path(ours_first=ours)
     source = options.lmdb_source or recipe.data.train.source
+
+    def reach(name: str) -> Host:
+        return connect(name, profile.copy_with)
+
+    trainer = find_our_trainer(path) if ours else find_caffe(recipe.trainer, root)
+    known, left_out = split_options(profile, path)
     return Setting(
         recipe=recipe,
         root=root,
-        hosts=tuple(connect(name, recipe.cluster.copy_with) for name in names),
-        trainer=find_our_trainer(path) if ours else find_caffe(recipe.trainer, root),
-        environment={"PATH": path, **trainer_environment(recipe)},
+        hosts=tuple(reach(name) for name in names),
+        trainer=trainer,
+        environment={**trainer_environment(recipe, profile), "PATH": path},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
-        fabric=find_fabric(recipe.cluster.fabric, path),
+        profile=known,
+        connect=reach,
+        left_out=left_out,
+        spares=spares,
+        how=options.how,
         stop_grace_s=options.stop_grace_s,
     )
 
 
-def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[str, ...]:
-    """Return the hosts that get ranks: of the hostfile, else of the Slurm job around us.
+def find_profile(recipe: Recipe, name: str | None) -> Profile:
+    """Return the profile of that name or file; without one, what the recipe says of its machine.
+
+    With a profile it alone decides on the fabric's option: that belongs to the launcher, not to the recipe.
+    """
+    cluster = recipe.cluster
+    if name is None:
+        options = tuple(" ".join(FABRIC_OPTIONS[fabric]) for fabric in (cluster.fabric,) if fabric)
+        launcher = Launcher(options=options)
+        return Profile(name=recipe.name, title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
+    profile = load_profile(name)
+    said = "copy_with" in cluster.model_fields_set
+    return profile.model_copy(update={"copy_with": cluster.copy_with}) if said else profile
+
+
+def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the hosts that get ranks, and the spares: of the hostfile, else of the Slurm job around us.
 
     Without either one node is this machine. Raises ClusterError if there are too few.
     """
@@ -108,10 +172,10 @@ def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[str, .
     hostfile = given or (default if default.exists() else None)
     hosts = find_hosts(hostfile, os.environ)
     if hosts is not None:
-        return take_hosts(hosts, nodes, ranks_per_node, hostfile or "the Slurm job")
+        return take_hosts(hosts, nodes, ranks_per_node, hostfile or "the Slurm job"), hosts[nodes:]
     if nodes > 1:
         raise ClusterError(default, "no such file", f"write {nodes} hosts there, or give --hostfile")
-    return ("localhost",)
+    return ("localhost",), ()
 
 
 def search_path(*, ours_first: bool) -> str:
@@ -146,25 +210,42 @@ def find_caffe(trainer: str, root: Path) -> str:
     return trainer
 
 
-def find_fabric(fabric: str | None, path: str) -> str | None:
-    """Return the fabric, unless the launcher says that it does not know its option; None then.
+def split_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
+    """Return the profile without the options that the launcher says it does not know, and those.
 
-    A launcher that is missing, or fails otherwise, is for preflight to name.
+    A launcher that is missing, or fails otherwise, is for preflight to name. Of ibrun's options nothing is
+    asked: it cannot be called without starting ranks.
     """
-    if fabric is None:
-        return None
+    launcher = profile.launcher
+    if not launcher.options or launcher.program == "ibrun":
+        return profile, ()
     try:
-        known = launcher_knows(LocalHost(), find_launcher(path), " ".join(FABRIC_OPTIONS[fabric]))
-    except ClusterError:
-        return fabric
-    return fabric if known else None
-
-
-def find_launcher(path: str) -> str:
-    """Return where the launcher is; raises ClusterError if it is not on the search path."""
-    found = shutil.which(HYDRA, path=path)
-    if found is None:
-        raise ClusterError(
-            HYDRA, "not found on PATH", "load an MPI that has it, or install this project's extra 'local'"
+        program = find_launcher(path, launcher.program, profile.modules)
+        left_out = tuple(
+            option
+            for option in launcher.options
+            if not launcher_knows(
+                LocalHost(), program, option, lambda argv: with_modules(argv, profile.modules, path)
+            )
         )
+    except ClusterError:
+        return profile, ()
+    options = tuple(option for option in launcher.options if option not in left_out)
+    known = launcher.model_copy(update={"options": options})
+    return profile.model_copy(update={"launcher": known}), left_out
+
+
+def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) -> str:
+    """Return where the launcher is; raises ClusterError if it is not on the search path, or in no module."""
+    if not modules:
+        found = shutil.which(program, path=path)
+    else:
+        asked = with_modules(["bash", "-c", 'command -v "$0"', program], modules, path)
+        done = LocalHost().run(asked)
+        found = done.stdout.rstrip("\n").rpartition("\n")[2] if done.returncode == 0 else None
+        if not found and done.stderr.strip():
+            what = f"module load {' '.join(modules)} fails: {done.stderr.strip().splitlines()[0][:200]}"
+            raise ClusterError(program, what, "check the profile's modules with `module avail`")
+    if not found:
+        raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
     return found

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from caffe_recipes.chain.setting import Connect, find_launcher, search_path
+from caffe_recipes.chain.setting import (
+    Connect,
+    StageOptions,
+    find_launcher,
+    find_profile,
+    search_path,
+    split_options,
+)
 from caffe_recipes.cluster.hostfile import load_hostfile
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.staging.chain import ChainMeans, hydra_launcher
-from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.cluster.launcher import launcher_argv, launcher_environment, with_modules
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.costs import How, Rates
 from caffe_recipes.cluster.staging.stage import Placed, StagingMeans, clean, stage
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
 Say = Callable[[str], None]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StageOptions:
-    """What the user says of staging besides the recipe."""
-
-    hostfile: Path
-    root: Path = Path()
-    lmdb_source: Path | None = None
-    how: How | None = None
 
 
 def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: Say) -> tuple[Placed, ...]:
@@ -43,34 +41,70 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
         what = "has no LMDB to stage from"
         raise ClusterError(recipe.name, what, "give its folder with --lmdb-source")
     lmdb = str(root / recipe.data.train.lmdb)
-    means = StagingMeans(how=options.how, chain=find_chain_means())
-    copy_with = recipe.cluster.copy_with
+    profile = find_profile(recipe, options.profile)
+    means = find_means(profile, options.how)
     return _with_hosts(
         options,
-        lambda name: connect(name, copy_with),
+        lambda name: connect(name, profile.copy_with),
         lambda hosts: stage(hosts, lmdb, root / source, means, say),
     )
 
 
 def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[tuple[str, str]]:
     """Take a recipe's training LMDB away where staging has put it; the hosts, and what was done there."""
-    lmdb, copy_with = (
-        str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb),
-        recipe.cluster.copy_with,
-    )
+    lmdb = str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb)
+    copy_with = find_profile(recipe, options.profile).copy_with
     return _with_hosts(options, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))
 
 
-def find_chain_means() -> ChainMeans | None:
+def find_means(profile: Profile, how: How | None) -> StagingMeans:
+    """Return what staging works with here: a launcher, and what the profile says."""
+    return StagingMeans(
+        rates=find_rates(profile), how=how, chain=find_chain_means(profile), here=profile.head or ""
+    )
+
+
+def find_rates(profile: Profile) -> Rates:
+    """Return what the cluster moves, in bytes a second; modest where the profile does not say.
+
+    >>> from caffe_recipes.cluster.profiles import load_profile
+    >>> find_rates(load_profile("stampede2-skx")).link
+    12500000000.0
+    """
+    said, modest = profile.rates, Rates()
+    return Rates(
+        link=said.link_gb_per_s * 1e9 if said.link_gb_per_s else modest.link,
+        shared=said.shared_gb_per_s * 1e9 if said.shared_gb_per_s else modest.shared,
+        disk=said.disk_gb_per_s * 1e9 if said.disk_gb_per_s else modest.disk,
+    )
+
+
+def find_chain_means(profile: Profile) -> ChainMeans | None:
     """Return what a chain is started with; None without a launcher or mpi4py."""
-    path = search_path(ours_first=True)  # mpi4py and the launcher are of one MPI, if ours has one
-    try:
-        find_launcher(path)
-    except ClusterError:
-        return None
     if find_spec("mpi4py") is None:
         return None
-    return ChainMeans(hydra_launcher({}), {"PATH": path})
+    path = search_path(ours_first=True)  # mpi4py and the launcher are of one MPI, if ours has one
+    program, modules = profile.launcher.program, profile.modules
+    try:
+        find_launcher(path, program, modules)
+    except ClusterError:
+        return None
+    known, _ = split_options(profile, path)
+
+    def argv(hosts: Sequence[str], hostfile: str, command: Sequence[str]) -> Sequence[str]:
+        launched = launcher_argv(
+            program,
+            command,
+            hosts=hosts,
+            ranks_per_node=1,
+            environment=profile.launcher.environment,
+            hostfile=hostfile,
+            options=known.launcher.options,
+        )
+        return with_modules(launched, modules, path)
+
+    environment = launcher_environment(program, profile.launcher.environment)
+    return ChainMeans(argv, {**environment, "PATH": path})
 
 
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
@@ -88,7 +122,7 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
 def _with_hosts(
     options: StageOptions, connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
 ) -> T:
-    hosts = [connect(name) for name in load_hostfile(options.hostfile)]
+    hosts = [connect(name) for name in load_hostfile(options.hostfile or Path("hostfile"))]
     try:
         return act(hosts)
     finally:

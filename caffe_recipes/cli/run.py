@@ -84,7 +84,14 @@ def run(
     if caffe is not None:
         loaded = loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
     source = lmdb_source.absolute() if lmdb_source else None
-    options = Options(caffe_root, hostfile, source, new, overwrite, stop_grace_s)
+    options = Options(
+        root=caffe_root,
+        hostfile=hostfile,
+        lmdb_source=source,
+        new=new,
+        overwrite=overwrite,
+        stop_grace_s=stop_grace_s,
+    )
     try:
         run_chain(loaded, options, Reporter())
     except Interrupted as stop:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.staging import StageOptions, clean_recipe, stage_recipe
+from caffe_recipes.chain.setting import StageOptions
+from caffe_recipes.chain.staging import clean_recipe, stage_recipe
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.cluster.staging.costs import WAYS, How
@@ -53,7 +54,8 @@ def stage(
 
     What is there and right is not sent again; what is there and not ours is never replaced.
     """
-    options = StageOptions(hostfile, caffe_root, lmdb_source.absolute() if lmdb_source else None, how)
+    source = lmdb_source.absolute() if lmdb_source else None
+    options = StageOptions(caffe_root, hostfile, source, how)
     loaded = load_recipe(recipe)
     if clean:
         for host, said in clean_recipe(loaded, options, open_host):

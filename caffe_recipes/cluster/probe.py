@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.errors import ClusterError
@@ -23,12 +23,18 @@ def launcher_version(host: Host, program: str) -> str:
     return version
 
 
-def launcher_knows(host: Host, program: str, option: str) -> bool:
+def launcher_knows(
+    host: Host,
+    program: str,
+    option: str,
+    within: Callable[[Sequence[str]], Sequence[str]] = lambda argv: argv,
+) -> bool:
     """Tell whether a launcher takes an option, without starting anything; raises ClusterError.
 
-    Of Intel MPI's hydras only those of 2018 know -PSM2; MPICH's never did.
+    Of Intel MPI's hydras only those of 2018 know -PSM2; MPICH's never did. `within` is what the launcher is
+    called in, as modules.
     """
-    done = host.run([program, *option.split(), _asks_version(program)], _ASK_S)
+    done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
     if done.returncode == 0:
         return True
     said = f"{done.stdout}\n{done.stderr}"

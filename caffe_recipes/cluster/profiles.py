@@ -19,6 +19,7 @@ from caffe_recipes.config.values import Count, CountOrZero, FileName, Frozen, Pa
 from caffe_recipes.errors import ClusterError
 
 _MOST_BYTES = 100_000
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 
 
@@ -62,6 +63,14 @@ class Mlsl(Value):
     server_affinity: tuple[CountOrZero, ...] = ()
 
 
+class Rates(Value):
+    """What the machine moves, in 10^9 bytes a second: staging weighs its ways by it."""
+
+    link_gb_per_s: Positive | None = Field(None, description="between two nodes")
+    shared_gb_per_s: Positive | None = Field(None, description="the shared file system, to all nodes at once")
+    disk_gb_per_s: Positive | None = Field(None, description="writing to a node's /tmp")
+
+
 class Profile(Value):
     """A machine."""
 
@@ -81,6 +90,8 @@ class Profile(Value):
     shared_folder: PathText | None = Field(None, description="where all nodes see one file system")
     caffe_root: PathText | None = None
     copy_with: Literal["ssh", "auto"] = "auto"
+    rates: Rates = Rates()
+    head: HostName | None = Field(None, description="this machine, as the nodes call it")
 
     @model_validator(mode="after")
     def _cores_exist(self) -> Profile:

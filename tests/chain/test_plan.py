@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.chain.plan import launch_argv, plan_chain, trainer_environment
+from caffe_recipes.chain.setting import find_profile
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
@@ -31,13 +32,14 @@ def test_the_published_chain_is_planned_as_published() -> None:
 
 def test_the_published_launch_and_environment_are_kept() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    argv = launch_argv(recipe, ("./build/tools/caffe",), "hostfile", recipe.cluster.fabric)
+    profile, hosts = find_profile(recipe, None), [f"c{number}" for number in range(64)]
+    argv = launch_argv(recipe, profile, hosts, ("./build/tools/caffe",), "hostfile")
     published = (
         "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 "
         "-genv KMP_AFFINITY granularity=fine,compact,1,0 ./build/tools/caffe"
     )
     assert " ".join(argv) == published
-    assert trainer_environment(recipe) == {
+    assert trainer_environment(recipe, profile) == {
         "MLSL_NUM_SERVERS": "2",
         "MLSL_SERVER_AFFINITY": "39,38,43,42",
         "OMP_NUM_THREADS": "22",

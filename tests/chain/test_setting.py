@@ -30,7 +30,7 @@ def test_the_launcher_gets_a_line_a_host_whatever_the_users_hostfile_holds(place
 
 def test_a_folded_hostfile_gives_its_hosts_in_its_order(place: Place) -> None:
     (place.root / "hostfile").write_text("c402-[002,001]:2\nc401-001\n")
-    assert choose_hosts(recipe(place, 3), place.root, None) == ("c402-002", "c402-001", "c401-001")
+    assert choose_hosts(recipe(place, 3), place.root, None) == (("c402-002", "c402-001", "c401-001"), ())
 
 
 def test_without_a_hostfile_the_slurm_job_around_us_gives_the_hosts(
@@ -38,11 +38,11 @@ def test_without_a_hostfile_the_slurm_job_around_us_gives_the_hosts(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[003,001-002]")
     needs_two = recipe(place, 2)
-    assert choose_hosts(needs_two, place.root, None) == ("c401-003", "c401-001")
+    assert choose_hosts(needs_two, place.root, None) == (("c401-003", "c401-001"), ("c401-002",))
     (place.root / "hostfile").write_text("a\nb\n")
-    assert choose_hosts(needs_two, place.root, None) == ("a", "b")
+    assert choose_hosts(needs_two, place.root, None) == (("a", "b"), ())
     (place.root / "mine").write_text("c\nd\n")
-    assert choose_hosts(needs_two, place.root, place.root / "mine") == ("c", "d")
+    assert choose_hosts(needs_two, place.root, place.root / "mine") == (("c", "d"), ())
 
 
 def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
@@ -59,7 +59,7 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
 
 
 def test_one_node_without_a_hostfile_or_a_job_is_this_machine(place: Place) -> None:
-    assert choose_hosts(recipe(place, 1), place.root, None) == ("localhost",)
+    assert choose_hosts(recipe(place, 1), place.root, None) == (("localhost",), ())
 
 
 def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(place: Place) -> None:

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from caffe_recipes.cluster.launcher import hydra_argv
 from caffe_recipes.cluster.staging.nodes import SLOWEST_BYTES_PER_S
 from caffe_recipes.cluster.staging.plan import ChainOrder
 from caffe_recipes.errors import ClusterError
 
 # Hosts, hostfile and command to argv: one rank a host, rank 0 on the first line's.
-Launcher = Callable[[int, str, Sequence[str]], Sequence[str]]
+Launcher = Callable[[Sequence[str], str, Sequence[str]], Sequence[str]]
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
@@ -53,17 +52,6 @@ class ChainMeans:
     python: str = sys.executable
     stall_s: float = STALL_S
     start_s: float = START_S
-
-
-def hydra_launcher(rank_environment: Mapping[str, str]) -> Launcher:
-    """Return the launcher that is hydra, whose ranks get these variables."""
-
-    def argv(hosts: int, hostfile: str, command: Sequence[str]) -> Sequence[str]:
-        return hydra_argv(
-            command, nodes=hosts, ranks_per_node=1, environment=rank_environment, hostfile=hostfile
-        )
-
-    return argv
 
 
 def relay_command(
@@ -98,7 +86,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
         hostfile.write_text("".join(f"{host}\n" for host in order.hosts))
-        argv = list(means.launcher(len(order.hosts), str(hostfile), command))
+        argv = list(means.launcher(order.hosts, str(hostfile), command))
         try:
             process = subprocess.Popen(
                 argv,

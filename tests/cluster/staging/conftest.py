@@ -86,9 +86,9 @@ def world(tmp_path: Path) -> World:
 def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
     """Return a chain whose ranks are all on this machine, each in its host's folder."""
 
-    def argv(hosts: int, hostfile: str, words: Sequence[str]) -> Sequence[str]:
+    def argv(hosts: Sequence[str], hostfile: str, words: Sequence[str]) -> Sequence[str]:
         mpiexec = shutil.which("mpiexec.hydra", path=Path(sys.executable).parent) or "mpiexec.hydra"
         rank = [sys.executable, "-c", _RANK, str(root), hostfile, *command, *words]
-        return [mpiexec, "-n", str(hosts), *rank]
+        return [mpiexec, "-n", str(len(hosts)), *rank]
 
     return ChainMeans(argv, {}, stall_s=20)

@@ -72,7 +72,7 @@ def test_a_source_that_gets_shorter_is_said_by_the_one_who_reads(world: World) -
 
 
 def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
-    def alone(hosts: int, hostfile: str, words: Sequence[str]) -> Sequence[str]:
+    def alone(hosts: Sequence[str], hostfile: str, words: Sequence[str]) -> Sequence[str]:
         return [word.replace("=/node/", f"={world.hosts[0].folder}/node/") for word in words]
 
     means = replace(world.means, chain=ChainMeans(alone, {}), how="chain")
