@@ -1,0 +1,204 @@
+# What is asked of a node about the ranks there, with sh and coreutils alone; ranks.py and pulses.py call it as
+# `sh -c TEXT caffe-recipes VERB LAUNCH ...`. LAUNCH is sixteen hex digits, a run with all its launches, or one launch.
+# An entry of the environment tells a process of ours, and nothing else does. Numbers of processes come round again:
+# a process is known by its number and the time it started, which are looked at again before every signal.
+set -uf
+export LC_ALL=C
+newline='
+'
+IFS=$newline
+
+say() { printf 'caffe-recipes: %s\n' "$*"; }
+
+# Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm may hold anything.
+read_stat() {
+    text=''
+    { while read -r line; do text="$text $line"; done <"/proc/$1/stat"; } 2>/dev/null
+    case $text in *'('*') '*) ;; *) return 1 ;; esac
+    comm=${text#*\(} comm=${comm%)*} text=${text##*) }
+    IFS=' '
+    set -- $text
+    IFS=$newline
+    [ $# -ge 22 ] || return 1
+    state=$1 parent=$2 session=$4 ticks=$((${12} + ${13})) started=${20} pages=${22}
+}
+
+lives() { read_stat "$1" && [ "$started" = "$2" ] && [ "$state" != Z ] && [ "$state" != X ]; }
+
+# Sets launch and rank, after read_stat; fails for a launch that was not asked for. A line break within a value becomes \1,
+# so that no value can look like an entry. What launches ranks is none: Slurm numbers a batch script and a proxy, too.
+read_environment() {
+    launch='' pmi='' pmix='' slurm='' step='' open=''
+    for entry in $( (tr '\n\0' '\1\n' <"/proc/$1/environ") 2>/dev/null); do
+        case $entry in
+        CAFFE_RECIPES_LAUNCH=*) launch=${launch:-"=${entry#*=}"} ;;
+        PMI_RANK=*) pmi=${entry#*=} ;;
+        PMIX_RANK=*) pmix=${entry#*=} ;;
+        SLURM_PROCID=*) slurm=${entry#*=} ;;
+        SLURM_STEP_ID=*) step=1 ;;
+        OMPI_COMM_WORLD_RANK=*) open=${entry#*=} ;;
+        esac
+    done
+    launch=${launch#=}
+    case $launch in "$asked" | "$asked"/*) ;; *) return 1 ;; esac
+    case ${launch#"$run"} in '' | /?*) ;; *) return 1 ;; esac
+    case ${launch#"$run/"} in *[!A-Za-z0-9._-]*) return 1 ;; esac
+    rank=${pmi:-${pmix:-${step:+$slurm}}}
+    rank=${rank:-$open}
+    case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) rank='' ;; esac
+    case $rank in *[!0-9]* | ?????????*) rank='' ;; esac
+    rank=${rank:--}
+}
+
+# Sets candidates: who has an entry as the one asked for, and perhaps a few more; of our own processes, but for those
+# that $1 holds as ` number:`. One `tail` reads them all, since a fork for each would be slow.
+find_candidates() {
+    candidates='' near='' files=''
+    set +f
+    for folder in /proc/[0-9]*; do
+        [ -O "$folder" ] || continue
+        case $1 in *" ${folder#/proc/}:"*) ;; *) files="$files$newline$folder/environ" ;; esac
+    done
+    set -f
+    for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
+        case $entry in
+        '==> /proc/'*'/environ <==') near=${entry#'==> /proc/'} near=${near%%/*} ;;
+        CAFFE_RECIPES_LAUNCH="$asked"*) candidates="$candidates$near$newline" ;;
+        esac
+    done
+}
+
+# Calls $1 with the number of every process of this launch, all said of it being set; not of those that $2 holds.
+for_each() {
+    find_candidates "${2-}"
+    for pid in $candidates; do
+        read_stat "$pid" && [ "$session" != "$our_session" ] && read_environment "$pid" && "$1"
+    done
+}
+
+# Whether a process catches SIGHUP: signal 1 is the lowest bit.
+catches_hup() {
+    while read -r line; do
+        case $line in SigCgt:*[13579bdf]) return 0 ;; SigCgt:*) return 1 ;; esac
+    done 2>/dev/null <"/proc/$1/status"
+    return 1
+}
+
+read_units() {
+    page_bytes=4096 ticks_per_s=100
+    for entry in $(od -A n -v -t u8 -w16 /proc/self/auxv 2>/dev/null | tr -s ' '); do
+        case $entry in ' 6 '*) page_bytes=${entry#' 6 '} ;; ' 17 '*) ticks_per_s=${entry#' 17 '} ;; esac
+    done
+}
+
+print_process() {
+    hup=0
+    if catches_hup "$pid"; then hup=1; fi
+    command=$( (base64 -w 0 <"/proc/$pid/cmdline") 2>/dev/null)
+    say "process $pid $started $parent $rank $state $((ticks * 1000 / ticks_per_s)) $((pages * page_bytes)) $hup $launch ${command:--}"
+}
+
+list() {
+    for_each print_process
+    say end
+}
+
+# PID STARTED: have rank 0's process make a snapshot, if SIGHUP does not kill it.
+snapshot() {
+    if ! lives "$1" "$2" || ! read_environment "$1" || [ "$rank" != 0 ]; then
+        say absent
+    elif ! catches_hup "$1"; then
+        say deaf
+    elif lives "$1" "$2" && kill -s HUP "$1" 2>/dev/null; then
+        say asked
+    else
+        say absent
+    fi
+}
+
+add_target() { case $targets in *" $1:$2 "*) ;; *) targets="$targets$1:$2 $newline " ;; esac; }
+
+# A proxy of hydra's has our launch in its environment on the launcher's own host alone; elsewhere its ranks tell it.
+collect() {
+    [ "$launch" != "$but" ] || return 0
+    case $rank:$comm in
+    -:hydra_*) add_target "$pid" "$started" ;;
+    -:*) [ "$launcher" = 0 ] || add_target "$pid" "$started" ;;
+    *)
+        add_target "$pid" "$started"
+        of=$parent
+        if [ -O "/proc/$of" ] && read_stat "$of"; then
+            case $comm in hydra_*) add_target "$of" "$started" ;; esac
+        fi
+        ;;
+    esac
+}
+
+# Sends the signals $1 to those targets that live; forgets the others.
+signal_targets() {
+    alive=' '
+    for target in $targets; do
+        target=${target# } target=${target% }
+        [ -n "$target" ] || continue
+        lives "${target%:*}" "${target#*:}" || continue
+        alive="$alive$target $newline "
+        for signal in $1; do kill -s "$signal" "${target%:*}" 2>/dev/null; done
+    done
+    targets=$alive
+}
+
+# BUT GRACE LAST LAUNCHER: end all processes but of one launch: SIGTERM, after so many tenths of a second SIGKILL; LAST is the end.
+end_all() {
+    but=$1 launcher=$4 targets=' ' tenths=0
+    for_each collect
+    signal_targets "TERM${newline}CONT"
+    while :; do
+        if [ "$targets" = ' ' ]; then
+            for_each collect
+            [ "$targets" != ' ' ] || break
+            signal_targets "TERM${newline}CONT"
+        fi
+        [ "$tenths" -lt "$3" ] || break
+        sleep 0.1
+        tenths=$((tenths + 1))
+        if [ "$tenths" -ge "$2" ]; then signal_targets KILL; else signal_targets ''; fi
+    done
+    for target in $targets; do
+        target=${target# } target=${target% }
+        if lives "${target%:*}" "${target#*:}"; then say "left ${target%:*} $state"; fi
+    done
+    say end
+}
+
+remember() { [ "$rank" = - ] || known="$known$pid:$started:$rank $newline "; }
+
+# For every line of input, tell how each rank is.
+beat() {
+    known=' '
+    while read -r _; do
+        for_each remember "$known"
+        still=' '
+        for entry in $known; do
+            entry=${entry# } entry=${entry% }
+            [ -n "$entry" ] || continue
+            pid=${entry%%:*} rest=${entry#*:}
+            read_stat "$pid" && [ "$started" = "${rest%:*}" ] || continue
+            still="$still$entry $newline "
+            say "rank ${rest#*:} $pid $state $((ticks * 1000 / ticks_per_s)) $((pages * page_bytes))"
+        done
+        known=$still
+        say beat
+    done
+}
+
+verb=$1 asked=$2 run=${2%%/*}
+shift 2
+read_units
+read_stat $$
+our_session=$session
+case $verb in
+list) list ;;
+snapshot) snapshot "$@" ;;
+end) end_all "$@" ;;
+beat) beat ;;
+esac
