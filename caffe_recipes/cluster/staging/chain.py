@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.staging.nodes import SLOWEST_BYTES_PER_S
 from caffe_recipes.cluster.staging.plan import ChainOrder
 from caffe_recipes.errors import ClusterError
@@ -87,6 +88,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
         hostfile = Path(folder) / "hostfile"
         hostfile.write_text("".join(f"{host}\n" for host in order.hosts))
         argv = list(means.launcher(order.hosts, str(hostfile), command))
+        environment = {**os.environ, **means.environment}
         try:
             process = subprocess.Popen(
                 argv,
@@ -95,7 +97,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd="/",  # the one folder that every host has
-                env={**os.environ, **means.environment},
+                env={**environment, **ssh_environment(environment)},
             )
         except OSError as error:
             raise ClusterError(argv[0], f"does not start: {error.strerror}", "load an MPI") from None
