@@ -162,20 +162,32 @@ def find_profile(recipe: Recipe, name: str | None) -> Profile:
     return profile.model_copy(update={"copy_with": cluster.copy_with}) if said else profile
 
 
+def find_root(given: Path | None, profile: str | None) -> Path:
+    """Return the Caffe root: the one that is given, else the profile's, else this folder; ClusterError."""
+    said = load_profile(profile).caffe_root if profile is not None else None
+    return given or Path(said or ".")
+
+
 def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the hosts that get ranks, and the spares: of the hostfile, else of the Slurm job around us.
 
     Without either one node is this machine. Raises ClusterError if there are too few.
     """
     nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
+    hosts, where = all_hosts(root, given)
+    if hosts is not None:
+        return take_hosts(hosts, nodes, ranks_per_node, where), hosts[nodes:]
+    if nodes > 1:
+        raise ClusterError(where, "no such file", f"write {nodes} hosts there, or give --hostfile")
+    return ("localhost",), ()
+
+
+def all_hosts(root: Path, given: Path | None) -> tuple[tuple[str, ...] | None, str | Path]:
+    """Return all hosts that there are, and where they are named; None, and where a hostfile would be."""
     default = root / "hostfile"
     hostfile = given or (default if default.exists() else None)
     hosts = find_hosts(hostfile, os.environ)
-    if hosts is not None:
-        return take_hosts(hosts, nodes, ranks_per_node, hostfile or "the Slurm job"), hosts[nodes:]
-    if nodes > 1:
-        raise ClusterError(default, "no such file", f"write {nodes} hosts there, or give --hostfile")
-    return ("localhost",), ()
+    return hosts, default if hosts is None else hostfile or "the Slurm job"
 
 
 def search_path(*, ours_first: bool) -> str:

@@ -11,12 +11,12 @@ from typing import TypeVar
 from caffe_recipes.chain.setting import (
     Connect,
     StageOptions,
+    all_hosts,
     find_launcher,
     find_profile,
     search_path,
     split_options,
 )
-from caffe_recipes.cluster.hostfile import load_hostfile
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.launcher import launcher_argv, launcher_environment, with_modules
 from caffe_recipes.cluster.profiles import Profile
@@ -122,7 +122,10 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
 def _with_hosts(
     options: StageOptions, connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
 ) -> T:
-    hosts = [connect(name) for name in load_hostfile(options.hostfile or Path("hostfile"))]
+    names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
+    if names is None:
+        raise ClusterError(where, "no such file", "write one host a line there, or give --hostfile")
+    hosts = [connect(name) for name in names]
     try:
         return act(hosts)
     finally:

@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import STOP_GRACE_S, Options
+from caffe_recipes.chain.setting import STOP_GRACE_S, Options, find_root
 from caffe_recipes.chain.signals import Interrupted
+from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.generate.dialect import translate_whole
-from caffe_recipes.recipe.source import load_recipe
-
-_PATH = click.Path(path_type=Path)
+from caffe_recipes.cluster.staging.costs import How
 
 
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@click.option(
-    "--hostfile",
-    type=_PATH,
-    metavar="FILE",
-    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
-)
-@click.option("--caffe", metavar="PATH", help="The Caffe binary, instead of the recipe's trainer.")
-@click.option(
-    "--caffe-root",
-    type=_PATH,
-    metavar="DIR",
-    envvar="CAFFE_ROOT",
-    default=".",
-    show_envvar=True,
-    help="The working directory of the trainer, seen by all hosts [default: the current folder]",
-)
-@click.option(
-    "--lmdb-source",
-    type=_PATH,
-    metavar="DIR",
-    envvar="LMDB_SOURCE",
-    show_envvar=True,
-    help="The training LMDB to stage on hosts that lack it.",
-)
-@click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
-)
+@given.hostfile
+@given.profile
+@given.caffe
+@given.caffe_root
+@given.lmdb_source
+@given.how
+@given.dialect
 @click.option(
     "--stop-grace-s",
     type=click.FloatRange(min=0),
@@ -68,9 +40,11 @@ _PATH = click.Path(path_type=Path)
 def run(
     recipe: str,
     hostfile: Path | None,
+    profile: str | None,
     caffe: str | None,
-    caffe_root: Path,
+    caffe_root: Path | None,
     lmdb_source: Path | None,
+    how: How | None,
     dialect: str,
     stop_grace_s: float,
     new: bool,
@@ -80,14 +54,13 @@ def run(
 
     The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/.
     """
-    loaded = translate_whole(load_recipe(recipe), dialect)
-    if caffe is not None:
-        loaded = loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
-    source = lmdb_source.absolute() if lmdb_source else None
+    loaded = given.load_given(recipe, dialect, caffe)
     options = Options(
-        root=caffe_root,
+        root=find_root(caffe_root, profile),
         hostfile=hostfile,
-        lmdb_source=source,
+        lmdb_source=lmdb_source,
+        how=how,
+        profile=profile,
         new=new,
         overwrite=overwrite,
         stop_grace_s=stop_grace_s,

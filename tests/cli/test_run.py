@@ -22,6 +22,11 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["digits-local", "--caffe-root", "none"], "Error: none: no such folder; give the Caffe root"),
         (["digits-local", "--hostfile", "none"], "Error: none: cannot be read: No such file or directory"),
         (["stampede2-64n-72ep"], "hostfile: no such file; write 64 hosts there, or give --hostfile"),
+        (
+            ["digits-local", "--profile", "mpihc"],
+            "Error: unknown profile 'mpihc'; did you mean 'mpich'? there",
+        ),
+        (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
         (["digits-local", "--caffe", "./none"], "none: no such Caffe binary"),
     ],
 )
@@ -44,5 +49,5 @@ def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> No
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    for option in ("--hostfile", "--caffe", "--caffe-root", "--lmdb-source", "--new", "--overwrite"):
+    for option in ("--hostfile", "--caffe", "--caffe-root", "--lmdb-source", "--new", "--profile", "--how"):
         assert option in done.stdout

@@ -1,0 +1,74 @@
+"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.cluster.staging.costs import WAYS
+from caffe_recipes.generate.dialect import translate_whole
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import load_recipe
+
+_PATH = click.Path(path_type=Path)
+
+
+def _complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
+
+    items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
+    return items or [CompletionItem(typed, type="file")]
+
+
+hostfile = click.option(
+    "--hostfile",
+    type=_PATH,
+    metavar="FILE",
+    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
+)
+profile = click.option(
+    "--profile",
+    metavar="NAME|FILE.yaml",
+    shell_complete=_complete_profile,
+    help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
+)
+caffe = click.option("--caffe", metavar="PATH", help="The Caffe binary, instead of the recipe's trainer.")
+caffe_root = click.option(
+    "--caffe-root",
+    type=_PATH,
+    metavar="DIR",
+    envvar="CAFFE_ROOT",
+    show_envvar=True,
+    help="The working directory of the trainer, seen by all hosts [default: the profile's, else this folder]",
+)
+lmdb_source = click.option(
+    "--lmdb-source",
+    type=_PATH,
+    metavar="DIR",
+    envvar="LMDB_SOURCE",
+    show_envvar=True,
+    help="The training LMDB to stage on hosts that lack it [default: the recipe's source]",
+    callback=lambda context, option, given: given.absolute() if given else None,
+)
+how = click.option(
+    "--how", type=click.Choice(list(WAYS)), help="The way of staging, instead of the quickest."
+)
+dialect = click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default=OURS,
+    show_default=True,
+    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
+)
+
+
+def load_given(recipe: str, dialect: str, caffe: str | None) -> Recipe:
+    """Read a recipe as it is run: for a dialect, by the Caffe binary that is given; raises InputError."""
+    loaded = translate_whole(load_recipe(recipe), dialect)
+    if caffe is None:
+        return loaded
+    return loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
