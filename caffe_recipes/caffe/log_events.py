@@ -88,6 +88,13 @@ class Resuming:
 
 
 @dataclass(frozen=True)
+class IgnoredLayer:
+    """A layer of the weights that the net has not: what it has learned, if anything, is lost."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Done:
     """The solver has reached max_iter."""
 
@@ -130,5 +137,5 @@ class Fatal:
 
 Event = (
     Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | SnapshotEnded
-    | Finetuning | Resuming | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
+    | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
 )  # fmt: skip

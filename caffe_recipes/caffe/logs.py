@@ -18,6 +18,7 @@ from caffe_recipes.caffe.log_events import (
     Event,
     Fatal,
     Finetuning,
+    IgnoredLayer,
     Loss,
     MeanLoss,
     MeanOutput,
@@ -64,6 +65,7 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
     (r"\S+ Snapshot end", SnapshotEnded),
     (r"\S+ Finetuning from (.+)", Finetuning),
     (r"\S+ Resuming from (.+)", Resuming),
+    (r"\S+ Ignoring source layer (.+)", IgnoredLayer),
     (r"\S+ Optimization Done\.", Done),
     (r"\S+ Optimization stopped early\.", StoppedEarly),
     (rf"caffe\.cpp:\d+\] Batch {_COUNT}, {_VALUE}", BatchOutput),
@@ -154,6 +156,7 @@ class LogSummary:
     mean_loss: float | None = None
     done: bool = False
     stopped_early: bool = False
+    ignored: list[str] = field(default_factory=list)
     fatal: str | None = None
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
@@ -199,6 +202,8 @@ class LogSummary:
                 self.finetuned_from = path
             case Resuming(path):
                 self.resumed_from = path
+            case IgnoredLayer(name) if name not in self.ignored:
+                self.ignored.append(name)
             case Done():
                 self.done = True
             case StoppedEarly():

@@ -119,6 +119,31 @@ def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = p
     return misfits
 
 
+def check_solverstate(
+    state: pb.SolverState, net: pb.NetParameter, *, at_most_iter: int, phase: int = pb.TRAIN
+) -> list[str]:
+    """Say where a solverstate does not fit the training of `net` up to an iteration; empty if it fits.
+
+    Its history has a blob for each learned parameter (one that layers share counts once), of its shape and
+    finite; AdaDelta, Adam and RMSProp keep two: all first ones, then all second ones. Raises PrototxtError
+    for a net that does not fit itself.
+    """
+    misfits = []
+    if not 0 < state.iter <= at_most_iter:
+        misfits.append(f"its iteration is {state.iter:,}, not one from 1 to {at_most_iter:,}")
+    wanted = _learned_params(net, phase)
+    if wanted is not None and len(state.history) not in (len(wanted), 2 * len(wanted)):
+        what = f"it holds {len(state.history)} blobs of history, the net has {len(wanted)} parameters"
+        return [*misfits, what]
+    for index, blob in enumerate(state.history):
+        where = f"history {index}"
+        if wanted is not None and not _fits(blob, wanted[index % len(wanted)]):
+            shapes = show_shape(blob_shape(blob)), show_shape(wanted[index % len(wanted)])
+            misfits.append(f"{where} is {shapes[0]}, not {shapes[1]}")
+        misfits += _check_finite(where, blob_values(blob))
+    return misfits
+
+
 def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
     """Give the bytes of a net's learned values in float32; None if a shape depends on unseen data.
 
@@ -188,6 +213,22 @@ def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
     if count != math.prod(shape) or min(shape, default=1) < 1:
         what = f"{where} has shape {'x'.join(map(str, shape))} and {count:,} values"
         raise WeightsError(path, what, "the file is damaged; copy it again")
+
+
+def _learned_params(net: pb.NetParameter, phase: int) -> list[Shape] | None:
+    """Give the shapes of what a solver updates, in its order; None where a layer's are not known."""
+    params: list[Shape] = []
+    named: set[str] = set()
+    for layer in infer_shapes(net, phase).layers:
+        if layer.learned is None:
+            return None
+        for index, shape in enumerate(layer.learned):
+            name = layer.layer.param[index].name if index < len(layer.layer.param) else ""
+            if name not in named:
+                params.append(shape)
+            if name:
+                named.add(name)
+    return params
 
 
 def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) -> list[str]:

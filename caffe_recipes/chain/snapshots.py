@@ -4,61 +4,113 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import check_weights, load_weights
-from caffe_recipes.cluster.hosts import Host, LocalHost, file_digest, file_stamp
+from caffe_recipes.cluster.hosts import Host, LocalHost, file_digest
+from caffe_recipes.cluster.placing import look_at
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
 
 
-def fetch_snapshot(host: Host, path: str, stamp: str | None, to: Path, net: pb.NetParameter) -> str:
+def fetch_snapshot(
+    host: Host, path: str, stamp: str | None, to: Path, net: pb.NetParameter, root: Path | None = None
+) -> str:
     """Bring a snapshot here, verify it and give it its name; return its SHA-256.
 
-    `stamp` is what lay at `path` before the training: an old file is not what the training wrote. Raises
-    RunFailed if the snapshot is missing, old, arrives otherwise than it was, or does not fit the net.
+    `stamp` is what lay at `path` before the training: an old file is not what the training wrote. The owner
+    of `root` is believed as we are. Raises RunFailed if the snapshot is missing, old, a link, another user's,
+    arrives otherwise than it was, or does not fit the net.
     """
-    part = to.with_name(f"{to.name}.part")
-    try:
-        digest = _fetch(host, path, stamp, part)
-        verify_weights(part, net)
-        with part.open("rb") as whole:
-            os.fsync(whole.fileno())
-        part.replace(to)
-    except InputError as error:
-        raise RunFailed(f"{host.name}:{path}", f"the snapshot {error.what}", error.hint) from None
-    except OSError as error:
-        raise RunFailed(to, f"cannot be written: {error.strerror}", "check the disk") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with keep_parts(to) as (part,):
+        try:
+            digest = bring(host, root or to.parent, path, part, stamp)
+            verify_weights(part, net)
+        except InputError as error:
+            raise as_failure(error, host, path, "the snapshot") from None
     return digest
 
 
-def _fetch(host: Host, path: str, stamp: str | None, part: Path) -> str:
-    where = f"{host.name}:{path}"
-    now = file_stamp(host, path)
+def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
+    """Copy a file that a training has written on a host; return its SHA-256.
+
+    Raises ClusterError for one that is missing, as it was at `stamp`, not ours, or arrives otherwise.
+    """
+    now = look_at(host, path, root)
     if now is None:
-        raise RunFailed(where, "the snapshot is missing", "look into the log")
+        raise WeightsError(path, "is missing", "look into the log")
     if now == stamp:
-        raise RunFailed(where, "the snapshot is an old one, from before this training", "look into the log")
+        raise WeightsError(path, "is an old one, from before this training", "look into the log")
     host.fetch(path, part)
     digest = file_digest(host, path)
     if digest != file_digest(LocalHost(), str(part)):
-        raise RunFailed(where, "the copy differs from the snapshot", "run again")
+        raise WeightsError(path, "differs from its copy", "run again")
     return digest
+
+
+def as_failure(error: InputError, host: Host, path: str, what: str) -> RunFailed:
+    """Return what went wrong with a file of a host's, called `what`, as the failure of the run.
+
+    An error that is of another place, as of our disk or the host, stays of that place.
+    """
+    where = f"{host.name}:{path}"
+    if isinstance(error, WeightsError) or error.where == where:
+        return RunFailed(where, f"{what} {error.what}", error.hint)
+    return RunFailed(error.where, error.what, error.hint)
+
+
+@contextmanager
+def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
+    """Yield where to write files first; all get their names at the end, and none if anything fails.
+
+    What is there under a part's name, or was left by a run that was killed, goes. Raises RunFailed if the
+    disk does not let us.
+    """
+    parts = tuple(file.with_name(f"{file.name}.part") for file in files)
+    try:
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(file)
+        yield parts
+        for part in parts:
+            _sync(part)
+        for part, file in zip(parts, files, strict=True):
+            part.replace(file)
+        for folder in {file.parent for file in files}:
+            _sync(folder)
+    except OSError as error:
+        raise RunFailed(files[0], f"cannot be written: {error.strerror}", "check the disk") from None
+    finally:
+        for file in files:
+            _sweep(file)
+
+
+def check_places(host: Host, paths: Iterable[str], root: Path) -> None:
+    """Make sure, before a training, that what it will write is not fetched in vain.
+
+    Raises ClusterError where a link, another user's file, or a folder of one, lies at a snapshot's place.
+    """
+    for path in paths:
+        look_at(host, path, root)
 
 
 def verify_kept(path: Path, sha256: str, phase: str) -> None:
     """Compare a kept snapshot with the digest that its phase finished with; raises WeightsError."""
-    hint = "restore it, or start over with --new"
+    what, hint = f"the snapshot that phase {phase} finished with", "restore it, or start over with --new"
+    verify_digest(path, sha256, what, hint)
+
+
+def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
+    """Compare a kept file, called `what`, with its digest; raises WeightsError."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        what = f"the snapshot of phase {phase} cannot be read: {error.strerror}"
-        raise WeightsError(path, what, hint) from None
+        raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint) from None
     if digest != sha256:
-        raise WeightsError(path, f"is no longer the snapshot that phase {phase} finished with", hint)
+        raise WeightsError(path, f"is no longer {what}", hint)
 
 
 def verify_weights(path: Path, net: pb.NetParameter) -> None:
@@ -67,3 +119,29 @@ def verify_weights(path: Path, net: pb.NetParameter) -> None:
     if misfits:
         more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
         raise WeightsError(path, f"does not fit net {net.name}: {misfits[0]}{more}", "give another snapshot")
+
+
+def learned_ignored(ignored: Iterable[str], weights: Path) -> list[str]:
+    """Return which of the layers that Caffe's log says it ignored have learned values in `weights`.
+
+    Caffe names those without any too, as the data layers, and goes on from the fillers of the rest. Raises
+    WeightsError for what is no caffemodel.
+    """
+    learned = {layer.name for layer in load_weights(weights).layer if layer.blobs}
+    return [name for name in ignored if name in learned]
+
+
+def _sweep(file: Path) -> None:
+    """Take away the parts of a file: ours, and what a copy that was killed has left of them."""
+    for left in file.parent.glob("*"):
+        if left.name.startswith(f"{file.name}.part"):
+            with suppress(OSError):
+                left.unlink()
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -166,17 +166,16 @@ def is_this_machine(name: str) -> bool:
 
 
 def file_stamp(host: Host, path: str) -> str | None:
-    """Return what changes whenever a file is written: inode, bytes, time; None if there is no such file."""
-    done = host.run(["stat", "-L", "-c", "%f %i %s %.9Y", "--", path])
-    if done.returncode != 0:
-        return None
-    found = _answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
-    return found[0] if stat.S_ISREG(int(found[1], 16)) else None
+    """Return what changes whenever a file is written: inode, bytes, time; None if there is no such file.
+
+    A link is none: whoever made it decides what it leads to.
+    """
+    return _stamp(host, path)
 
 
 def file_bytes(host: Host, path: str) -> int | None:
-    """Return a file's size in bytes; None if there is no such file."""
-    stamp = file_stamp(host, path)
+    """Return the size in bytes of a file, or of the one that a link leads to; None if there is none."""
+    stamp = _stamp(host, path, "-L")
     return None if stamp is None else int(stamp.split()[2])
 
 
@@ -195,6 +194,14 @@ def free_bytes(host: Host, path: str) -> int:
         if done.returncode == 0:
             return int(_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
     raise ClusterError(f"{host.name}:{path}", "no disk is there", "check the path")
+
+
+def _stamp(host: Host, path: str, *options: str) -> str | None:
+    done = host.run(["stat", *options, "-c", "%f %i %s %.9Y", "--", path])
+    if done.returncode != 0:
+        return None
+    found = _answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
+    return found[0].replace(",", ".") if stat.S_ISREG(int(found[1], 16)) else None  # some write 1,5
 
 
 def _answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
