@@ -22,7 +22,7 @@ from caffe_recipes.cluster.launcher import launcher_argv, launcher_environment, 
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.cluster.staging.chain import ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
-from caffe_recipes.cluster.staging.stage import Placed, StagingMeans, clean, stage
+from caffe_recipes.cluster.staging.stage import Cleaned, Placed, StagingMeans, clean, stage
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
@@ -50,8 +50,8 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     )
 
 
-def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[tuple[str, str]]:
-    """Take a recipe's training LMDB away where staging has put it; the hosts, and what was done there."""
+def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
+    """Take a recipe's training LMDB away where staging has put it; what was done on each host."""
     lmdb = str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb)
     copy_with = find_profile(recipe, options.profile).copy_with
     return _with_hosts(options, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))

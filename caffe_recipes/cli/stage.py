@@ -41,17 +41,22 @@ def stage(
     options = StageOptions(find_root(caffe_root, profile), hostfile, lmdb_source, how, profile)
     loaded = load_recipe(recipe)
     if clean:
-        for host, said in clean_recipe(loaded, options, open_host):
-            click.echo(f"{host}: {said}")
+        cleaned = clean_recipe(loaded, options, open_host)
+        for each in cleaned:
+            click.echo(f"{each.host}: {each.said}", err=each.failed)
+        _fail_for([each.host for each in cleaned if each.failed], len(cleaned), "were not cleaned")
         return
     placed = stage_recipe(loaded, options, open_host, click.echo)
     failed = [each for each in placed if each.outcome == "failed"]
-    for each in failed:
-        click.echo(f"{each.host}: failed: {each.reason}", err=True)
+    for lost in failed:
+        click.echo(f"{lost.host}: failed: {lost.reason}", err=True)
     count = Counter(each.outcome for each in placed)
     click.echo(f"{count['there']} had it, {count['sent']} got it, {count['failed']} failed")
-    if failed:
-        names = ", ".join(each.host for each in failed[:3]) + (", ..." if len(failed) > 3 else "")
-        raise RunFailed(
-            "stage", f"{len(failed)} of {len(placed)} hosts lack the LMDB: {names}", "mend and repeat"
-        )
+    _fail_for([lost.host for lost in failed], len(placed), "lack the LMDB")
+
+
+def _fail_for(hosts: list[str], of: int, what: str) -> None:
+    """Raise RunFailed, which names the first hosts, if there are any."""
+    if hosts:
+        names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
+        raise RunFailed("stage", f"{len(hosts)} of {of} hosts {what}: {names}", "mend and repeat")

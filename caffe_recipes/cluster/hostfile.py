@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.cluster.nodelists import MOST_HOSTS, parse_nodelist, slurm_hosts
+from caffe_recipes.cluster.nodelists import MOST_HOSTS, find_twice, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import ClusterError
 
 _ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
@@ -51,15 +51,16 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
     """
-    line_of: dict[str, int] = {}
-    for host in parse_host_lines(text, where):
-        if host.name in line_of:
-            what = f"host {host.name} is there twice (first in line {line_of[host.name]})"
-            raise ClusterError(f"{where}:{host.line}", what, "keep one: -ppn sets the ranks of each")
-        line_of[host.name] = host.line
-    if not line_of:
+    hosts = parse_host_lines(text, where)
+    names = tuple(host.name for host in hosts)
+    again = find_twice(names)
+    if again is not None:
+        first = next(host.line for host in hosts if host.name.lower() == names[again].lower())
+        what = f"host {names[again]} is there twice (first in line {first})"
+        raise ClusterError(f"{where}:{hosts[again].line}", what, "keep one: -ppn sets the ranks of each")
+    if not names:
         raise ClusterError(where, "holds no host", "write one host a line")
-    return tuple(line_of)
+    return names
 
 
 def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:

@@ -99,12 +99,32 @@ def fold_hosts(hosts: Sequence[str]) -> str:
 def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the hosts of the Slurm job that this process runs in, in its order; None outside of one.
 
+    Raises ClusterError also for one that is there twice: hydra would count it once, and wrap around.
+
     >>> slurm_hosts({"SLURM_JOB_NODELIST": "c401-[001-002]"})
     ('c401-001', 'c401-002')
     """
     for name in SLURM_VARIABLES:
         if environment.get(name):
-            return parse_nodelist(environment[name], f"${name}")
+            hosts = parse_nodelist(environment[name], f"${name}")
+            again = find_twice(hosts)
+            if again is not None:
+                raise ClusterError(f"${name}", f"host {hosts[again]} is there twice", "give a --hostfile")
+            return hosts
+    return None
+
+
+def find_twice(hosts: Sequence[str]) -> int | None:
+    """Return where the first host stands that has come before; names are the same in any case of letters.
+
+    >>> find_twice(["c1", "c2", "C1"]), find_twice(["c1", "c2"])
+    (2, None)
+    """
+    seen: set[str] = set()
+    for index, host in enumerate(hosts):
+        if host.lower() in seen:
+            return index
+        seen.add(host.lower())
     return None
 
 

@@ -112,3 +112,11 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
     assert not any(is_host_name(name) for name in bad)
     parts = itertools.product("a1", ["", ".", "-", "_", ".-"], "b2")
     assert all(is_host_name(f"{one}{middle}{other}") for one, middle, other in parts)
+
+
+@pytest.mark.parametrize("nodes", ["a,b,a", "n[1-3],n2", "n1,N1"])
+def test_a_slurm_job_that_names_a_host_twice_is_refused(nodes: str) -> None:
+    with pytest.raises(
+        ClusterError, match=r"^\$SLURM_JOB_NODELIST: host \w+ is there twice; give a --hostfile"
+    ):
+        slurm_hosts({"SLURM_JOB_NODELIST": nodes})

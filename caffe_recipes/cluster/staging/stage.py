@@ -52,6 +52,15 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Cleaned:
+    """What was done on a host to take an LMDB away; `failed` where nobody knows what is there now."""
+
+    host: str
+    said: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
 class StagingMeans:
     """What staging works with besides hosts; without `chain` there is none, `how` overrides the costs."""
 
@@ -126,12 +135,12 @@ def plan_from(
     )
 
 
-def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[tuple[str, str]]:
-    """Take away what staging has put on each host, and nothing else; the hosts, and what was done there."""
+def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[Cleaned]:
+    """Take away what staging has put on each host, and nothing else; what was done on each."""
     lmdb = normalize_lmdb(lmdb)
     with only_one(lmdb, cache or cache_folder()):
         done = on_each(hosts, lambda host: clean_node(host, lmdb))
-    return [(host.name, _cleaned(result)) for host, result in zip(hosts, done, strict=True)]
+    return [_cleaned(host.name, result) for host, result in zip(hosts, done, strict=True)]
 
 
 def _send(
@@ -204,10 +213,10 @@ def _with_digest(state: NodeState, found: str | CaffeRecipesError | None) -> Nod
     return replace(state, digest=found)
 
 
-def _cleaned(result: tuple[str, str] | CaffeRecipesError | None) -> str:
+def _cleaned(host: str, result: tuple[str, str] | CaffeRecipesError | None) -> Cleaned:
     if isinstance(result, CaffeRecipesError):
-        return f"not cleaned: {result.what}"
+        return Cleaned(host, f"not cleaned: {result.what}", failed=True)
     word, rest = result or ("nothing", "")
     if word == "cleaned":
-        return f"{int(rest):,} bytes taken away"
-    return f"left as it is: {rest}" if word == "kept" else "nothing of ours is there"
+        return Cleaned(host, f"{int(rest):,} bytes taken away")
+    return Cleaned(host, f"left as it is: {rest}" if word == "kept" else "nothing of ours is there")

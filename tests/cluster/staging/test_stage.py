@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.cluster.staging.digests import file_digest
 from caffe_recipes.cluster.staging.manifest import find_source, load_manifest, only_one
-from caffe_recipes.cluster.staging.stage import Placed, clean, stage
+from caffe_recipes.cluster.staging.stage import Cleaned, Placed, clean, stage
 from caffe_recipes.cluster.staging.stamps import STAMP
 from caffe_recipes.errors import ClusterError, DataError
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
@@ -65,9 +65,8 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     placed = stage(world.hosts, LMDB, world.source, replace(world.means, how="copy"))
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
-    assert clean(world.hosts, LMDB, world.means.cache)[1] == (
-        "n1",
-        "left as it is: it was not put there by caffe-recipes",
+    assert clean(world.hosts, LMDB, world.means.cache)[1] == Cleaned(
+        "n1", "left as it is: it was not put there by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -99,7 +98,7 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
         file.write(b"!")
     placed = stage(world.hosts, LMDB, world.source, means)
     assert placed[0].reason == "holds another LMDB (as large as the source, but of other content)"
-    assert clean(world.hosts, LMDB, world.means.cache)[0][1] == (
+    assert clean(world.hosts, LMDB, world.means.cache)[0].said == (
         "left as it is: it has changed since caffe-recipes put it there"
     )
     assert data.exists()
@@ -125,7 +124,7 @@ def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: Wo
     (host.lmdb / "notes").write_text("the user's")
     assert stage([host], LMDB, world.source, replace(world.means, how="copy")) == SENT[:1]
     assert names_in(host.lmdb) == [STAMP, "data.mdb", "notes"]
-    assert clean([host], LMDB, world.means.cache) == [("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], LMDB, world.means.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
     assert names_in(host.lmdb) == ["notes"]
 
 
@@ -134,10 +133,10 @@ def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: Worl
     stage([host], lmdb, world.source, replace(world.means, how="copy"))
     (Path(f"{host.folder}{lmdb}") / "lock.mdb").write_bytes(b"made by a reader")
     (host.folder / "node" / "a" / "mine").write_text("")
-    assert clean([host], lmdb, world.means.cache) == [("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], lmdb, world.means.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
     assert names_in(host.folder / "node") == ["a"]
     assert names_in(host.folder / "node" / "a") == ["mine"]
-    assert clean([host], lmdb, world.means.cache) == [("n0", "nothing of ours is there")]
+    assert clean([host], lmdb, world.means.cache) == [Cleaned("n0", "nothing of ours is there")]
 
 
 def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> None:
@@ -167,7 +166,7 @@ def test_any_character_in_a_path_stays_a_character(world: World, lmdb: str, how:
     host = world.hosts[0]
     assert stage([host], lmdb, world.source, replace(world.means, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
-    assert clean([host], lmdb, world.means.cache)[0][1].endswith("taken away")
+    assert clean([host], lmdb, world.means.cache)[0].said.endswith("taken away")
     assert names_in(host.folder / "node") == []
 
 

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.harness.cluster import ROOT
+
+CONTENT = os.urandom(1_000_000)
+# Not root, and yet able to read this interpreter and this checkout wherever they lie.
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
+class Place:
+    """A recipe, its LMDB's source, a hostfile with this machine, and where the LMDB goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lmdb = folder, folder / "node" / "a" / "lmdb"
+        recipe = yaml.safe_load((ROOT / "caffe_recipes/recipes/digits-local.yaml").read_text("utf-8"))
+        recipe["data"]["train"]["lmdb"] = str(self.lmdb)
+        for name in ("source", "node"):
+            (folder / name).mkdir()
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        (folder / "hostfile").write_text("localhost\n")
+        (folder / "source" / "data.mdb").write_bytes(CONTENT)
+
+    def call(self, *words: str, as_user: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        code = "from caffe_recipes.cli.main import main; main()"
+        source = ["--lmdb-source", str(self.folder / "source")]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+        return subprocess.run(
+            [*as_user, sys.executable, "-c", code, "stage", "recipe.yaml", *source, *words],
+            cwd=self.folder,
+            env={**environment, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "node/cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # pytest's own folders are closed to other users
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Place(Path(name))
+
+
+def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Place) -> None:
+    assert place.call("--how", "copy").returncode == 0
+    place.lmdb.chmod(0o777)
+    done = place.call("--clean")
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"localhost: not cleaned: others can write in {place.lmdb}",
+        "Error: stage: 1 of 1 hosts were not cleaned: localhost; mend and repeat",
+    ]
+    assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
+
+
+def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
+    place.lmdb.mkdir(parents=True)
+    (place.lmdb / "data.mdb").write_bytes(CONTENT)
+    done = place.call("--clean")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "localhost: left as it is: it was not put there by caffe-recipes\n"
+
+
+@pytest.mark.parametrize("how", ["copy", "sftp"])
+def test_a_user_who_is_not_root_stages_and_cleans(place: Place, how: str) -> None:
+    as_user: tuple[str, ...] = ()
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is not installed, and this is root")
+        as_user = (*NOBODY, *READS)
+        os.chown(place.folder / "node", 65534, 65534)
+    done = place.call("--how", how, as_user=as_user)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "0 had it, 1 got it, 0 failed"
+    assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
+    modes = [path.stat().st_mode & 0o777 for path in (place.lmdb.parent, place.lmdb, place.lmdb / "data.mdb")]
+    assert modes == [0o700, 0o700, 0o600]
+    assert place.call(as_user=as_user).stdout.splitlines()[-1] == "1 had it, 0 got it, 0 failed"
+    cleaned = place.call("--clean", as_user=as_user)
+    assert (cleaned.returncode, cleaned.stdout) == (0, "localhost: 1,000,000 bytes taken away\n")
+    assert [path.name for path in (place.folder / "node").iterdir()] == ["cache"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_root_has_staged_is_neither_replaced_nor_cleaned_by_another(place: Place) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    assert place.call("--how", "copy").returncode == 0
+    before = [(path, path.stat().st_ino, path.stat().st_ctime_ns) for path in place.lmdb.iterdir()]
+    os.chown(place.folder / "node", 65534, 65534)
+    assert "1 had it" in place.call(as_user=(*NOBODY, *READS)).stdout
+    done = place.call("--clean", as_user=(*NOBODY, *READS))
+    assert done.stdout == "localhost: left as it is: it was not put there by caffe-recipes\n"
+    assert [(path, path.stat().st_ino, path.stat().st_ctime_ns) for path in place.lmdb.iterdir()] == before
