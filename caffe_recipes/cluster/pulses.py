@@ -20,7 +20,7 @@ from caffe_recipes.errors import CaffeRecipesError, ClusterError
 
 # Pulses of a host that are kept.
 KEPT = 12
-_AGAIN_S = 2.0
+AGAIN_S = 2.0
 # How long closing waits for hosts that answer, at most: a dead one is left to itself.
 _CLOSE_S = 2.0
 _RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
@@ -68,10 +68,11 @@ class Pulses:
         launch: str,
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        again_s: float = AGAIN_S,
     ) -> None:
-        """Begin to listen; raises ClusterError for a launch that is none."""
+        """Begin to listen, after a failure anew each `again_s`; raises ClusterError for what is no launch."""
         self._argv = ("sh", "-c", ranks_program(), "caffe-recipes", "beat", check_launch(launch))
-        self._every_s, self._clock = every_s, clock
+        self._every_s, self._again_s, self._clock = every_s, again_s, clock
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._kept: dict[str, deque[Pulse]] = {host.name: deque(maxlen=KEPT) for host in hosts}
@@ -132,7 +133,7 @@ class Pulses:
             except CaffeRecipesError as error:
                 with self._lock:
                     self._errors[host.name] = error.what
-                self._closing.wait(_AGAIN_S)
+                self._closing.wait(self._again_s)
 
     def _follow(self, host: Host) -> None:
         """Ask a host for its beats until we are closed; raises ClusterError when that breaks."""

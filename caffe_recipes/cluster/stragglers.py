@@ -115,7 +115,7 @@ def _find_odd(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
     for (host, _), rate in rates.items():
         by_host[host] = by_host.get(host, 0.0) + rate
     odd_host = _odd_one(by_host)
-    return None if odd_host is None else Straggler(odd_host[0], None, f"its ranks {odd_host[1]}")
+    return None if odd_host is None else Straggler(odd_host[0], None, odd_host[1])
 
 
 def _rates(pulses: Sequence[Pulse]) -> dict[int, float]:

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.commands import Running
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.pulses import Pulses, RankPulse, Silence, parse_beat
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
+from caffe_recipes.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Doubtful(LocalHost):
+    """This machine, which can be told to refuse, or to answer nobody."""
+
+    name: str = "node1"
+    refusing: threading.Event = field(default_factory=threading.Event)
+    mute: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        if self.mute.is_set():
+            self.woken.wait()
+        if self.refusing.is_set():
+            raise ClusterError(self.name, "Connection refused")
+        return super().start(argv, limit_s)
+
+
+@pytest.fixture
+def launch() -> str:
+    return f"{secrets.token_hex(8)}/init-1"
+
+
+@pytest.fixture
+def start(launch: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Give a function that starts a process of a rank."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str, rank: int = 0) -> subprocess.Popen[bytes]:
+        environment = {"PATH": os.environ["PATH"], LAUNCH_VARIABLE: launch, "PMI_RANK": str(rank)}
+        started.append(subprocess.Popen(argv, env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def commands(launch: str) -> list[int]:
+    """Return the processes that hear this launch's pulse, on the nodes' side."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and launch.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(holds: Callable[[], object], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(holds())
+
+
+def states(pulses: Pulses, host: str = "node1") -> dict[int, str]:
+    latest = pulses.latest().get(host)
+    return {rank.rank: rank.state for rank in latest.ranks} if latest else {}
+
+
+def test_ranks_are_heard_as_they_come_stop_and_go(
+    launch: str, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    with Pulses([Doubtful()], launch, every_s=0.05) as pulses:
+        assert until(lambda: "node1" in pulses.latest())
+        assert states(pulses) == {}
+        first, second = start("sleep", "600"), start("sh", "-c", "while :; do :; done", rank=12)
+        assert until(lambda: states(pulses) == {0: "S", 12: "R"})
+        assert until(lambda: max(rank.cpu_s for rank in pulses.latest()["node1"].ranks) > 0.1)
+        assert all(rank.memory_bytes > 100_000 for rank in pulses.latest()["node1"].ranks)
+        assert {rank.pid for rank in pulses.latest()["node1"].ranks} == {first.pid, second.pid}
+        second.send_signal(signal.SIGSTOP)
+        assert until(lambda: states(pulses)[12] == "T")
+        first.kill()
+        assert until(lambda: states(pulses)[0] == "Z")
+        first.wait()
+        assert until(lambda: states(pulses) == {12: "T"})
+        assert pulses.silent(5.0) == ()
+        heard = [pulse.heard_at_s for pulse in pulses.history("node1")]
+        assert heard == sorted(heard)
+        assert pulses.histories()["node1"][-1].heard_at_s >= heard[-1]
+    assert until(lambda: not commands(launch))
+
+
+def test_a_host_that_refuses_is_silent_says_why_and_is_heard_again(launch: str) -> None:
+    now = [100.0]
+    good, bad = Doubtful("node1"), Doubtful("node2")
+    with Pulses([good, bad], launch, every_s=0.05, clock=lambda: now[0], again_s=0.05) as pulses:
+        assert until(lambda: len(pulses.latest()) == 2)
+        bad.refusing.set()
+        for pid in commands(launch):  # the connections of both are lost
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert until(lambda: pulses.silent(-1.0)[1].reason == "Connection refused")
+        now[0] = 130.0
+        assert until(lambda: pulses.latest()["node1"].heard_at_s == 130.0)
+        assert pulses.silent(20.0) == (Silence("node2", 30.0, "Connection refused"),)
+        assert pulses.silent(30.0) == ()
+        bad.refusing.clear()
+        assert until(lambda: pulses.silent(20.0) == ())
+
+
+def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(launch: str) -> None:
+    mute = Doubtful("node2")
+    mute.mute.set()
+    try:
+        pulses = Pulses([Doubtful("node1"), mute], launch, every_s=0.05)
+        assert until(lambda: "node1" in pulses.latest())
+        (silence,) = pulses.silent(-1.0)[1:]
+        assert (silence.host, silence.reason) == ("node2", "no answer")
+        started = time.monotonic()
+        pulses.close()
+        assert time.monotonic() - started < 10
+        assert until(lambda: not commands(launch))
+    finally:
+        mute.woken.set()
+    assert until(lambda: not commands(launch))  # what comes late is ended, too
+
+
+def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
+    with pytest.raises(ClusterError, match="is no launch"):
+        Pulses([], "x y")
+    assert parse_beat("node1", "caffe-recipes: rank 1 2 D 1500 4096\n") == (RankPulse(1, 2, "D", 1.5, 4096),)
+    for said in ("hello\n", "caffe-recipes: rank 1 2 D 1500\n", "caffe-recipes: rank -1 2 D 1 1\n"):
+        with pytest.raises(ClusterError, match="node1: gives a pulse that cannot be read"):
+            parse_beat("node1", said)

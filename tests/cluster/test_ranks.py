@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.ranks import (
+    LAUNCH_VARIABLE,
+    RankProcess,
+    ask_snapshot,
+    end_ranks,
+    find_ranks,
+    pick_trainer,
+    ranks_program,
+)
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+
+HOST = LocalHost("here")
+# Says that it is there, then that it has got a signal.
+HEARER = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGHUP, lambda *_: print('snapshot', flush=True))\n"
+    "print('up', flush=True)\n"
+    "while True: time.sleep(60)"
+)
+Starter = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def run() -> str:
+    """A run that no other test, and nobody else, has processes of."""
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Give a function that starts a process with such an environment, and waits until it has that."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*argv: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            argv,
+            env={"PATH": os.environ["PATH"], **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def pids(run: str) -> set[int]:
+    return {process.pid for process in find_ranks(HOST, run)}
+
+
+def test_a_rank_is_found_with_its_command_as_it_is(run: str, start: Starter) -> None:
+    hostile = ["--solver=it's", "a\nb", "$(id)", "-n", "", "größe", "\udc80"]
+    process = start(
+        *("sh", "-c", "echo up; read x", *hostile),
+        **{LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "7", "OTHER": "\nline\n"},
+    )
+    line(process)
+    (found,) = find_ranks(HOST, run)
+    assert (found.pid, found.rank, found.launch, found.parent) == (
+        process.pid,
+        7,
+        f"{run}/init-1",
+        os.getpid(),
+    )
+    assert found.command == ("sh", "-c", "echo up; read x", *hostile)
+    assert found.state == "S"
+    assert not found.catches_hup
+    assert found.memory_bytes > 100_000
+    assert find_ranks(HOST, f"{run}/init-1") == (found,)
+    assert find_ranks(HOST, f"{run}/init-11") == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{run}0/init-1",
+        "0{run}/init-1",
+        "{run}/a b",
+        "{run}/a/b",
+        "{run}/\n",
+        "{run}/",
+        "{run}-1",
+        "x\n{run}/a",
+    ],
+)
+def test_another_launch_is_left_out(run: str, start: Starter, value: str) -> None:
+    process = start("sh", "-c", "echo up; read x", **{LAUNCH_VARIABLE: value.format(run=run)})
+    line(process)
+    assert find_ranks(HOST, run) == ()
+
+
+def test_no_value_of_another_variable_looks_like_a_launch(run: str, start: Starter) -> None:
+    entry = f"{LAUNCH_VARIABLE}={run}/init-1"
+    process = start(
+        "sh",
+        "-c",
+        "echo up; read x",
+        A=f"x\n{entry}",
+        B=entry,
+        C=f"\n==> /proc/{os.getpid()}/environ <==\n{entry}\n",
+        D=f"\n\n{entry}\n\n",
+        **{f"X{LAUNCH_VARIABLE}": f"{run}/init-1"},
+    )
+    line(process)
+    assert find_ranks(HOST, run) == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "program", "rank"),
+    [
+        ({"PMI_RANK": "5", "PMIX_RANK": "6", "OMPI_COMM_WORLD_RANK": "7"}, "caffe", 5),
+        ({"PMIX_RANK": "6", "OMPI_COMM_WORLD_RANK": "7"}, "caffe", 6),
+        ({"SLURM_PROCID": "6", "SLURM_STEP_ID": "0"}, "caffe", 6),
+        ({"OMPI_COMM_WORLD_RANK": "7"}, "caffe", 7),
+        ({"PMI_RANK": "x\n5"}, "caffe", None),
+        ({"SLURM_PROCID": "0"}, "caffe", None),  # a batch script's environment, and all that it starts
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "hydra_pmi_proxy", None),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "mpiexec.hydra", None),
+    ],
+)
+def test_a_ranks_number_is_its_launchers(
+    run: str, start: Starter, tmp_path: Path, environment: dict[str, str], program: str, rank: int | None
+) -> None:
+    (tmp_path / program).symlink_to("/bin/sh")
+    process = start(str(tmp_path / program), "-c", "echo up; read x", **{LAUNCH_VARIABLE: run}, **environment)
+    line(process)
+    assert [found.rank for found in find_ranks(HOST, run)] == [rank]
+
+
+def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
+    run: str, start: Starter, tmp_path: Path
+) -> None:
+    solver = f"--solver={tmp_path}/it's $(x).prototxt"
+    of_launch = {LAUNCH_VARIABLE: f"{run}/init-1"}
+    wrapper = f'"{sys.executable}" -ISc "$PROGRAM" train "$1" & echo "$!"; wait'
+    rank_0 = start("sh", "-c", wrapper, "wrapper", solver, PROGRAM=HEARER, PMI_RANK="0", **of_launch)
+    inner = int(line(rank_0))
+    assert line(rank_0) == "up\n"
+    hearing = [
+        start(sys.executable, "-ISc", HEARER, "helper", PMI_RANK="0", **of_launch),
+        start(sys.executable, "-ISc", HEARER, solver, PMI_RANK="1", **of_launch),
+        start(sys.executable, "-ISc", HEARER, solver, **of_launch),
+        start(sys.executable, "-ISc", HEARER, solver, PMI_RANK="0", **{LAUNCH_VARIABLE: f"{run}/init-2"}),
+    ]
+    for process in hearing:
+        assert line(process) == "up\n"
+    assert ask_snapshot(HOST, f"{run}/init-1", solver) == "asked"
+    assert line(rank_0) == "snapshot\n"
+    assert ask_snapshot(HOST, f"{run}/init-1", "--solver=another") == "absent"
+    assert ask_snapshot(HOST, f"{run}/init-3", solver) == "absent"
+    (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
+    for wrong in (["0"], [str(started + 1)]):  # its number, come round again
+        words = ["snapshot", f"{run}/init-1", str(inner), *wrong]
+        said = HOST.run(["sh", "-c", ranks_program(), "caffe-recipes", *words]).stdout
+        assert said == "caffe-recipes: absent\n"
+    end_ranks([HOST], run, launcher=True)
+    assert rank_0.communicate()[0] == ""
+    assert [process.communicate()[0] for process in hearing] == [""] * 4
+
+
+def test_a_trainer_that_sighup_would_kill_is_spared(run: str, start: Starter) -> None:
+    process = start(
+        *("sh", "-c", "echo up; read x; echo done", "caffe", "--solver=s"),
+        **{LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "0"},
+    )
+    line(process)
+    assert ask_snapshot(HOST, f"{run}/init-1", "--solver=s") == "deaf"
+    assert process.poll() is None
+
+
+def rank(pid: int, parent: int, *command: str, number: int | None = 0, hup: bool = True) -> RankProcess:
+    return RankProcess(pid, number, "S", 0.0, 0, hup, command, "0" * 16, started=pid, parent=parent)
+
+
+@pytest.mark.parametrize(
+    ("processes", "picked"),
+    [
+        ([], None),
+        ([rank(5, 1, "caffe", "s")], 5),
+        ([rank(5, 1, "caffe", "S"), rank(6, 1, "s")], None),
+        ([rank(5, 1, "sh", "s"), rank(6, 5, "caffe", "s"), rank(7, 6, "ep_server")], 6),
+        ([rank(5, 1, "sh", "s"), rank(6, 5, "numactl"), rank(7, 6, "caffe", "s")], 7),
+        ([rank(5, 1, "caffe", "s"), rank(6, 5, "caffe", "s"), rank(7, 6, "caffe", "s")], 5),
+        ([rank(5, 1, "mpiexec", "s", number=None), rank(6, 5, "hydra_pmi_proxy", number=None)], None),
+        ([rank(5, 1, "tee", "s", hup=False), rank(6, 1, "caffe", "s")], 6),
+    ],
+)
+def test_of_a_wrapper_and_its_child_the_child_is_the_trainer_and_of_a_fork_the_parent(
+    processes: list[RankProcess], picked: int | None
+) -> None:
+    found = pick_trainer(processes, "s")
+    assert (found and found.pid) == picked
+
+
+def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else_is_touched(
+    run: str, start: Starter, tmp_path: Path
+) -> None:
+    (tmp_path / "hydra_pmi_proxy").symlink_to("/bin/sh")
+    (tmp_path / "mpiexec").symlink_to("/bin/sh")
+    of_rank = {LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "1"}
+    say, stubborn = ("sh", "-c", "echo up; read x"), ("sh", "-c", 'trap "" TERM; echo up; read x; sleep 600')
+    breeder = (
+        'trap "setsid sleep 600 & setsid sleep 600 &" TERM; echo up; while :; do read x; sleep 600; done'
+    )
+    with_rank = f"setsid env {LAUNCH_VARIABLE}={run}/init-1 PMI_RANK=2 sleep 600 & echo up; wait; sleep 600"
+    ended = [
+        start(*say, **of_rank),
+        start(*stubborn, **of_rank),
+        start("sh", "-c", breeder, **of_rank),
+        start("sh", "-c", "echo up; kill -s STOP $$", **of_rank),
+        start(str(tmp_path / "hydra_pmi_proxy"), "-c", with_rank),
+        start(
+            str(tmp_path / "hydra_pmi_proxy"), "-c", "echo up; read x", **{LAUNCH_VARIABLE: f"{run}/init-0"}
+        ),
+    ]
+    mpiexec = start(str(tmp_path / "mpiexec"), "-c", "echo up; read x", **{LAUNCH_VARIABLE: f"{run}/init-1"})
+    spared = [
+        start(*say, **{LAUNCH_VARIABLE: f"{run}/init-2", "PMI_RANK": "0"}),
+        start(*say, **{LAUNCH_VARIABLE: f"{secrets.token_hex(8)}/init-1", "PMI_RANK": "0"}),
+        start(str(tmp_path / "hydra_pmi_proxy"), "-c", "echo up; read x"),
+        start(*say, PMI_RANK="0"),
+    ]
+    for process in (*ended, mpiexec, *spared):
+        assert line(process) == "up\n"
+    assert end_ranks([HOST], run, but=f"{run}/init-2", grace_s=0.3) == {}
+    assert all(process.wait(1) < 0 for process in ended)
+    assert pids(run) == {mpiexec.pid, spared[0].pid}
+    assert end_ranks([HOST], run, but=f"{run}/init-2", grace_s=0.3, launcher=True) == {}
+    assert mpiexec.wait(1) == -signal.SIGTERM
+    assert pids(run) == {spared[0].pid}
+    assert [process.poll() for process in spared] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "name", ["", "0123456789abcde", "0123456789abcdef/", "0123456789abcdef/a b", "0123456789ABCDEF", "x\n"]
+)
+def test_what_is_no_launch_is_refused(name: str) -> None:
+    for act in (
+        lambda: find_ranks(HOST, name),
+        lambda: ask_snapshot(HOST, name, "s"),
+        lambda: end_ranks([HOST], name),
+        lambda: end_ranks([HOST], "0" * 16, but=name),
+    ):
+        with pytest.raises(ClusterError, match="is no launch"):
+            act()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "caffe-recipes: process 1 2 3",
+        "caffe-recipes: end\nmore",
+        "hello\ncaffe-recipes: end",
+        "caffe-recipes: process 1 2 3 0 S 0 0 0 0123456789abcdef b%d\ncaffe-recipes: end",
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_that_names_the_host(said: str) -> None:
+    host = StandInHost("node7", answer=lambda argv, stdin: Completed(0, said, ""))
+    with pytest.raises(ClusterError, match="node7: gives no answer about its ranks that can be read"):
+        find_ranks(host, "0" * 16)
+    assert list(end_ranks([host], "0" * 16)) == ["node7"]
+
+
+def test_ending_goes_on_where_one_host_is_unreachable_and_says_what_survives(run: str) -> None:
+    def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
+        return Completed(0, "caffe-recipes: left 71 D\ncaffe-recipes: end\n", "")
+
+    dead = StandInHost("node1", fault=ClusterError("node1", "cannot be reached"))
+    hosts: list[Host] = [dead, StandInHost("node2", answer), HOST]
+    assert end_ranks(hosts, run) == {
+        "node1": "cannot be reached",
+        "node2": "SIGKILL does not end process 71 (state D)",
+    }
