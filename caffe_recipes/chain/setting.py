@@ -13,6 +13,7 @@ from typing import Literal
 from caffe_recipes.chain.plan import launch_argv, trainer_environment
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, with_modules
 from caffe_recipes.cluster.probe import launcher_knows
 from caffe_recipes.cluster.profiles import Launcher, Profile, load_profile
@@ -130,12 +131,13 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
 
     trainer = find_our_trainer(path) if ours else find_caffe(recipe.trainer, root)
     known, left_out = split_options(profile, path)
+    environment = {**trainer_environment(recipe, profile), "PATH": path}
     return Setting(
         recipe=recipe,
         root=root,
         hosts=tuple(reach(name) for name in names),
         trainer=trainer,
-        environment={**trainer_environment(recipe, profile), "PATH": path},
+        environment={**environment, **ssh_environment({**os.environ, **environment})},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
         profile=known,
