@@ -72,9 +72,9 @@ def commands(launch: str) -> list[int]:
 
 def until(holds: Callable[[], object], within_s: float = 10.0) -> bool:
     deadline = time.monotonic() + within_s
-    while not holds() and time.monotonic() < deadline:
+    while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return bool(holds())
+    return bool(held)
 
 
 def states(pulses: Pulses, host: str = "node1") -> dict[int, str]:
@@ -138,7 +138,8 @@ def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(lau
         assert until(lambda: not commands(launch))
     finally:
         mute.woken.set()
-    assert until(lambda: not commands(launch))  # what comes late is ended, too
+    assert until(lambda: all(thread.name != "pulse-node2" for thread in threading.enumerate()))
+    assert until(lambda: not commands(launch))  # what came late is ended, too
 
 
 def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
