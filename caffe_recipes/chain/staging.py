@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from caffe_recipes.chain.setting import (
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.launcher import launcher_argv, launcher_environment, with_modules
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.chain import RELAY, ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
 from caffe_recipes.cluster.staging.stage import Cleaned, Placed, StagingMeans, clean, stage
 from caffe_recipes.errors import ClusterError
@@ -81,7 +82,9 @@ def find_rates(profile: Profile) -> Rates:
 
 def find_chain_means(profile: Profile) -> ChainMeans | None:
     """Return what a chain is started with; None without a launcher or mpi4py."""
-    if find_spec("mpi4py") is None:
+    imported = [find_spec(name) for name in ("mpi4py", RELAY)]
+    needs = [spec.origin for spec in imported if spec is not None and spec.origin]
+    if len(needs) < len(imported):
         return None
     path = search_path(ours_first=True)  # mpi4py and the launcher are of one MPI, if ours has one
     program, modules = profile.launcher.program, profile.modules
@@ -104,7 +107,7 @@ def find_chain_means(profile: Profile) -> ChainMeans | None:
         return with_modules(launched, modules, path)
 
     environment = launcher_environment(program, profile.launcher.environment)
-    return ChainMeans(argv, {**environment, "PATH": path})
+    return ChainMeans(argv, {**environment, "PATH": path}, needs=(sys.executable, *needs))
 
 
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:

@@ -31,26 +31,38 @@ STALL_S = 60.0
 START_S = 180.0
 _END_S = 10.0
 _LOGOUT_S = 2.0
-_LINE = re.compile(r"(?:\[\d+\] )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
-_AT = re.compile(r"(?:\[\d+\] )?relay: at (\d+)")
+# Hydra labels a rank's line `[0] `, srun `0: `.
+_LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
+# A rank that has said so never joins the others.
+_HOPELESS = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
+_AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d+)")
 
 
 @dataclass
 class ChainEnd:
-    """What a launch said: by rank, why it could not write; which rank gave up; the launcher's last words."""
+    """What a launch said: by rank, why it could not write; which rank gave up; the launcher's last words.
+
+    `moved` tells whether any byte went through.
+    """
 
     failed: dict[int, str] = field(default_factory=dict)
     stopped: dict[int, str] = field(default_factory=dict)
     said: str = ""
+    moved: bool = False
 
 
 @dataclass(frozen=True)
 class ChainMeans:
-    """What a chain is started with; `environment` is the launcher's, `python` is where every node sees it."""
+    """What a chain is started with; `environment` is the launcher's.
+
+    `python` is where every node sees it, as it must see all of `needs`: a rank that never starts is not
+    missed by hydra, whose other ranks wait for it.
+    """
 
     launcher: Launcher
     environment: Mapping[str, str]
     python: str = sys.executable
+    needs: tuple[str, ...] = ()
     stall_s: float = STALL_S
     start_s: float = START_S
 
@@ -152,8 +164,11 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, means: ChainMeans,
             # The ranks' own limit comes first; once all is sent, only disks are waited for.
             whole = int(at[1]) >= size_bytes
             patience_s = size_bytes / SLOWEST_BYTES_PER_S + means.start_s if whole else 2 * means.stall_s
+            end.moved = True
         if at or _note(line, end):
             last = time.monotonic()
+        elif not end.moved and _HOPELESS.search(line):
+            return end
 
 
 def _read(process: subprocess.Popen[bytes], lines: SimpleQueue[str | None]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from caffe_recipes.cluster.staging.costs import (
     WAYS,
@@ -76,6 +76,22 @@ def plan_staging(
         refused=tuple((state.host, reason) for state, reason in judged if reason),
         options=options,
         how=_choose(options, how) if missing else None,
+    )
+
+
+def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> StagingPlan | None:
+    """Plan for those hosts, by the next best way, what the plan's own could not do; None if there is none."""
+    options = tuple(Option(option.how, why) if option.how == plan.how else option for option in plan.options)
+    if all(option.seconds is None for option in options):
+        return None
+    missing = tuple(state for state in plan.missing if state.host in hosts)
+    arrived = tuple(state.host for state in plan.missing if state.host not in hosts)
+    return replace(
+        plan,
+        present=(*plan.present, *arrived),
+        missing=missing,
+        options=options,
+        how=_choose(options, None),
     )
 
 

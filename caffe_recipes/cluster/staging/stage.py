@@ -33,8 +33,8 @@ from caffe_recipes.cluster.staging.nodes import (
     on_each,
     probe_node,
 )
-from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, render_plan
-from caffe_recipes.cluster.staging.ways import Job, send_by_chain, send_by_sbcast, send_to_each
+from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, plan_without, render_plan
+from caffe_recipes.cluster.staging.ways import Job, Sent, send_by_chain, send_by_sbcast, send_to_each
 from caffe_recipes.errors import CaffeRecipesError
 
 Say = Callable[[str], None]
@@ -88,7 +88,7 @@ def stage(
             say(line)
         if plan.how is None:
             return _results(hosts, plan, {})
-        failed = _send(hosts, plan, source, manifest, replace(means, cache=cache), say)
+        failed = _send_somehow(hosts, plan, source, manifest, replace(means, cache=cache), say)
         return _results(hosts, plan, failed)
 
 
@@ -143,7 +143,7 @@ def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[C
     return [_cleaned(host.name, result) for host, result in zip(hosts, done, strict=True)]
 
 
-def _send(
+def _send_somehow(
     hosts: Sequence[Host],
     plan: StagingPlan,
     source: Source,
@@ -151,7 +151,33 @@ def _send(
     means: StagingMeans,
     say: Say,
 ) -> Mapping[str, str]:
-    """Send to the hosts that lack it; return why, for those that failed. What is half done is taken away."""
+    """Send to the hosts that lack it; return why, for those that failed.
+
+    Where a chain does not begin it goes on by the next best way, unless a way was asked for: a node may lack
+    our Python, or what it imports.
+    """
+    sent = _send(hosts, plan, source, manifest, means, say)
+    if not sent.unstarted or means.how is not None:
+        return sent.failed
+    why = next(iter(sent.unstarted.values()))
+    instead = plan_without(plan, sent.unstarted.keys(), why)
+    if instead is None:
+        return sent.failed
+    hosts_left = f"{len(instead.missing)} host{'s' if len(instead.missing) > 1 else ''}"
+    say(f"the {plan.how} does not begin ({why}); by {instead.how} instead to {hosts_left}")
+    rest = _send_somehow(hosts, instead, source, manifest, means, say)
+    return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}
+
+
+def _send(
+    hosts: Sequence[Host],
+    plan: StagingPlan,
+    source: Source,
+    manifest: Manifest | None,
+    means: StagingMeans,
+    say: Say,
+) -> Sent:
+    """Send to the hosts that lack it, by the plan's way. What is half done is taken away."""
     cache = means.cache or cache_folder()
     job = Job(
         hosts={host.name: host for host in hosts},
@@ -160,23 +186,22 @@ def _send(
         here=means.here or socket.gethostname(),
         say=say,
     )
-    dead: frozenset[str] = frozenset()
     try:
         if plan.how == "chain" and means.chain is not None:
-            sent = send_by_chain(job, means.chain, manifest.digest if manifest else None)
-            failed, dead = sent.failed, sent.dead
+            digest = manifest.digest if manifest else None
+            sent = send_by_chain(job, means.chain, digest, asked=means.how is not None)
             if sent.digest and manifest is None:
                 keep_manifest(source, sent.digest, cache)
         else:
             send = send_by_sbcast if plan.how == "sbcast" else send_to_each
             with ThreadPoolExecutor(1) as pool:  # while the nodes are busy
                 known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
-                failed = send(job, lambda: known.result().digest)
+                sent = Sent(send(job, lambda: known.result().digest))
     except BaseException:
         _abandon(job, [state.host for state in plan.missing])
         raise
-    _abandon(job, [name for name in failed if name not in dead])
-    return failed
+    _abandon(job, [name for name in sent.failed if name not in sent.dead])
+    return sent
 
 
 def _abandon(job: Job, names: Sequence[str]) -> None:

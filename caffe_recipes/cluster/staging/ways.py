@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.hosts import Completed, Host
 from caffe_recipes.cluster.staging.chain import ChainEnd, ChainMeans, relay_command, run_chain
 from caffe_recipes.cluster.staging.nodes import (
     NodeState,
@@ -21,8 +21,9 @@ from caffe_recipes.cluster.staging.nodes import (
     seconds_for,
 )
 from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, plan_chain
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
 
+_FIRST_MISSING = 'for file do test -r "$file" || { echo "$file"; exit 1; }; done'
 # Besides the data: the stamp, and the lock file that every reader of an LMDB makes.
 _ROOM_BESIDE_BYTES = 1 << 20
 # A chain that breaks without a host that is dead or full is tried once more, not for ever.
@@ -48,14 +49,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a chain did: why, for the hosts that failed, and the source's digest, if any host has it now.
+    """What a way did: why, for the hosts that failed, and the source's digest, if any host has it now.
 
     `dead` are those that gave no answer: asking them for anything more would be waiting for nothing.
+    `unstarted` says why, for those of the failed that no chain has begun for: another way may reach them.
     """
 
-    failed: dict[str, str]
-    digest: str | None
-    dead: frozenset[str]
+    failed: Mapping[str, str]
+    digest: str | None = None
+    dead: frozenset[str] = frozenset()
+    unstarted: Mapping[str, str] = field(default_factory=dict)
 
 
 def send_to_each(job: Job, digest: Callable[[], str]) -> dict[str, str]:
@@ -92,14 +95,22 @@ def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
     return ("sbcast", "--force", "--size=8m", source, target)
 
 
-def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
-    """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was."""
+def send_by_chain(job: Job, means: ChainMeans, digest: str | None, *, asked: bool = True) -> Sent:
+    """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was.
+
+    One that was asked for is tried again where it does not begin, and raises ClusterError where the launcher
+    is none.
+    """
     failed = _failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
-    missing = [state for state in job.plan.missing if state.host not in failed]
-    landed, dead, fruitless = list(job.plan.present), set[str](), 0
+    unfit = _unfit(means, [job.hosts[name] for name in _names(job) if name not in failed])
+    missing = [state for state in job.plan.missing if state.host not in failed and state.host not in unfit]
+    landed, moved = [name for name in job.plan.present if name not in unfit], False
+    unstarted = {state.host: unfit[state.host] for state in job.plan.missing if state.host in unfit}
+    dead, fruitless = set[str](), 0
     while missing:
         order = _order(job, missing, landed)
-        end = _launch(job, means, order, digest)
+        end = _launch(job, means, order, digest, asked=asked)
+        moved = moved or end.moved
         states = on_each([job.hosts[each.host] for each in missing], lambda host: _look(job, host), _LOOK_S)
         digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
         lost = _lost(missing, states, order, end)
@@ -111,13 +122,31 @@ def send_by_chain(job: Job, means: ChainMeans, digest: str | None) -> Sent:
         # A reader that gets nothing through may be what is broken.
         landed = [host for host in landed if not (fruitless and host == order.hosts[0])] + sorted(arrived)
         missing = left
-        if missing and fruitless == _FRUITLESS_LAUNCHES:
-            failed |= dict.fromkeys((state.host for state in missing), f"the chain broke: {_why(end, order)}")
+        if missing and fruitless == (_FRUITLESS_LAUNCHES if asked or moved else 1):
+            names = [state.host for state in missing]
+            failed |= dict.fromkeys(names, f"the chain broke: {_why(end, order)}")
+            unstarted |= {} if moved else dict.fromkeys(names, _why(end, order))
             break
         if missing:
             without = f" without {', '.join(lost)}" if lost else ""
             job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {len(missing)} hosts")
-    return Sent(failed, digest, frozenset(dead))
+    return Sent({**unstarted, **failed}, digest, frozenset(dead), unstarted)
+
+
+def _names(job: Job) -> list[str]:
+    return [*job.plan.present, *(state.host for state in job.plan.missing)]
+
+
+def _unfit(means: ChainMeans, hosts: Sequence[Host]) -> dict[str, str]:
+    """Return what hosts lack that a rank needs; one that gives no answer is for the chain to miss."""
+    if not means.needs:
+        return {}
+    asked = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *means.needs]), _LOOK_S)
+    return {
+        host.name: f"{host.name} has no {' '.join(done.stdout.split())[-200:] or means.needs[0]}"
+        for host, done in zip(hosts, asked, strict=True)
+        if isinstance(done, Completed) and done.returncode != 0
+    }
 
 
 def _order(job: Job, missing: Sequence[NodeState], landed: Sequence[str]) -> ChainOrder:
@@ -127,12 +156,17 @@ def _order(job: Job, missing: Sequence[NodeState], landed: Sequence[str]) -> Cha
     )
 
 
-def _launch(job: Job, means: ChainMeans, order: ChainOrder, digest: str | None) -> ChainEnd:
+def _launch(job: Job, means: ChainMeans, order: ChainOrder, digest: str | None, *, asked: bool) -> ChainEnd:
     size_bytes = job.plan.size_bytes
     command = relay_command(
         order, means, lmdb=job.plan.lmdb, part=job.part, size_bytes=size_bytes, digest=digest
     )
-    return run_chain(order, means, command, size_bytes)
+    try:
+        return run_chain(order, means, command, size_bytes)
+    except ClusterError as error:
+        if asked:
+            raise
+        return ChainEnd(said=f"{error.where}: {error.what}")
 
 
 def _look(job: Job, host: Host) -> NodeState:
@@ -172,10 +206,12 @@ def _silent(missing: Sequence[NodeState], states: Sequence[NodeState | CaffeReci
 
 def _why(end: ChainEnd, order: ChainOrder) -> str:
     """Say who broke a chain: of those that saw nothing move, the first."""
-    if not end.stopped:
-        return end.said or "the launcher ended"
-    rank = min(end.stopped)
     names = dict(enumerate(order.hosts))
+    if not end.stopped:
+        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.said)
+        said = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.said
+        return said or "the launcher ended"
+    rank = min(end.stopped)
     reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank])
     return f"{names.get(rank, rank)}: {reason}"
 

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.costs import Rates
 from caffe_recipes.cluster.staging.stage import Placed, stage
+from caffe_recipes.cluster.staging.stamps import STAMP
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import CONTENT, LMDB, World, local_chain
 
+# On such a cluster a chain is the quickest, and sending from here the slowest.
+QUICK = Rates(link=1e7, shared=1e7, disk=1e9)
 # What a rank is started through: it does this to rank 2, and to the others nothing.
 _ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
 
@@ -87,6 +91,48 @@ def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: Wo
     with pytest.raises(ClusterError, match="/none/mpiexec: does not start: No such file or directory"):
         stage(world.hosts, LMDB, world.source, means)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
+
+
+def test_a_chain_that_does_not_begin_gives_way_to_the_next_best_way(world: World) -> None:
+    """Where it is not what was asked for; why is said once, and it is not tried again."""
+    world = through(world, "exec /none/python")
+    said: list[str] = []
+    placed = stage(world.hosts, LMDB, world.source, replace(world.means, how=None, rates=QUICK), said.append)
+    assert {each.outcome for each in placed} == {"sent"}
+    assert staged(world) == ["n0", "n1", "n2", "n3"]
+    (line,) = [line for line in said if "does not begin" in line]
+    assert "/none/python" in line
+    assert line.endswith("; by copy instead to 4 hosts")
+    for host in world.hosts:
+        assert sorted(path.name for path in host.lmdb.iterdir()) == [STAMP, "data.mdb"]
+
+
+def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain(world: World) -> None:
+    chain = replace(local_chain(world.source.parent), needs=(sys.executable, "/node/lib/mpi4py"))
+    for host in world.hosts[1:]:
+        (host.folder / "node/lib").mkdir()
+        (host.folder / "node/lib/mpi4py").touch()
+    said: list[str] = []
+    means = replace(world.means, chain=chain, rates=QUICK)
+    assert {each.outcome for each in stage(world.hosts, LMDB, world.source, means, said.append)} == {"sent"}
+    assert staged(world) == ["n0", "n1", "n2", "n3"]
+    lacks = f"n0 has no {world.hosts[0].folder}/node/lib/mpi4py"
+    assert said[-1] == f"the chain does not begin ({lacks}); by copy instead to 1 host"
+
+    (world.hosts[0].lmdb / "data.mdb").unlink()
+    placed = stage(world.hosts, LMDB, world.source, replace(means, how="chain"))
+    assert placed[0] == Placed("n0", "failed", lacks)
+
+
+def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
+    means = replace(world.means, chain=ChainMeans(lambda *a: ["/none/mpiexec"], {}), rates=QUICK)
+    said: list[str] = []
+    placed = stage(world.hosts, LMDB, world.source, means, said.append)
+    assert {each.outcome for each in placed} == {"sent"}
+    assert said[-1] == (
+        "the chain does not begin (/none/mpiexec: does not start: No such file or directory); "
+        "by copy instead to 4 hosts"
+    )
 
 
 def test_the_relay_starts_without_what_only_the_head_needs() -> None:

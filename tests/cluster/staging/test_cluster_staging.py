@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,38 @@ def staging(cluster: Cluster, shared: Path) -> Staging:
     for node in cluster.nodes:
         cluster.run(node, ["sh", "-c", empty])
     return Staging(cluster, shared)
+
+
+SLOW = """\
+name: slow
+title: where every node reading for itself takes longest, and a chain is the quickest
+rates: {link_gb_per_s: 0.001, shared_gb_per_s: 0.001}
+launcher: {environment: {MPIR_CVAR_CH4_NETMOD: ofi, FI_PROVIDER: tcp}}
+copy_with: ssh
+"""
+
+
+def test_a_chain_that_a_node_cannot_join_gives_way_to_the_next_best_way(staging: Staging) -> None:
+    """The profile decides that it is tried, and gives its ranks what they need here."""
+    (staging.folder / "slow.yaml").write_text(SLOW)
+    staging.environment = {"XDG_CACHE_HOME": str(staging.folder / "cache")}
+    profile = ["--profile", str(staging.folder / "slow.yaml")]
+    spec = find_spec("mpi4py")
+    assert spec is not None
+    assert spec.origin is not None
+    staging.cluster.replace("node3", spec.origin, "raise ImportError('no MPI on this node')\n")
+    try:
+        done = staging.call(*profile)
+    finally:
+        staging.cluster.restore("node3", spec.origin)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  <- chosen" in next(line for line in done.stdout.splitlines() if line.startswith("  chain"))
+    why = "the chain does not begin (node3: ImportError: no MPI on this node)"
+    assert f"{why}; by copy instead to 4 hosts\n" in done.stdout
+    assert staging.whole_on() == list(staging.cluster.nodes)
+    staging.on("node2", f"rm -r '{LMDB}'")
+    assert "does not begin" not in staging.call(*profile).stdout
+    assert staging.whole_on() == list(staging.cluster.nodes)
 
 
 @pytest.mark.parametrize("how", WAYS)
