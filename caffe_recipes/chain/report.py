@@ -48,9 +48,9 @@ class Reporter:
     def show_findings(self, findings: Sequence[Finding]) -> None:
         """Write what the preflight saw, a line each."""
         for finding in findings:
-            mark = Text(*_MARKS["failed" if finding.error else "warn" if finding.warns else "ok"])
+            mark = Text(*_MARKS[finding.mark])
             mark.pad_right(8 - len(mark))
-            self._console.print(mark + Text(f"{finding.subject:15}{finding.said}"))
+            self._console.print(mark + Text(f"{finding.subject:15}{_on_one_line(finding.said)}"))
 
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""
@@ -58,7 +58,11 @@ class Reporter:
             self._show_live(progress)
         elif self._clock() >= self._due:
             self._due = self._clock() + EVERY_S
-            self.say(f"  {_describe(progress)}")
+            self.show_now(progress)
+
+    def show_now(self, progress: Progress) -> None:
+        """Write where a phase is, as a line of its own."""
+        self.say(f"  {_describe(progress)}")
 
     def end_progress(self) -> None:
         """Take the live line away."""
@@ -100,6 +104,11 @@ def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]
         else:
             lines.append(f"{name}: {value:.4g}")
     return lines
+
+
+def _on_one_line(text: str) -> str:
+    """Show what cannot be printed: paths, and what programs on hosts say, may hold anything."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _describe(progress: Progress) -> str:

@@ -37,6 +37,7 @@ COMMANDS = {
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
     "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Put a recipe's training LMDB on every host."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
+    "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
 }
 
 

@@ -25,10 +25,13 @@ class Name(click.types.StringParamType):
         from caffe_recipes.review.naming import shipped_names  # only a shell that completes waits for it
 
         given = ctx.params.get(param.name or "") if param.nargs == -1 else None
-        names = [*(shipped_names() if self.shipped else []), *self._files(incomplete)]
+        names = [*self._runs(ctx), *(shipped_names() if self.shipped else []), *self._files(incomplete)]
         known = [name for name in names if name.startswith(incomplete)]
         items = [CompletionItem(name) for name in known if name not in (given or ())]
         return items or [CompletionItem(incomplete, type="file")]
+
+    def _runs(self, ctx: click.Context) -> list[str]:
+        return []
 
     def _files(self, incomplete: str) -> list[str]:
         folder = os.path.dirname(incomplete)  # noqa: PTH120 - the path as it was typed
@@ -39,6 +42,19 @@ class Name(click.types.StringParamType):
         return [os.path.join(folder, name) for name in names if name.endswith(self.suffixes)]  # noqa: PTH118
 
 
+class Run(Name):
+    """A run's name, of those under `--caffe-root`; or its recipe, as above."""
+
+    name = "run"
+
+    def _runs(self, ctx: click.Context) -> list[str]:
+        if ctx.params.get("on") is not None:
+            return []
+        runs = Path(ctx.params.get("caffe_root") or ".") / "runs"
+        return sorted(path.parent.name for path in runs.glob("*/journal.jsonl"))
+
+
 RECIPE = Name(".yaml", ".yml")
 RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
 PROTOTXT = Name(".prototxt", shipped=False)
+RUN = Run(".yaml", ".yml")

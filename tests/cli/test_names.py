@@ -13,7 +13,7 @@ from caffe_recipes.cli.names import Name
 from caffe_recipes.recipe.source import shipped_recipes
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
-TAKE_RECIPES = ["show", "generate", "run", "plot", "diff", "lint", "summary"]
+TAKE_RECIPES = ["show", "generate", "run", "attach", "plot", "diff", "lint", "summary"]
 TAKE_PROTOTXTS = ["plot", "lr", "lint", "diff", "fmt", "upgrade", "summary"]
 
 
@@ -49,6 +49,17 @@ def test_what_reads_prototxts_alone_is_offered_no_recipes(tmp_path: Path) -> Non
     (tmp_path / "net.prototxt").touch()
     assert complete("caffe-recipes lr ", tmp_path) == ["plain,net.prototxt"]
     assert complete("caffe-recipes lr dig", tmp_path) == ["file,dig"]
+
+
+def test_runs_are_completed_by_their_names(tmp_path: Path) -> None:
+    for name in ("small-1", "small-2", "other-1"):
+        (tmp_path / "root" / "runs" / name).mkdir(parents=True)
+        (tmp_path / "root" / "runs" / name / "journal.jsonl").touch()
+    assert complete("caffe-recipes attach --caffe-root root sm", tmp_path) == [
+        "plain,small-1",
+        "plain,small-2",
+    ]
+    assert complete("caffe-recipes attach sm", tmp_path / "root") == ["plain,small-1", "plain,small-2"]
 
 
 def test_all_that_ship_are_offered_and_the_folder_s_recipes(tmp_path: Path) -> None:

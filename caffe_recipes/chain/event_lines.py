@@ -1,0 +1,127 @@
+"""The lines that a run's journal comes down to, for who watches the run without being it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.plan import fetched_snapshot
+from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.review.naming import shipped_names
+
+Said = Mapping[str, Any]
+_SHOWN = 8  # of an event that this version does not know the words of
+_MARGIN = ("time", "event", "phase")
+
+
+def describe_event(said: Said, recipe: Recipe, folder: str) -> str | None:
+    """Write one event as a run does when it comes to pass; None for what a run says nothing of.
+
+    Events of later versions, and those without what is to be said of them, are None too.
+    """
+    try:
+        describe = _LINES.get(said["event"])
+        return describe(said, recipe, folder) if describe else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def describe_before(state: RunState, recipe: Recipe, folder: str) -> list[str]:
+    """Write what was finished, or left behind, before the process that carries the run on now."""
+    lines = [
+        f"{phase.name}: finished before; {fetched_snapshot(phase, folder)}"
+        for phase in recipe.phases
+        if phase.name in state.finished
+    ]
+    left = [f"{state.launch.phase}: going on with the trainer of a killed run"] if state.launch else []
+    return lines + left
+
+
+def describe_run_command(given: str, recipe: Recipe) -> str:
+    """Write what goes on with a run; `given` is what its watcher called it.
+
+    Of a recipe of the user's own the name is known, but not where its YAML is.
+    """
+    if given.endswith((".yaml", ".yml")) or recipe.name in shipped_names():
+        name = given if given.endswith((".yaml", ".yml")) else recipe.name
+        return f"`caffe-recipes run {shlex.quote(name)}`"
+    return "`caffe-recipes run` with its recipe"
+
+
+def is_complete(state: RunState, recipe: Recipe) -> bool:
+    """Tell whether nothing is left to be done."""
+    evaluated = recipe.evaluation is None or state.outputs is not None
+    return evaluated and is_trained(state, recipe)
+
+
+def is_trained(state: RunState, recipe: Recipe) -> bool:
+    """Tell whether all phases are finished."""
+    return all(phase.name in state.finished for phase in recipe.phases)
+
+
+def _started(said: Said, recipe: Recipe, folder: str) -> str:
+    since = datetime.fromisoformat(said["time"]).astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"{folder}: process {said['pid']} on {said['host']}, since {since}"
+
+
+def _placed(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"placed {len(said['files'])} prototxts in {recipe.prototxt_dir}"
+
+
+def _built(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"built {', '.join(said['lmdbs'])}"
+
+
+def _staged(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"staged {describe_bytes(said['bytes'])} to {said['lmdb']} on {describe_names(said['hosts'])}"
+
+
+def _launched(said: Said, recipe: Recipe, folder: str) -> str:
+    phase = recipe.phase(said["phase"])
+    start = recipe.starts_from(phase)
+    weights = fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
+    from_what = weights or "the nets' fillers"
+    return f"{phase.name}: {phase.last_iter:,} iterations from {from_what}"
+
+
+def _finished(said: Said, recipe: Recipe, folder: str) -> str:
+    speed = f", {said['images_per_s']:,.0f} images/s" if said["images_per_s"] else ""
+    return f"{said['phase']}: finished in {describe_duration(said['seconds'])}{speed}; {said['snapshot']}"
+
+
+def _of_phase(words: str) -> Callable[[Said, Recipe, str], str]:
+    """Write an event as these words, and all that it tells."""
+
+    def describe(said: Said, recipe: Recipe, folder: str) -> str:
+        where = f"{said['phase']}: " if "phase" in said else ""
+        told = [(key, value) for key, value in said.items() if key not in _MARGIN and value is not None]
+        details = ", ".join(f"{key} {_plain(value)}" for key, value in told[:_SHOWN])
+        return f"{where}{words}" + (f": {details}" if details else "")
+
+    return describe
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return describe_names([_plain(each) for each in value])
+    if isinstance(value, dict):
+        return describe_names([f"{key} -> {_plain(each)}" for key, each in value.items()])
+    return f"{value:,}" if isinstance(value, int) else str(value)[:200]
+
+
+_LINES: Mapping[str, Callable[[Said, Recipe, str], str]] = {
+    "started": _started,
+    "placed": _placed,
+    "built": _built,
+    "staged": _staged,
+    "launched": _launched,
+    "finished": _finished,
+    "checkpointed": _of_phase("checkpoint"),
+    "retrying": _of_phase("trying again"),
+    "replaced": _of_phase("replaced a host"),
+}

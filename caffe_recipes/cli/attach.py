@@ -1,0 +1,36 @@
+"""`caffe-recipes attach`: watch a run from anywhere."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from caffe_recipes.chain.attach import AttachOptions
+from caffe_recipes.chain.attach import attach as attach_run
+from caffe_recipes.chain.report import Reporter
+from caffe_recipes.cli.names import RUN
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@click.option(
+    "--caffe-root",
+    metavar="DIR",
+    envvar="CAFFE_ROOT",
+    default=".",
+    show_envvar=True,
+    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
+)
+@click.option("--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils.")
+@click.option("--once", is_flag=True, help="Say where the run stands, and end.")
+def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
+    """Watch a run until it is finished; nothing is written, and Ctrl-C stops nothing but the watching.
+
+    RUN is a run's folder, its name (`digits-local-1`), or a recipe's name or YAML, whose latest run is meant.
+    """
+    try:
+        attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
+    except KeyboardInterrupt:
+        click.echo("detached; the run goes on", err=True)
+        sys.exit(130)

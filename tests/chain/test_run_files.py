@@ -1,0 +1,109 @@
+"""What attach reads, here and by a host's own sh: both give the same."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.run_files import HostFiles, LocalFiles, Piece, Process, RunFiles, Wanted
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError, InputError
+
+HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
+
+
+@pytest.fixture(params=["here", "by a host's sh"])
+def files(request: pytest.FixtureRequest) -> RunFiles:
+    return LocalFiles() if request.param == "here" else HostFiles(LocalHost())
+
+
+def test_what_is_new_is_read_to_the_byte(files: RunFiles, tmp_path: Path) -> None:
+    path, whole = tmp_path / "log", bytes(range(256)) * 300
+    path.write_bytes(whole)
+    wanted = [Wanted(str(path), start) for start in (0, 5, len(whole), len(whole) + 9)]
+    assert files.look(wanted).pieces == tuple(Piece(each.start, whole[each.start :]) for each in wanted)
+
+
+def test_of_what_is_too_much_the_end_is_read(files: RunFiles, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    look = files.look([Wanted(str(path), 2, 8), Wanted(str(path), 2, 3)])
+    assert look.pieces == (Piece(2, b"23456789"), Piece(7, b"789"))
+
+
+def test_a_file_that_is_not_there_is_none(files: RunFiles, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    look = files.look([Wanted(str(tmp_path / "none")), Wanted(str(tmp_path / "file" / "none"))])
+    assert look.pieces == (None, None)
+
+
+def test_what_is_no_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path}: cannot be read"):
+        files.look([Wanted(str(tmp_path))])
+
+
+def test_runs_are_the_folders_that_hold_a_journal(files: RunFiles, tmp_path: Path) -> None:
+    for name in ("small-1", "small-2", ".small-3.77"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        if name != "small-2":
+            (tmp_path / "runs" / name / "journal.jsonl").touch()
+    assert [name for name in files.names(str(tmp_path / "runs")) if name[0] != "."] == ["small-1"]
+    assert files.names(str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_from_hell_are_only_names(
+    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    journal = Path(name) / "journal.jsonl"
+    journal.write_text("x")
+    assert files.look([Wanted(str(journal))], Process(1, name, name)).pieces == (Piece(0, b"x"),)
+    assert files.names(name) == []
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_process_lives_while_it_has_the_file_open(files: RunFiles, tmp_path: Path) -> None:
+    held, node = tmp_path / "journal.jsonl", socket.gethostname()
+    held.touch()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys; file = open(sys.argv[1]); print(); input()", str(held)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout
+    holder.stdout.readline()
+
+    def lives(pid: int, where: str = node) -> bool | None:
+        return files.look((), Process(pid, where, str(held))).lives
+
+    assert lives(holder.pid) is True
+    assert lives(os.getpid()) is False, "its number has come round again"
+    assert lives(holder.pid, "elsewhere") is None
+    holder.communicate()
+    assert lives(holder.pid) is False
+
+
+def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    process = Process(dead.pid, socket.gethostname(), str(tmp_path))
+    assert files.look((), process).lives is False
+    dead.wait()
+
+
+@pytest.mark.parametrize(
+    "said", ["", "node\n", "node\nno\npiece x eA==\nend\n", "node\nno\npiece 0 ?\nend\n"]
+)
+def test_what_is_no_answer_is_told_with_the_host(said: str) -> None:
+    host = StandInHost(answer=lambda argv, stdin: Completed(0, said, ""))
+    with pytest.raises(ClusterError, match=r"standin: gives no answer that can be read: .*; check that"):
+        HostFiles(host).look([Wanted("/x")])
