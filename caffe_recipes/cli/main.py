@@ -35,6 +35,9 @@ COMMANDS = {
     "diff": _Lazy("caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."),
     "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
+    "preflight": _Lazy(
+        "caffe_recipes.cli.preflight", "preflight", "Look for all that would make a run fail."
+    ),
     "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Put a recipe's training LMDB on every host."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
     "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),

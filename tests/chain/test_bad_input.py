@@ -11,6 +11,7 @@ import lmdb
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.chain.preflight.checks import CHECKS
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
 
 if TYPE_CHECKING:
@@ -202,8 +203,9 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     (place.root / "prototxt/small/solver_cyc1.prototxt").write_text("")
     with pytest.raises(CaffeRecipesError, match="solver_cyc1"):
         place.run()
-    marks = [line.split()[0] for line in place.output.getvalue().splitlines()]
-    assert marks == ["ok", "ok", "ok", "failed", "ok", "failed", "ok", "ok"]
+    rows = [(line[:8].strip(), line[8:23].strip()) for line in place.output.getvalue().splitlines()]
+    assert [subject for mark, subject in rows if mark == "failed"] == ["prototxts", "test data"]
+    assert [subject for _, subject in rows] == [name for name in CHECKS if name != "spares"]
 
 
 def test_caffe_torch_is_no_stand_in_for_a_missing_caffe(place: Place) -> None:

@@ -1,0 +1,186 @@
+"""What the hosts are: reached, alike, with the cores and the memory that a recipe needs, and on time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell, trouble_of
+from caffe_recipes.chain.preflight.look import Look
+from caffe_recipes.chain.preflight.nodes import NodeFacts
+from caffe_recipes.chain.units import describe_bytes
+from caffe_recipes.cluster.parallel import connect_all
+
+MOST_SKEW_S = 2.0
+# Of the others' memory, or of the profile's.
+_LEAST_PART = 0.9
+_HINT_CORES = "check the host, or the recipe's omp_num_threads and ranks_per_node"
+
+
+def check_hosts(look: Look) -> list[Finding]:
+    """Name the hosts that cannot be reached, each in its own words, and those with another Caffe root."""
+    cluster = look.setting.recipe.cluster
+    troubles = [trouble_of(name, error) for name, error in look.errors.items()]
+    troubles += list(_other_roots(look))
+    named = fold_names([host.name for host in look.setting.hosts])
+    ranks = f"{cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
+    return tell("hosts", troubles, f"{named}: {ranks}")
+
+
+def check_spares(look: Look) -> list[Finding]:
+    """Name the spares that cannot be reached; nothing without spares."""
+    if not look.setting.spares:
+        return []
+    spares = [look.setting.connect(name) for name in look.setting.spares]
+    try:
+        answers = connect_all(spares)
+    finally:
+        for spare in spares:
+            spare.close()
+    troubles = [
+        Trouble(answer.host.name, answer.error.what, answer.error.hint, fails=False)
+        for answer in answers
+        if answer.error is not None
+    ]
+    return tell("spares", troubles, f"{fold_names(look.setting.spares)}: reached")
+
+
+def check_cores(look: Look) -> list[Finding]:
+    """Compare the hosts' cores with what the recipe pins and needs, the profile, and each other."""
+    cluster, pinned = look.setting.recipe.cluster, _server_cores(look)
+    needed = cluster.ranks_per_node * cluster.omp_num_threads + len(set(pinned))
+    troubles = [trouble for facts in look.facts.values() for trouble in _judge_cores(look, facts, needed)]
+    troubles += _unlike({name: str(facts.processors) for name, facts in look.facts.items()})
+    seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in look.facts.values()))
+    return tell("cores", troubles, f"{seen} a host, {needed} are needed") if seen else _nobody(look, "cores")
+
+
+def check_memory(look: Look) -> list[Finding]:
+    """Name hosts with less memory than the profile says, or than the others have or have free."""
+    known = [facts for facts in look.facts.values() if facts.memory_bytes and facts.available_bytes]
+    if not known:
+        return _nobody(look, "memory")
+    totals = {facts.host: facts.memory_bytes or 0 for facts in known}
+    free = {facts.host: facts.available_bytes or 0 for facts in known}
+    said = look.setting.profile.node.memory_gb
+    troubles = [
+        _lacks(host, f"has {describe_bytes(total)} of memory, the profile says {said:g} GB")
+        for host, total in totals.items()
+        if said and total < _LEAST_PART * said * 1e9
+    ]
+    typical, typically_free = median(totals.values()), median(free.values())
+    for host, total in totals.items():
+        if abs(total - typical) > (1 - _LEAST_PART) * typical:
+            what = f"has {describe_bytes(total)} of memory, the others {describe_bytes(typical)}"
+            troubles.append(_lacks(host, what))
+        elif free[host] < _LEAST_PART * typically_free:
+            has, others = describe_bytes(free[host]), describe_bytes(typically_free)
+            troubles.append(_lacks(host, f"has {has} of memory free, the others {others}"))
+    least = f"{describe_bytes(min(totals.values()))} a host, {describe_bytes(min(free.values()))} free"
+    return tell("memory", troubles, least)
+
+
+def check_clocks(look: Look) -> list[Finding]:
+    """Name the hosts whose clock differs from ours by more than MOST_SKEW_S."""
+    if not look.facts:
+        return _nobody(look, "clock")
+    troubles = [
+        Trouble(
+            facts.host,
+            f"its clock is {abs(facts.skew_s):.1f} s {'ahead of' if facts.skew_s > 0 else 'behind'} ours",
+            "let it ask a time server",
+            fails=False,
+        )
+        for facts in look.facts.values()
+        if abs(facts.skew_s) - facts.doubt_s > MOST_SKEW_S
+    ]
+    most = max(abs(facts.skew_s) + facts.doubt_s for facts in look.facts.values())
+    return tell("clock", troubles, f"within {most:.1f} s of ours")
+
+
+def _other_roots(look: Look) -> Iterator[Trouble]:
+    """Yield the hosts whose Caffe root is missing, or is another folder than ours."""
+    root = str(look.setting.root)
+    hint = "the Caffe root must be on a file system of all hosts"
+    ours = str(Path(root).stat().st_ino)
+    for facts in look.facts.values():
+        if facts.root_inode is None:
+            yield Trouble(facts.host, "no such folder there", hint, root)
+        elif facts.root_inode != ours:
+            what = "seems to be another folder there than here"
+            yield Trouble(
+                facts.host, what, "later phases start from what a run keeps in it", root, fails=False
+            )
+
+
+def _judge_cores(look: Look, facts: NodeFacts, needed: int) -> Iterator[Trouble]:
+    cluster, there = look.setting.recipe.cluster, facts.processors
+    last = max(there.numbers, default=-1)
+    for what, hint, numbers in (
+        ("MLSL's servers", "cluster.mlsl.server_affinity", _server_cores(look)),
+        ("threads", "cluster.kmp_affinity", _listed_cores(look)),
+    ):
+        missing = sorted(set(numbers) - there.numbers)
+        if missing:
+            listed = ",".join(map(str, missing))
+            said = f"has no core {listed}, where {what} are pinned; its last is {last}"
+            yield Trouble(facts.host, said, f"correct {hint} in the recipe, or give other hosts")
+    if there.cores < needed:
+        threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads} threads"
+        servers = f" and {needed - cluster.ranks_per_node * cluster.omp_num_threads} cores of MLSL's"
+        what = f"has {there}, {threads}{servers if _server_cores(look) else ''} need {needed}"
+        yield Trouble(facts.host, what, _HINT_CORES, fails=False)
+    elif facts.usable < min(needed, len(there.numbers)):
+        what = f"lets us use {facts.usable} of {len(there.numbers)} processors, {needed} are needed"
+        yield Trouble(facts.host, what, "ask the job for whole nodes", fails=False)
+    said_sockets, said_cores = _said_node(look)
+    sockets = there.sockets or said_sockets
+    if said_cores and (said_cores, said_sockets) != (there.cores, sockets):
+        what = f"has {there}, {said_sockets} x {said_cores // (said_sockets or 1)} are expected"
+        yield Trouble(facts.host, what, "check the profile, the recipe's cluster, and the host", fails=False)
+
+
+def _said_node(look: Look) -> tuple[int | None, int | None]:
+    """Return the sockets and cores that a node should have: the profile says it, else the recipe."""
+    node, cluster = look.setting.profile.node, look.setting.recipe.cluster
+    if node.cores:
+        return node.sockets, node.cores
+    if cluster.sockets_per_node and cluster.cores_per_socket:
+        return cluster.sockets_per_node, cluster.sockets_per_node * cluster.cores_per_socket
+    return None, None
+
+
+def _server_cores(look: Look) -> tuple[int, ...]:
+    mlsl = look.setting.recipe.cluster.mlsl or look.setting.profile.mlsl
+    return mlsl.server_affinity if mlsl else ()
+
+
+def _listed_cores(look: Look) -> list[int]:
+    """Return the ends of what `proclist=[0-21,24]` of KMP_AFFINITY lists."""
+    affinity = look.setting.recipe.cluster.kmp_affinity or look.setting.profile.kmp_affinity or ""
+    found = re.search(r"proclist=\[([^\]]*)\]", affinity)
+    return [int(number) for number in re.findall(r"\d+", re.sub(r":\d+", "", found[1]))] if found else []
+
+
+def _unlike(seen: dict[str, str]) -> list[Trouble]:
+    """Name the hosts that have something else than most."""
+    if len(set(seen.values())) < 2:
+        return []
+    most, _ = Counter(seen.values()).most_common(1)[0]
+    hint = "a run goes at the pace of its slowest host: use hosts of one kind"
+    return [
+        Trouble(host, f"has {has}, the others {most}", hint, fails=False)
+        for host, has in seen.items()
+        if has != most
+    ]
+
+
+def _lacks(host: str, what: str) -> Trouble:
+    return Trouble(host, what, "check what runs there, and its memory", fails=False)
+
+
+def _nobody(look: Look, subject: str) -> list[Finding]:
+    return look.skip(subject, [host.name for host in look.setting.hosts])

@@ -1,0 +1,86 @@
+# What preflight asks of a node, with sh and coreutils alone: `sh -c TEXT caffe-recipes [VERB PATH]...`; nothing is
+# changed. nodes.py reads the answer. /tmp is shared with others: names that are found there are cleaned before they
+# are said.
+set -u
+export LC_ALL=C
+me=$(id -u)
+
+say() { printf 'caffe-recipes: %s\n' "$*"; }
+clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-200; }
+user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
+
+# The nearest folder that is there.
+near() {
+    folder=$1
+    while ! [ -d "$folder" ] && [ -n "$folder" ]; do
+        case $folder in */*) folder=${folder%/*} ;; *) folder='' ;; esac
+    done
+    folder=${folder:-/}
+}
+
+# Which disk, how much room, whether we can write there, and whether others can change what we write.
+look_at_folder() {
+    near "$1"
+    writable=0 open=0 mode=0x$(stat -L -c %f -- "$folder")
+    if [ -w "$folder" ] && [ -x "$folder" ]; then writable=1; fi
+    if [ $((mode & 02)) != 0 ] && [ $((mode & 01000)) = 0 ]; then open=1; fi
+    room=$(df --output=avail -B1 -- "$folder" | tail -n 1 | tr -d ' ')
+    say folder "$(stat -L -c %d -- "$folder")" "${room:--1}" "$writable" "$open"
+}
+
+# What Caffe would write over, or through, where it is not ours.
+look_at_snapshots() {
+    say snapshots
+    for file in "$1"_iter_*.caffemodel "$1"_iter_*.solverstate; do
+        if [ -L "$file" ]; then
+            say found link "$(user_of "$file")" "$(clean "$file")"
+        elif ! [ -e "$file" ]; then
+            continue
+        elif ! [ -f "$file" ]; then
+            say found other "$(user_of "$file")" "$(clean "$file")"
+        elif [ "$(stat -c %u -- "$file")" != "$me" ]; then
+            say found foreign "$(user_of "$file")" "$(clean "$file")"
+        fi
+    done
+}
+
+look_at_file() {
+    size=$(stat -L -c %s -- "$1" 2>/dev/null) || size=-
+    readable=0
+    if [ -f "$1" ] && [ -r "$1" ]; then readable=1; fi
+    say file "$size" "$readable"
+}
+
+look_at_text() {
+    sum=-
+    if [ -f "$1" ]; then sum=$(sha256sum <"$1") || sum=-; fi
+    say text "${sum%% *}"
+}
+
+look_at_program() {
+    kind=absent
+    if [ -f "$1" ] && [ -x "$1" ]; then kind=program; elif [ -e "$1" ]; then kind=other; fi
+    say program "$kind"
+}
+
+say clock "$(date +%s.%N)"
+say name "$(uname -n)"
+unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
+say usable "$(nproc)"
+say cpuinfo
+tr -d '\t' </proc/cpuinfo | sort -u
+say meminfo
+cat /proc/meminfo
+say paths
+while [ "$#" -gt 1 ]; do
+    case $1 in
+    root) say root "$(stat -L -c %i -- "$2" 2>/dev/null || echo -)" ;;
+    program) look_at_program "$2" ;;
+    file) look_at_file "$2" ;;
+    text) look_at_text "$2" ;;
+    folder) look_at_folder "$2" ;;
+    snapshots) look_at_snapshots "$2" ;;
+    esac
+    shift 2
+done
+say end

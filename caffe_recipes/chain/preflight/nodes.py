@@ -1,0 +1,185 @@
+"""The facts of a node, asked for by one command: `node_facts.sh`, run there by the Host."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.errors import ClusterError
+
+_MARK = "caffe-recipes: "
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What a node computes on: the numbers of its logical processors, its sockets and cores.
+
+    `sockets` is None where the kernel does not say.
+    """
+
+    numbers: frozenset[int]
+    cores: int
+    sockets: int | None
+
+    def __str__(self) -> str:
+        """Write them as people do: sockets x cores."""
+        if self.sockets is None:
+            return f"{self.cores} cores"
+        return f"{self.sockets} x {self.cores // self.sockets} cores"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The nearest folder above a path that is there: its disk, the room, and who may write."""
+
+    disk: str
+    free_bytes: int
+    writable: bool
+    open_to_all: bool
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A file under a name of ours that is a link, another user's, or no file at all."""
+
+    kind: str
+    owner: str
+    path: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node says of itself; paths are those that were asked for.
+
+    `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back.
+    """
+
+    host: str
+    node_name: str
+    skew_s: float
+    doubt_s: float
+    usable: int
+    processors: Processors
+    memory_bytes: int | None
+    available_bytes: int | None
+    root_inode: str | None = None
+    program: str = "absent"
+    sizes: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
+    digests: dict[str, str | None] = field(default_factory=dict)
+    folders: dict[str, Folder] = field(default_factory=dict)
+    strays: tuple[Stray, ...] = ()
+
+
+Question = tuple[str, str]
+
+
+def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
+    """Ask a node for its facts, and look at paths there; raises ClusterError if it gives no answer.
+
+    A question is a verb of `node_facts.sh` and a path.
+    """
+    host.connect()
+    words = [word for question in questions for word in question]
+    before = clock()
+    done = host.run(["sh", "-c", _program(), "caffe-recipes", *words])
+    after = clock()
+    try:
+        return parse_facts(host.name, done.stdout, questions, (before, after))
+    except (ValueError, IndexError, KeyError):
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        what = f"gives no answer that can be read: {said or f'exit {done.returncode}'}"
+        raise ClusterError(host.name, what, "check that the host has sh and GNU coreutils") from None
+
+
+def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tuple[float, float]) -> NodeFacts:
+    """Read an answer; `asked` are our clock before and after. Raises ValueError for one that is cut short."""
+    sections = list(_sections(said))
+    if not sections or sections[-1][0] != "end":
+        raise ValueError("no end")
+    heads = {
+        words[0]: (words[1:], lines) for words, lines in ((name.split(), body) for name, body in sections)
+    }
+    facts = NodeFacts(
+        host=host,
+        node_name=heads["name"][0][0],
+        skew_s=float(heads["clock"][0][0]) - sum(asked) / 2,
+        doubt_s=(asked[1] - asked[0]) / 2,
+        usable=int(heads["usable"][0][0]),
+        processors=parse_cpuinfo(heads["cpuinfo"][1], int(heads["usable"][0][0])),
+        memory_bytes=_kilobytes(heads["meminfo"][1], "MemTotal"),
+        available_bytes=_kilobytes(heads["meminfo"][1], "MemAvailable"),
+    )
+    start = next(index for index, (name, _) in enumerate(sections) if name == "paths") + 1
+    answers = [section for section in sections[start:-1] if not section[0].startswith("found ")]
+    for (verb, path), (head, _) in zip(questions, answers, strict=True):
+        facts = _with_answer(facts, verb, path, head.split()[1:])
+    strays = (name.split(" ", 3)[1:] for name, _ in sections if name.startswith("found "))
+    return replace(facts, strays=tuple(Stray(*words) for words in strays))
+
+
+def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
+    """Read the distinct lines of /proc/cpuinfo; without `physical id` a processor is taken for a core.
+
+    >>> str(parse_cpuinfo(["processor: 0", "processor: 1", "physical id: 0", "cpu cores: 2"], usable=2))
+    '1 x 2 cores'
+    """
+    values: dict[str, set[int]] = {}
+    for line in lines:
+        found = re.fullmatch(r"(processor|physical id|cpu cores) *: *(\d+)", line.strip())
+        if found:
+            values.setdefault(found[1], set()).add(int(found[2]))
+    numbers = frozenset(values.get("processor", range(usable)))
+    sockets = len(values.get("physical id", ()))
+    if not sockets or "cpu cores" not in values:
+        return Processors(numbers, len(numbers), None)
+    return Processors(numbers, min(len(numbers), sockets * max(values["cpu cores"])), sockets)
+
+
+def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -> NodeFacts:
+    match verb:
+        case "root":
+            return replace(facts, root_inode=None if words[0] == "-" else words[0])
+        case "program":
+            return replace(facts, program=words[0])
+        case "file":
+            size = None if words[0] == "-" else int(words[0])
+            return replace(facts, sizes={**facts.sizes, path: (size, words[1] == "1")})
+        case "text":
+            digest = None if words[0] == "-" else words[0]
+            return replace(facts, digests={**facts.digests, path: digest})
+        case "folder":
+            folder = Folder(words[0], int(words[1]), words[2] == "1", words[3] == "1")
+            return replace(facts, folders={**facts.folders, path: folder})
+    return facts
+
+
+def _sections(said: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield what follows each mark, with the lines up to the next."""
+    name, lines = "", list[str]()
+    for line in said.split("\n"):
+        if line.startswith(_MARK):
+            if name:
+                yield name, lines
+            name, lines = line.removeprefix(_MARK), []
+        else:
+            lines.append(line)
+    if name:
+        yield name, lines
+
+
+def _kilobytes(lines: Sequence[str], name: str) -> int | None:
+    for line in lines:
+        found = re.fullmatch(rf"{name}: *(\d+) kB", line.strip())
+        if found:
+            return int(found[1]) * 1024
+    return None
+
+
+@cache
+def _program() -> str:
+    return resources.files(__package__).joinpath("node_facts.sh").read_text("utf-8")

@@ -1,0 +1,192 @@
+"""The trainer tried on every host: a few iterations of a tiny net, with the recipe's own lr policies."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from caffe_recipes.caffe import layers, pb
+from caffe_recipes.caffe.logs import LogSummary, read_log
+from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.chain.preflight.commands import Commands
+from caffe_recipes.chain.preflight.findings import Finding, Trouble, tell, trouble_of
+from caffe_recipes.chain.preflight.look import Look
+from caffe_recipes.chain.setting import Setting
+from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.parallel import ask_all
+from caffe_recipes.errors import ClusterError
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.recipe.model import Recipe
+
+_EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
+_ABSENT = {"absent": "no such program there", "other": "is no program there that may be run"}
+# Of one solver: a cold start from a busy file system, and two iterations.
+TRIAL_S = 120.0
+_ITERATIONS = 2
+_NOT_OF_A_TRIAL = (
+    *("net", "test_iter", "test_interval", "test_initialization"),
+    *("snapshot", "snapshot_prefix", "warmup_iter"),
+)
+# What would make a rank of many of the one process that is tried, or of a host another.
+_NO_VARIABLE = re.compile(
+    r"(PMI|PMIX|SLURM|OMPI|HYDRA|HYDI|MLSL|SSH|MPI_LOCAL|XDG)_\w*|PALS_\w*"
+    r"|I_MPI_PMI_LIBRARY|CAFFE_RECIPES_LAUNCH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|HOSTNAME|TMPDIR|_"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One solver tried: how the trainer ended, and the end of its log."""
+
+    code: int
+    log: str
+
+
+def trial_solvers(recipe: Recipe) -> dict[str, pb.SolverParameter]:
+    """Return a tiny solver for each lr policy (and solver type) of a recipe, by the policy.
+
+    All that the phase with the most to say of it sets is kept: an unknown field is found too. Caffe looks at
+    the policy only behind the warm-up, so that this lasts one iteration.
+    """
+    found: dict[tuple[str, str], pb.SolverParameter] = {}
+    for phase in recipe.phases:
+        solver = build_solver(recipe, phase)
+        warms_up = solver.HasField("warmup_iter")
+        for name in _NOT_OF_A_TRIAL:
+            solver.ClearField(name)
+        solver.net, solver.snapshot_prefix = "net.prototxt", "trial"
+        solver.max_iter, solver.display, solver.snapshot = _ITERATIONS, 1, _ITERATIONS + 1
+        solver.snapshot_after_train = False
+        if warms_up:
+            solver.warmup_iter = 1
+        before = found.get((solver.lr_policy, solver.type))
+        if before is None or len(solver.ListFields()) > len(before.ListFields()):
+            found[solver.lr_policy, solver.type] = solver
+    return {
+        policy if sum(other == policy for other, _ in found) == 1 else f"{policy}, {kind}": solver
+        for (policy, kind), solver in found.items()
+    }
+
+
+def trial_net() -> pb.NetParameter:
+    """Return the net that is tried: numbers of its own, and two classes."""
+    ones = {"type": "constant", "value": 1}
+    shape = [{"dim": [2, 4]}, {"dim": [2]}]
+    data = {"shape": shape, "data_filler": [ones, layers.ZERO]}
+    return layers.net(
+        "Trial",
+        layers.layer("data", "DummyData", top=("data", "label"), dummy_data_param=data),
+        layers.inner_product("ip", "data", num_output=2),
+        layers.softmax_with_loss("loss", "ip", "label"),
+    )
+
+
+def check_trainer(look: Look) -> list[Finding]:
+    """Try the trainer on every host that has it, and here, where the last model is evaluated."""
+    setting = look.setting
+    troubles = [
+        Trouble(facts.host, _ABSENT[facts.program], _EVERYWHERE, setting.trainer)
+        for facts in look.facts.values()
+        if facts.program != "program"
+    ]
+    lacking = {trouble.host for trouble in troubles}
+    hosts = [host for host in look.hosts if host.name not in lacking]
+    if look.plan.testing and not any(host.is_local for host in setting.hosts):
+        hosts.append(LocalHost("this machine"))
+    troubles += try_trainer(setting, hosts, look.commands)
+    policies = ", ".join(trial_solvers(setting.recipe))
+    return tell("trainer", troubles, f"{setting.trainer} trains, and knows lr_policy {policies}")
+
+
+def try_trainer(
+    setting: Setting, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
+) -> list[Trouble]:
+    """Try the trainer on all hosts at once; what went wrong. A host runs one process at a time."""
+    solvers = trial_solvers(setting.recipe)
+    whole_s = limit_s * len(solvers) + 30
+    answers = ask_all(hosts, lambda host: _try_on(host, setting, solvers, commands, limit_s), whole_s + 30)
+    troubles: list[Trouble] = []
+    for answer in answers:
+        if answer.error is not None:
+            troubles.append(trouble_of(answer.host.name, answer.error))
+        else:
+            troubles += answer.value or []
+    return troubles
+
+
+def judge(policy: str, attempt: Attempt, limit_s: float = TRIAL_S) -> str | None:
+    """Say what went wrong in a trial, by its log; None if nothing did.
+
+    >>> judge("fixed", Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
+    >>> judge("fixed", Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
+    'does not start: caffe: libmlsl.so: cannot open shared object file'
+    """
+    lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
+    summary: LogSummary = read_log(attempt.log.splitlines())
+    if summary.fatal:
+        return f"fails with lr_policy {policy}: {_short(summary.fatal)}"
+    if attempt.code in (124, 137):
+        last = f", and says last: {_short(lines[-1])}" if lines else ""
+        return f"does not end within {math.ceil(limit_s)} s of a trial with lr_policy {policy}{last}"
+    if attempt.code in (126, 127):
+        return f"does not start: {_short(lines[0]) if lines else f'returned {attempt.code}'}"
+    if not summary.done:
+        last = f"; it says last: {_short(lines[-1])}" if lines else ""
+        return f"ends with {attempt.code} and without `Optimization Done.` with lr_policy {policy}{last}"
+    return None
+
+
+def render_environment(environment: Mapping[str, str]) -> str:
+    """Write variables as sh takes them: those that make a rank of many are unset, glog writes no files."""
+    lines = [
+        f"unset {name}" if _NO_VARIABLE.fullmatch(name) else f"export {name}={shlex.quote(value)}"
+        for name, value in environment.items()
+        if _VARIABLE.fullmatch(name)
+    ]
+    return "\n".join([*lines, "export GLOG_logtostderr=1", ""])
+
+
+def _try_on(
+    host: Host,
+    setting: Setting,
+    solvers: Mapping[str, pb.SolverParameter],
+    commands: Commands,
+    limit_s: float,
+) -> list[Trouble]:
+    token = secrets.token_hex(8)
+    absolute = replace(setting, trainer=setting.path(setting.trainer))
+    texts = [render_prototxt(solver) for solver in solvers.values()]
+    argv = ["sh", "-c", _program(), "caffe-recipes", token, f"{math.ceil(limit_s)}"]
+    argv += [render_prototxt(trial_net()), str(len(texts)), *texts, *absolute.trainer_argv(())]
+    given = os.fsencode(render_environment({**os.environ, **setting.environment}))
+    done = commands.run(host, argv, limit_s * len(solvers) + 30, given)
+    attempts = parse_attempts(token, done.stdout)
+    if len(attempts) != len(solvers):
+        reason = " ".join(done.stderr.split())[-200:] or f"exit {done.returncode}"
+        raise ClusterError(host.name, f"cannot be tried: {reason}", "check its /tmp, sh and GNU coreutils")
+    hint = f"try `{shlex.quote(setting.trainer)}` there by hand, or give another Caffe with --caffe"
+    said = (judge(policy, attempt, limit_s) for policy, attempt in zip(solvers, attempts, strict=True))
+    return [Trouble(host.name, what, hint, setting.trainer) for what in dict.fromkeys(said) if what]
+
+
+def parse_attempts(token: str, said: str) -> list[Attempt]:
+    """Read what `trial.sh` says: a line with the token and the exit code before each log."""
+    parts = re.split(rf"^{token} \d+ (\d+)\n", said, flags=re.MULTILINE)[1:]
+    return [Attempt(int(code), log) for code, log in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+@cache
+def _program() -> str:
+    return resources.files(__package__).joinpath("trial.sh").read_text("utf-8")

@@ -1,0 +1,42 @@
+# The trainer tried on a node: `sh -c TEXT caffe-recipes TOKEN SECONDS NET COUNT SOLVER... COMMAND...`. The variables that
+# a rank would get come on standard input, where no other user sees them, as text for sh. What the trainer writes, a core
+# too, goes to a folder of its own that is taken away again, whatever ends us.
+set -u
+umask 077
+ulimit -c 0
+token=$1 limit=$2 net=$3 count=$4
+shift 4
+given=$(cat)
+folder='' tried=''
+finish() {
+    trap '' TERM HUP INT
+    # It passes SIGTERM on to its whole group, and SIGKILL a second later.
+    test -z "$tried" || { kill -s TERM "$tried" && wait "$tried"; } 2>/dev/null
+    test -z "$folder" || rm -rf -- "$folder"
+}
+trap finish EXIT
+trap 'exit 143' TERM HUP INT
+folder=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX") && cd "$folder" || exit 125
+printf %s "$net" >net.prototxt || exit 125
+number=0
+while [ "$number" -lt "$count" ]; do
+    printf %s "$1" >"solver_$number.prototxt" || exit 125
+    number=$((number + 1))
+    shift
+done
+number=0
+while [ "$number" -lt "$count" ]; do
+    (
+        eval "$given"
+        # In a group of its own: what the trainer starts ends with it.
+        exec timeout -k 1 "$limit" "$@" train "--solver=solver_$number.prototxt"
+    ) >log 2>&1 </dev/null &
+    tried=$!
+    wait "$tried"
+    code=$?
+    tried=''
+    printf '%s %s %s\n' "$token" "$number" "$code"
+    tail -c 20000 log
+    printf '\n'
+    number=$((number + 1))
+done
