@@ -21,6 +21,7 @@ from caffe_recipes.errors import ClusterError
 
 _ANSWER = "caffe-recipes: "
 _ALL_S = 86400.0
+_BLOCK_BYTES = 4096  # in which a disk gives its room
 
 # `sh -c TEXT sh VERB PATH ROOT ...`; the last line printed is the answer. ROOT is the folder whose owner can
 # change what we run. What lies where only its folder's owner may write was put there by him; so a step of a
@@ -200,7 +201,7 @@ def _place(host: Host, root: Path, files: Sequence[Placed], sizes: Sequence[int]
         for file, size, answer in zip(files, sizes, answers, strict=True)
         if answer[0] == "absent"
     ]
-    needed = sum(size for _, size, _ in missing)
+    needed = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for _, size, _ in missing)
     rooms = [int(answer[1]) for answer in answers if answer[0] == "absent"]
     if missing and min(rooms) < needed:
         what = f"no room: {min(rooms):,} bytes are free, {needed:,} are needed"
@@ -222,10 +223,12 @@ def _send(host: Host, root: Path, file: Placed, size: int, sees: bool) -> None:
     try:
         host.put(file.kept, posixpath.join(posixpath.dirname(file.to), part))
         words = _ask(host, "commit", file.to, root, file.sha256, part, limit_s=limit_s)
-    except ClusterError:
+    except ClusterError as error:
         with suppress(ClusterError):
             _ask(host, "abandon", file.to, root, stem)
-        raise
+        if part not in error.where:
+            raise
+        raise ClusterError(f"{host.name}:{file.to}", error.what, error.hint) from None
     if words[0] != "placed":
         where = f"{host.name}:{file.to}"
         raise ClusterError(where, f"what arrived is not {file.kept}: its digest differs", "run again")

@@ -49,6 +49,7 @@ def glog(source: str, text: str, stamp: str = "1120 11:49:33.581089") -> str:
         (glog("solver.cpp:440", "Optimization stopped early."), ev.StoppedEarly()),
         (glog("caffe.cpp:218", "Finetuning from p1.caffemodel"), ev.Finetuning("p1.caffemodel")),
         (glog("caffe.cpp:316", "Resuming from p1.solverstate"), ev.Resuming("p1.solverstate")),
+        (glog("net.cpp:1137", "Ignoring source layer ip 1"), ev.IgnoredLayer("ip 1")),
         (glog("caffe.cpp:500", "Batch 0, loss = 0.423109"), ev.BatchOutput(0, "loss", 0.423109)),
         (glog("caffe.cpp:505", "Loss: 1.15437"), ev.MeanLoss(1.15437)),
         (
@@ -218,6 +219,14 @@ def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:
     assert summary.losses == {0: 2}
     assert summary.outputs == {0: {"loss": 2}}
     assert summary.fatal == "Check failed: first"
+
+
+def test_layers_of_the_weights_that_were_ignored_are_told_once() -> None:
+    lines = [glog("net.cpp:1137", f"Ignoring source layer {name}") for name in ("data", "ip1", "ip1")]
+    assert read_log([*lines, "[1] " + glog("net.cpp:1137", "Ignoring source layer ip2")]).ignored == [
+        "data",
+        "ip1",
+    ]
 
 
 def test_further_elements_of_an_output_are_numbered() -> None:

@@ -9,6 +9,7 @@ from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.caffe.weights import (
     blob_shape,
     blob_values,
+    check_solverstate,
     check_weights,
     load_solverstate,
     load_weights,
@@ -75,6 +76,17 @@ def test_caffes_own_solverstate_is_read() -> None:
 
 
 @needs_reference
+def test_caffes_own_solverstate_fits_its_net() -> None:
+    case = REFERENCE / "parity" / "p2_miniresnet"
+    net = load_prototxt(case / "net.prototxt", pb.NetParameter)
+    state = load_solverstate(case / "a_iter_20.solverstate")
+    assert check_solverstate(state, net, at_most_iter=40) == []
+    assert check_solverstate(state, NET, at_most_iter=40) == [
+        "it holds 39 blobs of history, the net has 3 parameters"
+    ]
+
+
+@needs_reference
 def test_expected_size_is_a_little_below_the_size_caffe_wrote() -> None:
     case = REFERENCE / "parity" / "p2_miniresnet"
     expected = weights_bytes(load_prototxt(case / "net.prototxt", pb.NetParameter))
@@ -95,6 +107,59 @@ def test_expected_size_is_unknown_where_a_shape_is() -> None:
     )
     assert weights_bytes(unseen) is None
     assert check_weights(pb.NetParameter(layer=[tiny_weights().layer[1]]), unseen) == []
+
+
+def whole_state() -> pb.SolverState:
+    """Give a solverstate that fits NET."""
+    history = [blob(4, 3), blob(4), pb.BlobProto(data=[0.25])]
+    return pb.SolverState(iter=5, learned_net="tiny_iter_5.caffemodel", history=history)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_history_has_a_blob_or_two_for_each_parameter(times: int) -> None:
+    state = whole_state()
+    state.history.extend(list(state.history) * (times - 1))
+    assert check_solverstate(state, NET, at_most_iter=5) == []
+    del state.history[-1]
+    assert check_solverstate(state, NET, at_most_iter=5) == [
+        f"it holds {len(state.history)} blobs of history, the net has 3 parameters"
+    ]
+
+
+def test_what_of_a_solverstate_does_not_fit_is_named() -> None:
+    state = whole_state()
+    state.history[0].CopyFrom(blob(3, 4))
+    state.history[1].data[2] = float("nan")
+    state.iter = 6
+    assert check_solverstate(state, NET, at_most_iter=5) == [
+        "its iteration is 6, not one from 1 to 5",
+        "history 0 is 3x4, not 4x3",
+        "history 1 has 1 of 4 values not finite, as nan",
+    ]
+    assert check_solverstate(state, NET, at_most_iter=6)[0] == "history 0 is 3x4, not 4x3"
+    state.iter = 0
+    assert check_solverstate(state, NET, at_most_iter=6)[0] == "its iteration is 0, not one from 1 to 6"
+
+
+def test_a_parameter_that_layers_share_has_one_history() -> None:
+    shared = pb.NetParameter()
+    shared.CopyFrom(NET)
+    shared.layer[1].param.add(name="w")
+    shared.layer[2].param.add(name="s")
+    twin = shared.layer.add()
+    twin.CopyFrom(shared.layer[2])
+    twin.name = "act2"
+    assert check_solverstate(whole_state(), shared, at_most_iter=5) == []
+
+
+def test_of_a_net_whose_shapes_are_not_known_the_values_are_looked_at() -> None:
+    odd = pb.NetParameter(layer=[pb.LayerParameter(name="x", type="Unheard")], name="odd")
+    state = whole_state()
+    assert check_solverstate(state, odd, at_most_iter=5) == []
+    state.history[0].data[0] = float("inf")
+    assert check_solverstate(state, odd, at_most_iter=5) == [
+        "history 0 has 1 of 12 values not finite, as inf"
+    ]
 
 
 def without_blobs() -> bytes:

@@ -1,0 +1,216 @@
+"""Fetching from a host whose /tmp others share, into a run's folder; and looking into what has come."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.chain.snapshots import check_places, fetch_snapshot, learned_ignored, verify_weights
+from caffe_recipes.cluster.hosts import LocalHost, file_stamp
+from caffe_recipes.errors import ClusterError, RunFailed, WeightsError
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+NET = parse_prototxt(
+    """name: "tiny"
+    layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 4 } }""",
+    pb.NetParameter,
+    "tiny.prototxt",
+)
+
+
+def weights(name: str = "ip", value: float = 0.5, outputs: int = 4) -> bytes:
+    net = pb.NetParameter(name="tiny")
+    net.layer.add(name="in", type="Input")
+    layer = net.layer.add(name=name, type="InnerProduct")
+    layer.blobs.add(shape=pb.BlobShape(dim=[outputs, 3]), data=[value] * outputs * 3)
+    layer.blobs.add(shape=pb.BlobShape(dim=[outputs]), data=[value] * outputs)
+    return net.SerializeToString()
+
+
+@dataclass
+class Place:
+    """A host's /tmp, and where its snapshot is kept here."""
+
+    tmp: Path
+    to: Path
+    host: LocalHost = field(default_factory=lambda: LocalHost("n1"))
+
+    @property
+    def snapshot(self) -> Path:
+        return self.tmp / "x_iter_4.caffemodel"
+
+    def fetch(self, stamp: str | None = None) -> str:
+        return fetch_snapshot(self.host, str(self.snapshot), stamp, self.to, NET)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    tmp, kept = tmp_path / "tmp", tmp_path / "runs/x-1/snapshots"
+    tmp.mkdir()
+    tmp.chmod(0o1777)
+    kept.mkdir(parents=True)
+    return Place(tmp, kept / "x_iter_4.caffemodel")
+
+
+def test_a_snapshot_is_fetched_private_and_whole(place: Place) -> None:
+    place.snapshot.write_bytes(weights())
+    assert place.fetch() == hashlib.sha256(weights()).hexdigest()
+    assert place.to.read_bytes() == weights()
+    assert place.to.stat().st_mode & 0o777 == 0o600
+    assert list(place.to.parent.iterdir()) == [place.to]
+
+
+def link_to_what_others_have(path: Path) -> None:
+    theirs = path.with_name("theirs")
+    theirs.write_bytes(weights())
+    os.chown(theirs, NOBODY, NOBODY)
+    path.symlink_to(theirs)
+
+
+def hard_link_to_what_others_have(path: Path) -> None:
+    link_to_what_others_have(path)
+    path.unlink()
+    path.hardlink_to(path.with_name("theirs"))
+
+
+def link_to_what_is_ours(path: Path) -> None:
+    path.with_name("ours").write_bytes(weights())
+    path.symlink_to(path.with_name("ours"))
+
+
+def made_before_by_others(path: Path) -> None:
+    path.write_bytes(weights())
+    os.chown(path, NOBODY, NOBODY)
+    path.chmod(0o666)  # so that our training writes to it
+
+
+ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a link to another user's": (link_to_what_others_have, "is a symbolic link, of user root"),
+    "a hard link to another user's": (hard_link_to_what_others_have, "belongs to user nobody"),
+    "a link to ours": (link_to_what_is_ours, "is a symbolic link, of user root"),
+    "made before by another user": (made_before_by_others, "belongs to user nobody"),
+    "a pipe": (os.mkfifo, "is no file"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_another_user_could_have_made_is_not_fetched(place: Place, attack: str) -> None:
+    make, what = ATTACKS[attack]
+    make(place.snapshot)
+    with pytest.raises(RunFailed) as caught:
+        place.fetch()
+    assert str(caught.value).startswith(f"n1:{place.snapshot}: the snapshot {what}; remove it,")
+    assert list(place.to.parent.iterdir()) == []
+    with pytest.raises(ClusterError, match=f"n1:{place.snapshot}: {what}"):
+        check_places(place.host, [str(place.tmp / "free"), str(place.snapshot)], place.to.parent)
+
+
+@needs_root
+def test_a_snapshot_in_another_users_folder_is_not_fetched(place: Place) -> None:
+    place.tmp /= "theirs"
+    place.tmp.mkdir()
+    place.snapshot.write_bytes(weights())
+    os.chown(place.tmp, NOBODY, NOBODY)
+    with pytest.raises(RunFailed, match=r"the snapshot lies under .*theirs, of user nobody, who can"):
+        place.fetch()
+
+
+def a_link_elsewhere(part: Path) -> None:
+    part.symlink_to(part.parents[3] / "elsewhere")
+
+
+def a_hard_link_elsewhere(part: Path) -> None:
+    part.hardlink_to(part.parents[3] / "elsewhere")
+
+
+def a_file_that_all_may_write(part: Path) -> None:
+    part.write_bytes(b"half a snapshot")
+    part.chmod(0o666)
+
+
+@pytest.mark.parametrize("make", [a_link_elsewhere, a_hard_link_elsewhere, a_file_that_all_may_write])
+@pytest.mark.parametrize("suffix", [".part", ".part.0badf00d.part"])
+def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
+    place: Place, make: Callable[[Path], None], suffix: str
+) -> None:
+    elsewhere = place.to.parents[3] / "elsewhere"
+    elsewhere.write_bytes(b"mine")
+    place.snapshot.write_bytes(weights())
+    make(place.to.with_name(place.to.name + suffix))
+    place.fetch()
+    assert elsewhere.read_bytes() == b"mine"
+    assert list(place.to.parent.iterdir()) == [place.to]
+    assert not place.to.is_symlink()
+    assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (0o600, 1)
+
+
+def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> None:
+    place.snapshot.write_bytes(weights())
+    place.to.with_name(f"{place.to.name}.part").mkdir()
+    with pytest.raises(RunFailed, match=r"\.part: cannot be copied: Is a directory"):
+        place.fetch()
+    assert not place.to.exists()
+
+
+def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) -> None:
+    place.snapshot.write_bytes(weights())
+    stamp = file_stamp(place.host, str(place.snapshot))
+    with pytest.raises(RunFailed, match="the snapshot is an old one, from before this training"):
+        place.fetch(stamp)
+    place.snapshot.rename(place.tmp / "real")
+    place.snapshot.symlink_to(place.tmp / "real")
+    assert file_stamp(place.host, str(place.snapshot)) is None
+
+
+def test_a_host_that_is_gone_is_not_called_a_bad_snapshot(place: Place) -> None:
+    class GoneHost(LocalHost):
+        def run(self, argv: object, timeout_s: float = 1.0) -> object:  # type: ignore[override]
+            raise ClusterError("n1", "does not answer", "look after it")
+
+    place.host = GoneHost("n1")
+    with pytest.raises(RunFailed, match=r"^n1: does not answer; look after it"):
+        place.fetch()
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is empty"),
+    "html": (b"<!DOCTYPE html><html>", "is an HTML page, not a caffemodel"),
+    "truncated": (weights()[:-3], "is no caffemodel, or a truncated one"),
+    "renamed": (weights("ip1"), "does not fit net tiny: layer 'ip' is missing, and 1 more"),
+    "nan": (
+        weights(value=float("nan")),
+        "layer 'ip', blob 0 has 12 of 12 values not finite, as nan, and 1 more",
+    ),
+    "shape": (weights(outputs=5), "layer 'ip', blob 0 is 5x3, not 4x3, and 1 more"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_snapshot_is_one_clear_line_and_not_kept(place: Place, bad: str) -> None:
+    data, what = BAD[bad]
+    place.snapshot.write_bytes(data)
+    with pytest.raises(WeightsError) as kept:
+        verify_weights(place.snapshot, NET)
+    with pytest.raises(RunFailed) as fetched:
+        place.fetch()
+    for caught in (kept, fetched):
+        assert what in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert str(fetched.value).startswith(f"n1:{place.snapshot}: the snapshot ")
+    assert list(place.to.parent.iterdir()) == []
+
+
+def test_of_the_ignored_layers_those_that_had_learned_count(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(weights("ip1"))
+    assert learned_ignored(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
+    assert learned_ignored([], tmp_path / "w") == []

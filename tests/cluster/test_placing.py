@@ -1,0 +1,258 @@
+"""Files on hosts where others may write beside them; /tmp is stood in for by a folder of mode 1777."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.commands import Completed, Running
+from caffe_recipes.cluster.hosts import LocalHost, file_stamp
+from caffe_recipes.cluster.placing import Placed, drop_files, look_at, place_files
+from caffe_recipes.cluster.ssh import SshHost
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+from tests.cluster.conftest import SshServer
+
+NOBODY = 65534
+DATA = os.urandom(100_000)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+
+
+@dataclass(frozen=True)
+class ToldHost(LocalHost):
+    """This machine, without the files in `unseen`; `asked` are the verbs of what it was asked."""
+
+    unseen: tuple[str, ...] = ()
+    asked: list[str] = field(default_factory=list)
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        self.asked.append(argv[4])
+        return super().start(["/nowhere" if word in self.unseen else word for word in argv], limit_s)
+
+
+@dataclass
+class Place:
+    """A Caffe root with a file to be placed, and a /tmp that everybody may write in."""
+
+    root: Path
+    tmp: Path
+    kept: Path
+
+    def place(self, name: str = "f", host: LocalHost | None = None) -> Path:
+        place_files([host or LocalHost("n1")], self.root, [Placed(self.kept, str(self.tmp / name), SHA256)])
+        return self.tmp / name
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    root, tmp = tmp_path / "caffe root", tmp_path / "tmp"
+    root.mkdir()
+    tmp.mkdir()
+    tmp.chmod(0o1777)
+    (root / "kept").write_bytes(DATA)
+    yield Place(root, tmp, root / "kept")
+    assert not list(tmp.rglob(".caffe-recipes-*"))
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "deep/er/file", "two words", "it's", "$(touch owned)", "-n", "*", "a\nb", "größe"]
+)
+def test_a_file_is_placed_whole_and_private_under_any_name(place: Place, name: str) -> None:
+    placed = place.place(name)
+    assert placed.read_bytes() == DATA
+    assert placed.stat().st_mode & 0o7777 == 0o600
+    assert not place.kept.samefile(placed)
+    assert placed.stat().st_nlink == 1
+
+
+def test_what_is_there_and_right_is_not_sent_again(place: Place) -> None:
+    host = ToldHost("n1")
+    placed = place.place(host=host)
+    before = placed.stat()
+    host.asked.clear()
+    place.place(host=host)
+    assert host.asked == ["probe"]
+    assert placed.stat() == before
+
+
+def test_a_file_of_ours_that_is_another_is_replaced_in_one_step(place: Place) -> None:
+    (place.tmp / "f").write_bytes(DATA[:-1] + b"?")
+    held = (place.tmp / "f").open("rb")
+    assert place.place().read_bytes() == DATA
+    assert held.read() != DATA  # the one that was there was not written to
+    held.close()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: bool) -> None:
+    host = ToldHost("n1", unseen=() if seen else (str(place.kept),))
+    assert place.place(host=host).read_bytes() == DATA
+    assert host.asked == (["probe", "fill"] if seen else ["probe", "ready", "commit"])
+
+
+def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: Path) -> None:
+    class BlindHost(SshHost):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            return super().start(["/nowhere" if word == str(place.kept) else word for word in argv], limit_s)
+
+    ssh_server.greeting = b"Welcome\n"
+    for name, host in (
+        ("seen", SshHost("node1", tmp_path / "ssh")),
+        ("put", BlindHost("node1", tmp_path / "ssh")),
+    ):
+        to = str(place.tmp / name)
+        place_files([host], place.root, [Placed(place.kept, to, SHA256)])
+        assert Path(to).read_bytes() == DATA
+        assert look_at(host, to, place.root) == file_stamp(host, to)
+        host.close()
+
+
+def test_what_a_killed_copy_has_left_goes_and_what_others_left_stays(place: Place) -> None:
+    stem = f".caffe-recipes-n1-{hashlib.sha256(str(place.tmp / 'f').encode()).hexdigest()[:12]}-"
+    (place.tmp / f"{stem}0badf00d").write_bytes(b"half")
+    other = place.tmp / stem.replace("n1", "n2")
+    other.write_bytes(b"of another host that sees this folder")
+    place.place()
+    assert sorted(path.name for path in place.tmp.iterdir()) == sorted([other.name, "f"])
+    other.unlink()
+
+
+def test_what_arrives_otherwise_is_not_placed(place: Place) -> None:
+    place.kept.write_bytes(b"changed since")
+    for unseen in ((), (str(place.kept),)):
+        with pytest.raises(ClusterError, match=r"n1:.*/f: what arrived is not .*kept: its digest differs"):
+            place.place(host=ToldHost("n1", unseen=unseen))
+    assert list(place.tmp.iterdir()) == []
+
+
+def test_no_room_is_said_before_anything_is_written(place: Place) -> None:
+    host = StandInHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 99999 0\n", ""))
+    with pytest.raises(ClusterError, match="n2:/tmp/a: no room: 99,999 bytes are free, 102,400 are needed"):
+        place_files([host], place.root, [Placed(place.kept, "/tmp/a/f", SHA256)])
+    assert [argv[4] for argv, _ in host.asked] == ["probe"]
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) -> None:
+    @dataclass
+    class FullHost(StandInHost):
+        def put(self, path: Path, to: str) -> None:
+            raise ClusterError(f"{self.name}:{to}", "cannot be copied: No space left on device", "check it")
+
+    host = FullHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 999999 0\n", ""))
+    with pytest.raises(ClusterError, match=r"^n2:/tmp/a/f: cannot be copied: No space left on device; check"):
+        place_files([host], place.root, [Placed(place.kept, "/tmp/a/f", SHA256)])
+    assert [argv[4] for argv, _ in host.asked] == ["probe", "ready", "abandon"]
+
+
+def test_all_hosts_are_served_but_the_one_that_fails_is_named(place: Place) -> None:
+    lost = StandInHost("n2", fault=ClusterError("n2", "is gone", "wait"))
+    with pytest.raises(ClusterError, match="n2: is gone; wait"):
+        place_files([LocalHost("n1"), lost], place.root, [Placed(place.kept, str(place.tmp / "f"), SHA256)])
+    assert (place.tmp / "f").read_bytes() == DATA
+
+
+def test_in_a_folder_that_all_hosts_share_one_writes_and_the_others_find(place: Place) -> None:
+    hosts = [ToldHost(f"n{number}") for number in range(4)]
+    file = Placed(place.kept, str(place.root / "snapshots/f"), SHA256)
+    place_files([*hosts, hosts[0]], place.root, [file])
+    assert [host.asked for host in hosts] == [["probe", "fill"], ["probe"], ["probe"], ["probe"]]
+
+
+def another_users_file(path: Path) -> None:
+    path.write_bytes(DATA)
+    os.chown(path, NOBODY, NOBODY)
+
+
+def link_to_another_users_file(path: Path) -> None:
+    another_users_file(path.with_name("theirs"))
+    path.symlink_to(path.with_name("theirs"))
+
+
+def another_users_link_to_ours(path: Path) -> None:
+    path.with_name("ours").write_bytes(DATA)
+    path.symlink_to(path.with_name("ours"))
+    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+def hard_link_to_another_users_file(path: Path) -> None:
+    another_users_file(path.with_name("theirs"))
+    path.hardlink_to(path.with_name("theirs"))
+
+
+ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a file": (another_users_file, "belongs to user nobody"),
+    "a link to a file": (link_to_another_users_file, "is a symbolic link, of user root"),
+    "a link to ours": (another_users_link_to_ours, "is a symbolic link, of user nobody"),
+    "a dangling link": (lambda path: path.symlink_to("/nowhere"), "is a symbolic link, of user root"),
+    "a hard link": (hard_link_to_another_users_file, "belongs to user nobody"),
+    "a folder": (lambda path: path.mkdir(), "is no file"),
+    "a pipe": (os.mkfifo, "is no file"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_somebody_else_made_is_named_and_left_as_it_is(place: Place, attack: str) -> None:
+    make, what = ATTACKS[attack]
+    target = place.tmp / "f"
+    make(target)
+    before = target.lstat()
+    acts: list[Callable[[], object]] = [
+        lambda: look_at(LocalHost("n1"), str(target), place.root),
+        lambda: place.place(),
+        lambda: place.place(host=ToldHost("n1", unseen=(str(place.kept),))),
+    ]
+    for act in acts:
+        with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it, or snapshot to"):
+            act()
+    drop_files([LocalHost("n1")], place.root, [(str(target), SHA256)])
+    assert target.lstat() == before
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind: str) -> None:
+    theirs = place.tmp / "theirs"
+    if kind == "folder":
+        theirs.mkdir()
+    else:
+        theirs.symlink_to(place.root)
+    os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(ClusterError, match=f"lies under {theirs}, of user nobody, who can exchange it"):
+        place.place("theirs/f")
+    assert list(place.root.iterdir()) == [place.kept]
+
+
+def test_nothing_is_put_where_anybody_can_exchange_it(place: Place) -> None:
+    place.tmp.chmod(0o777)
+    with pytest.raises(ClusterError, match=f"lies under {place.tmp}, where anybody can exchange it"):
+        place.place()
+
+
+@needs_root
+def test_folders_of_a_project_may_be_another_users_where_only_he_could_put_them(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    os.chown(project, NOBODY, NOBODY)
+    (project / "root").mkdir()
+    (project / "root/kept").write_bytes(DATA)
+    os.chown(project / "root", NOBODY, NOBODY)
+    place_files(
+        [LocalHost()], project / "root", [Placed(project / "root/kept", str(project / "root/tmp/f"), SHA256)]
+    )
+    assert (project / "root/tmp/f").read_bytes() == DATA
+
+
+def test_only_what_still_is_what_was_placed_is_dropped(place: Place) -> None:
+    same, changed = place.place("same"), place.place("changed")
+    changed.write_bytes(b"since")
+    gone = (str(place.tmp / "gone"), SHA256)
+    drop_files([LocalHost()], place.root, [gone, (str(changed), SHA256), (str(same), SHA256)])
+    assert list(place.tmp.iterdir()) == [changed]
+    drop_files([StandInHost(fault=ClusterError("n1", "is gone"))], place.root, [gone])
