@@ -45,7 +45,7 @@ class Entry:
 
 
 # The label of a rank whose line never came may stand before.
-_RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?")
+_RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
 _STUCK = re.compile(r"(?:\[\d{1,18}\] )+$")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
 
@@ -108,11 +108,15 @@ def _event(said: str) -> Event | None:
 def split_rank(line: str) -> tuple[int | None, str]:
     """Take the `[rank] ` of `mpiexec -l` off a line, which puts another where a write ends without its line.
 
+    And the `rank: ` of `srun --label`.
+
     >>> split_rank("[0] [1] no route"), split_rank("[1] no route[0] "), split_rank("no route")
     ((1, 'no route'), (1, 'no route'), (None, 'no route'))
+    >>> split_rank("07: no route")
+    (7, 'no route')
     """
     match = _RANK.match(line)
-    return (int(match[1]), _STUCK.sub("", line[match.end() :])) if match else (None, line)
+    return (int(match[1] or match[2]), _STUCK.sub("", line[match.end() :])) if match else (None, line)
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ _LAUNCHER_HINTS = {
     "srun": "run on a machine of the Slurm cluster, or with another --profile",
     "ibrun": "run inside a job at TACC, or with another --profile",
 }
+_READ_BY_SHELLS = re.compile(r'["$`\\;&|<>\x00-\x1f\x7f]')
 Connect = Callable[[str, Literal["ssh", "auto"]], Host]
 
 
@@ -122,6 +124,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     names, spares = choose_hosts(recipe, root, options.hostfile)
+    check_job_hosts(profile, names)
     ours = recipe.trainer == OUR_TRAINER
     path = search_path(ours_first=ours)
     source = options.lmdb_source or recipe.data.train.source
@@ -192,6 +195,20 @@ def all_hosts(root: Path, given: Path | None) -> tuple[tuple[str, ...] | None, s
     return hosts, default if hosts is None else hostfile or "the Slurm job"
 
 
+def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
+    """Refuse hosts that ibrun would not use: it takes the first ones of the job, in the job's order."""
+    if profile.launcher.program != "ibrun":
+        return
+    job = find_hosts(None, os.environ)
+    if job is None:
+        raise ClusterError(
+            profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch"
+        )
+    if job[: len(names)] != names:
+        what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
+        raise ClusterError(profile.name, what, "go without --hostfile, or with another --profile")
+
+
 def search_path(*, ours_first: bool) -> str:
     """Return PATH with the folder of this Python's programs, where pip puts a launcher and caffe-torch."""
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
@@ -221,7 +238,7 @@ def find_caffe(trainer: str, root: Path) -> str:
         raise ClusterError(path, "no such Caffe binary", hint)
     if not path.is_file() or not os.access(path, os.X_OK):
         raise ClusterError(path, "is no program that may be run", hint)
-    return trainer
+    return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
 
 
 def split_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
@@ -262,4 +279,7 @@ def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) 
             raise ClusterError(program, what, "check the profile's modules with `module avail`")
     if not found:
         raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
+    if program == HYDRA and _READ_BY_SHELLS.search(found):
+        what = "hydra gives its own path to the hosts' shells, which would read more than a path in this one"
+        raise ClusterError(found, what, "install it in a folder of a plain name")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,22 @@ from caffe_recipes.recipe.source import load_recipe
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
+
+
+# Slurm's srun as far as it is called here: it notes its words, and has hydra start the ranks.
+_SRUN = """#!/bin/sh
+echo "$*" >>srun.log
+while :; do
+    case $1 in
+    --version) echo slurm 24.05.2; exit ;;
+    --ntasks=*) ranks=${{1#*=}} ;;
+    --*) ;;
+    *) break ;;
+    esac
+    shift
+done
+exec "{}" -n "$ranks" "$@"
+"""
 
 
 def recipe(place: Place, nodes: int) -> Recipe:
@@ -68,7 +85,7 @@ def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(pl
     rows = [line for line in place.output.getvalue().splitlines() if "PSM2" in line]
     assert len(rows) == 1
     assert rows[0].startswith("warn    launcher       ")
-    assert rows[0].endswith("starts a process for each rank, without -PSM2, which it does not know")
+    assert rows[0].endswith(", without -PSM2, which it does not know")
 
 
 def test_a_launcher_that_knows_the_option_is_given_it_at_every_start(
@@ -86,6 +103,69 @@ def test_a_launcher_that_knows_the_option_is_given_it_at_every_start(
     # asked whether it knows it, tried, and a phase at a time
     assert (place.root / "given").read_text().split() == ["-PSM2"] * 5
     assert "warn" not in place.output.getvalue()
+
+
+def test_a_profile_alone_decides_on_the_launchers_options(place: Place) -> None:
+    place.edit("omp_num_threads: 1", "omp_num_threads: 1, fabric: psm2")
+    assert place.run(profile="mpich").outputs
+    assert "PSM2" not in place.output.getvalue()
+    (place.root / "mine.yaml").write_text("name: mine\ntitle: mine\nlauncher: {options: [-PSM2]}\n")
+    assert place.run(profile=str(place.root / "mine.yaml"), new=True).outputs
+    assert ", without -PSM2, which it does not know" in place.output.getvalue()
+
+
+def test_a_profile_gives_ranks_its_environment_and_loads_its_modules(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text('module() { echo "$@" >>"$HOME/loaded"; export MODULE=$2; }\n')
+    monkeypatch.setenv("HOME", str(home))
+    (place.root / "mine.yaml").write_text(
+        "name: mine\ntitle: mine\nmodules: [intel/18]\nkmp_affinity: compact\n"
+        'mlsl: {server_affinity: [1]}\nlauncher: {environment: {OF_RANKS: "a b\'$(c)"}}\n'
+    )
+    names = "OF_RANKS MODULE KMP_AFFINITY MLSL_SERVER_AFFINITY OMP_NUM_THREADS"
+    caffe = (place.root / "caffe").read_text().replace("exec", f"printenv {names} >>ranks; exec")
+    (place.root / "caffe").write_text(caffe)
+    assert place.run(profile=str(place.root / "mine.yaml")).outputs
+    assert set((place.root / "ranks").read_text().splitlines()) == {
+        *("a b'$(c)", "intel/18", "compact", "1")  # 1: a core, and the recipe's threads
+    }
+    assert set((home / "loaded").read_text().splitlines()) == {"load intel/18"}
+
+
+def test_srun_starts_the_ranks_where_the_profile_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.root / "srun").write_text(_SRUN.format(find_launcher(search_path(ours_first=False))))
+    (place.root / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(place.root), prepend=":")
+    assert place.run(profile="slurm").outputs
+    assert (
+        (place.root / "srun.log")
+        .read_text()
+        .splitlines()[-1]
+        .startswith(
+            "--mpi=pmi2 --label --export=ALL --cpu-bind=none --ntasks=2 --nodes=1 --distribution=arbitrary "
+            "--nodelist=localhost,localhost --cpus-per-task=1 ./caffe train --solver="
+        )
+    )
+    assert place.trained() == ["init", "cyc1", "last"]
+
+
+def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
+    profile = str(place.root / "mine.yaml")
+    with pytest.raises(ClusterError, match="tacc: ibrun starts ranks inside a job only; run within one"):
+        place.run(profile=profile)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
+    (place.root / "hostfile").write_text("c2\n")
+    with pytest.raises(ClusterError, match="ibrun takes its hosts from the job, c1, c2, c3, "):
+        place.run(profile=profile)
+    assert not (place.root / "runs").exists()
 
 
 def test_a_launcher_that_fails_whatever_it_is_given_is_named_by_preflight(

@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import (
+    hydra_argv,
+    launcher_argv,
+    launcher_environment,
+    mlsl_environment,
+    thread_environment,
+    with_modules,
+)
+from caffe_recipes.cluster.profiles import load_profile
 
 PUBLISHED = [
     *("mpiexec.hydra", "-PSM2", "-l", "-n", "128", "-ppn", "2", "-f", "hostfile"),
@@ -51,3 +63,79 @@ def test_mlsl_cores_keep_their_order() -> None:
         "MLSL_NUM_SERVERS": "2",
         "MLSL_SERVER_AFFINITY": "39,38,43,42",
     }
+
+
+def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
+    assert mlsl_environment(None, (64, 65)) == {"MLSL_SERVER_AFFINITY": "64,65"}
+    assert mlsl_environment(4, ()) == {"MLSL_NUM_SERVERS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "argv"),
+    [
+        ("mpich", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        ("intel-mpi", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        ("local", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        ("stampede2-skx", "mpiexec.hydra -PSM2 -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        ("stampede2-knl", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        ("marenostrum4", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
+        (
+            "slurm",
+            "srun --mpi=pmi2 --label --export=ALL --cpu-bind=none --ntasks=4 --nodes=2 "
+            "--distribution=arbitrary --nodelist=c2,c2,c1,c1 --cpus-per-task=22 caffe train",
+        ),
+    ],
+)
+def test_a_shipped_profile_has_its_launcher_start_two_ranks_on_each_host(profile: str, argv: str) -> None:
+    launcher = load_profile(profile).launcher
+    started = launcher_argv(
+        launcher.program,
+        ["caffe", "train"],
+        hosts=["c2", "c1"],
+        ranks_per_node=2,
+        environment={"A": "b,c"},
+        hostfile="runs/h",
+        options=launcher.options,
+        cpus_per_rank=22,
+    )
+    assert " ".join(started) == argv
+
+
+def test_an_option_may_be_several_words_and_ibrun_is_told_ranks_alone() -> None:
+    started = launcher_argv(
+        "ibrun",
+        ["caffe"],
+        hosts=["c1", "c2"],
+        ranks_per_node=3,
+        environment={"A": "1"},
+        hostfile="hosts",
+        options=["--x y"],
+    )
+    assert started == ("ibrun", "--x", "y", "-n", "6", "-o", "0", "caffe")
+    assert launcher_environment("ibrun", {"A": "1"})["A"] == "1"
+
+
+def test_modules_are_loaded_before_the_launcher_and_nothing_is_read_by_the_shell(tmp_path: Path) -> None:
+    hostile = ["$(touch oops)", "a b'\"", "-n\nx", "`x`;*"]
+    (tmp_path / "loaded").mkdir()
+    (tmp_path / "loaded" / "show").write_text('#!/bin/sh\nprintf "<%s>" "$@"; echo "$PATH"\n')
+    (tmp_path / "loaded" / "show").chmod(0o755)
+    (tmp_path / ".bash_profile").write_text(
+        'module() { printf "(%s)" "$@"; PATH=$HOME/loaded:/bin; [ "$2" != none ]; }\n'
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}
+
+    def call(*modules: str) -> subprocess.CompletedProcess[str]:
+        argv = with_modules(["show", *hostile], modules, "/given")
+        return subprocess.run(
+            argv, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    done = call("intel/18", "$(touch oops)")
+    assert done.stdout == (
+        "(load)(intel/18)($(touch oops))"
+        + "".join(f"<{word}>" for word in hostile)
+        + f"{tmp_path}/loaded:/bin:/given\n"
+    )
+    assert call("none").returncode == 126
+    assert not (tmp_path / "oops").exists()
