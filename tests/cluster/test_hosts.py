@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +80,21 @@ def test_a_stamp_changes_when_a_file_is_written_again_with_the_same_bytes(host: 
     again.replace(path)
     assert before is not None
     assert file_stamp(host, str(path)) != before
+
+
+def test_a_link_has_the_size_of_what_it_leads_to_and_no_stamp(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    assert file_bytes(host, str(tmp_path / "link")) == 5
+    assert file_stamp(host, str(tmp_path / "link")) is None
+
+
+def test_a_stamp_is_the_same_whichever_way_numbers_are_written() -> None:
+    class Worded(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            return Completed(0, f"81a4 12 345 {self.name}\n", "")
+
+    assert file_stamp(Worded("6,7"), "/a") == file_stamp(Worded("6.7"), "/a") == "81a4 12 345 6.7"
 
 
 def test_room_is_known_for_a_folder_that_is_still_to_be_made(host: Host, tmp_path: Path) -> None:
@@ -226,6 +243,33 @@ def test_a_server_with_several_keys_is_asked_for_the_one_that_is_known(
     known.write_text(f"{name} {other.get_name()} {other.get_base64()}\n")
     host = SshHost("node1", tmp_path / "ssh")
     assert host.run(["true"]).returncode == 0
+    host.close()
+
+
+def test_a_host_that_is_still_being_reached_is_let_go_of_at_once(
+    ssh_server: SshServer, tmp_path: Path
+) -> None:
+    ssh_server.hang_ups = 1000
+    host = SshHost("node1", tmp_path / "ssh", patience_s=60)
+    failed: list[ClusterError] = []
+
+    def connect() -> None:
+        try:
+            host.connect()
+        except ClusterError as error:
+            failed.append(error)
+
+    reaching = threading.Thread(target=connect)
+    reaching.start()
+    while ssh_server.hang_ups == 1000:
+        time.sleep(0.01)
+    host.close()
+    assert reaching.is_alive()
+    ssh_server.hang_ups = 0
+    reaching.join()
+    assert str(failed[0]).startswith("node1: was let go of while it was being reached")
+    assert host.run(["true"]).returncode == 0  # a new login
+    assert ssh_server.logins == 2
     host.close()
 
 
