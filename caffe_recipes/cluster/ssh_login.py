@@ -34,6 +34,8 @@ from caffe_recipes.errors import ClusterError
 
 # So many questions without an answer, and the link is dead.
 KEEPALIVE_COUNT = 3
+# A host may ask a slow directory or name server who comes before it answers.
+_AUTH_S = 60.0
 _KEY_TYPES = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
@@ -172,7 +174,11 @@ def _reach(
             # As ssh does: the user's own shell reads what the user's own configuration says.
             argv = ["/bin/sh", "-c", f"exec {options.proxy_command}"]
             proxy = subprocess.Popen(
-                argv, stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
+                argv,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,  # without a terminal to ask on, or a window
+                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
             )
         return ours, None, proxy
     if options.jumps:
@@ -237,7 +243,8 @@ def _with_jumps(options: SshOptions, jumps: tuple[str, ...]) -> SshOptions:
 
 
 def _shake_hands(transport: paramiko.Transport, options: SshOptions) -> None:
-    transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = options.connect_s
+    transport.banner_timeout = transport.handshake_timeout = options.connect_s
+    transport.auth_timeout = max(options.connect_s, _AUTH_S)
     try:
         transport.start_client(timeout=options.connect_s)
     except (EOFError, OSError) as error:

@@ -14,6 +14,9 @@ Location = tuple[str | int, ...]
 def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     """Yield (location, what, hint) of whatever does not fit together."""
     names = [phase.name for phase in recipe.phases]
+    if recipe.trainer.startswith("-") or recipe.trainer == ":":
+        what = f"a launcher would take {recipe.trainer} for a word of its own"
+        yield ("trainer",), what, f"write ./{recipe.trainer}"
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from caffe_recipes.chain.setting import find_caffe, find_launcher
+from caffe_recipes.cluster.hostfile import parse_hostfile
+from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
+from caffe_recipes.cluster.nodelists import slurm_hosts
+from caffe_recipes.cluster.ssh_config import load_ssh_options
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, only_one
+from caffe_recipes.cluster.staging.nodes import NodeRefusal, clean_node, probe_node, reserve_part
+from caffe_recipes.cluster.staging.stamps import STAMP
+from caffe_recipes.errors import ClusterError, RecipeError
+from caffe_recipes.generate.scripts import render_run_script
+from caffe_recipes.recipe.source import parse_recipe
+from tests.cluster.harness.cluster import ROOT
 
 STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
 MPICH, INTEL = "HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
+NOBODY = 65534
+HOST = LocalHost("here")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
+METACHARACTERS = "a'b\"$(touch hacked)`touch hacked`; touch hacked & | * ~ {x,y} \\ !x #é"
+HOSTILE = (METACHARACTERS, "-x", "--help", "a\nb", "a\0b", "a\x1b[2J", "$(touch hacked)\n", "é")
+# What a script does with its recipe's texts, but for starting anything.
+CALLED = """
+exec() { :; }; mpiexec.hydra() { :; }; show() { :; }
+train solver.prototxt "$MODEL"; evaluate model; chain show
+"""
+RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -29,3 +64,203 @@ def test_words_for_ssh_are_given_to_ssh_alone(environment: dict[str, str], told:
 
 def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> None:
     assert ssh_environment({MPICH: "-oForwardAgent=yes"})[MPICH] == f"{STRICT} -oForwardAgent=yes"
+
+
+@pytest.mark.parametrize(
+    ("read", "means_more"),
+    [
+        (lambda name, folder: open_host(name, "ssh"), ()),
+        (lambda name, folder: load_ssh_options(name, folder), ()),
+        (lambda name, folder: load_ssh_options("", folder, name or "-"), ("a@b",)),
+        (lambda name, folder: slurm_hosts({"SLURM_JOB_NODELIST": name or "-"}), ()),
+        (lambda name, folder: parse_hostfile(f"good\n{name or '-'}", "hostfile"), ("a\nb",)),
+    ],
+    ids=["host", "ssh", "jump host", "Slurm's list", "hostfile"],
+)
+@pytest.mark.parametrize("name", [*HOSTILE, "-oProxyCommand=x", "a b", "a;b", "a@b", "", "a" * 300, "a:b/c"])
+def test_what_is_no_hosts_name_is_refused_in_one_line_wherever_one_is_read(
+    read: Callable[[str, Path], object], means_more: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    if name not in means_more:
+        with pytest.raises(ClusterError) as caught:
+            read(name, tmp_path)
+        assert not set("\n\0\x1b") & set(str(caught.value))
+
+
+def texts_in(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:  # noqa: ANN401
+    """Yield where a recipe has a text."""
+    if isinstance(value, str):
+        yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from texts_in(item, (*at, key))
+
+
+def full_recipe() -> dict[str, Any]:
+    """Return a recipe that says every text it can."""
+    recipe: dict[str, Any] = yaml.safe_load(RECIPE)
+    recipe["data"]["train"]["source"] = "examples/train_lmdb"
+    recipe["phases"] = recipe["phases"][:2]
+    recipe["phases"][0] |= {"weights": "given.caffemodel", "comment": "from given weights"}
+    recipe["accept"] = [{"finding": "join-jump", "reason": "as published"}]
+    return recipe
+
+
+@pytest.mark.parametrize("at", list(texts_in(full_recipe())), ids=lambda at: ".".join(map(str, at)))
+def test_every_text_of_a_recipe_is_refused_in_one_line_or_harmless_in_its_script(
+    at: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    scripts = []
+    for text in HOSTILE:
+        recipe = full_recipe()
+        within: Any = recipe
+        for key in at[:-1]:
+            within = within[key]
+        within[at[-1]] = f"{text}.caffemodel" if at[-1] == "weights" else text
+        try:
+            scripts.append(render_run_script(parse_recipe(yaml.safe_dump(recipe), "recipe.yaml", tmp_path)))
+        except RecipeError as error:
+            assert "\n" not in str(error)
+            assert "\x1b" not in str(error)
+    # Read up to `main`, the texts are set and nothing is done.
+    read = "\n".join("(" + script.removesuffix('main "$@"\n') + CALLED + ")" for script in scripts)
+    done = subprocess.run(
+        ["bash", "-s"], input=read, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trainer", ["-x", "--help", ":"])
+def test_a_trainer_that_a_launcher_would_take_for_its_own_word_is_refused(trainer: str) -> None:
+    text = RECIPE.replace("trainer: ./build/tools/caffe", f"trainer: '{trainer}'")
+    with pytest.raises(RecipeError, match=rf"yaml:4: trainer: .*; write \./{trainer}"):
+        parse_recipe(text, "recipe.yaml", Path())
+
+
+def test_a_trainer_of_a_plain_name_is_the_one_in_the_caffe_root_and_none_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "caffe").write_text("#!/bin/sh\n")
+    (tmp_path / "caffe").chmod(0o755)
+    assert find_caffe("caffe", tmp_path) == "./caffe"
+
+
+@pytest.mark.parametrize("folder", ["$(touch hacked)", "`x`", 'say "hi"', "a;b", "back\\slash"])
+def test_a_launcher_whose_path_a_hosts_shell_would_read_otherwise_is_refused(
+    folder: str, tmp_path: Path
+) -> None:
+    launcher = tmp_path / folder / "mpiexec.hydra"
+    launcher.parent.mkdir()
+    launcher.touch(mode=0o755)
+    with pytest.raises(ClusterError, match="hydra gives its own path to the hosts' shells"):
+        find_launcher(str(launcher.parent))
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """Give a folder of ours in a /tmp that others share."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def of_nobody(path: Path) -> None:
+    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
+@as_root
+@pytest.mark.parametrize(
+    "attack", ["parent", "parent link", "folder", "data", "stamped folder", "our link to their link"]
+)
+def test_what_another_user_owns_on_the_way_to_an_lmdb_is_refused_and_not_touched(
+    attack: str, disk: Path
+) -> None:
+    (disk / "victim" / "lmdb").mkdir(parents=True)
+    lmdb = disk / "a" / "lmdb"
+    if attack == "parent":
+        (disk / "a").mkdir()
+        of_nobody(disk / "a")
+    elif attack.endswith("link"):
+        (disk / "a").symlink_to(disk / "victim")
+        of_nobody(disk / "a")
+        if attack == "our link to their link":
+            lmdb = disk / "b" / "lmdb"
+            (disk / "b").symlink_to("./a")
+    else:
+        lmdb.mkdir(parents=True)
+        if attack == "data":
+            (lmdb / "data.mdb").write_bytes(b"x")
+            of_nobody(lmdb / "data.mdb")
+        else:
+            (lmdb / STAMP).write_text("caffe-recipes-1 9 - - - -\n")
+            of_nobody(lmdb)
+    before = [(path, path.lstat().st_ctime_ns) for path in sorted(disk.rglob("*"))]
+    assert probe_node(HOST, str(lmdb), "/none", 1).kind == "refused"
+    with pytest.raises(NodeRefusal):
+        reserve_part(HOST, str(lmdb), ".data.mdb.part-1", 1)
+    with contextlib.suppress(NodeRefusal):
+        assert clean_node(HOST, str(lmdb))[0] in ("kept", "nothing")
+    assert [(path, path.lstat().st_ctime_ns) for path in sorted(disk.rglob("*"))] == before
+
+
+@pytest.mark.parametrize("name", ["data.mdb", STAMP])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link to a fifo"])
+def test_what_is_no_file_is_neither_read_nor_waited_for_nor_replaced(
+    name: str, kind: str, disk: Path
+) -> None:
+    lmdb = disk / "lmdb"
+    lmdb.mkdir()
+    odd = lmdb / name
+    if kind == "folder":
+        odd.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(odd)
+    else:
+        os.mkfifo(disk / "fifo")
+        odd.symlink_to(disk / "fifo")
+    probe_node(HOST, str(lmdb), "/none", 1)
+    with pytest.raises(NodeRefusal, match=r"no LMDB|another LMDB|stamp that is not ours"):
+        reserve_part(HOST, str(lmdb), ".data.mdb.part-1", 1)
+    assert clean_node(HOST, str(lmdb))[0] in ("kept", "nothing")
+    assert [path.name for path in lmdb.iterdir()] == [name]
+    assert not stat.S_ISREG(odd.lstat().st_mode)
+
+
+def test_links_of_ours_are_followed_step_by_step_and_not_without_end(disk: Path) -> None:
+    (disk / "a" / "b").mkdir(parents=True)
+    (disk / "one").symlink_to("a/../two")
+    (disk / "two").symlink_to(disk / "a" / "b")
+    (disk / "a" / "b" / "new\nline\n").symlink_to("..")
+    assert probe_node(HOST, f"{disk}/one/new\nline\n/lmdb", "/none", 1).kind == "absent"
+    reserve_part(HOST, f"{disk}/one/new\nline\n/lmdb", ".data.mdb.part-1", 1)
+    assert (disk / "a" / "lmdb" / ".data.mdb.part-1").exists()
+    (disk / "round").symlink_to("round")
+    assert "links without end" in probe_node(HOST, f"{disk}/round/lmdb", "/none", 1).reason
+
+
+def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> None:
+    (disk / "lmdb").mkdir()
+    (disk / "mine").write_bytes(b"records")
+    os.link(disk / "mine", disk / "lmdb/data.mdb")
+    with pytest.raises(NodeRefusal, match="another LMDB has come to lie there"):
+        reserve_part(HOST, str(disk / "lmdb"), ".data.mdb.part-1", 7)
+    assert clean_node(HOST, str(disk / "lmdb"))[0] == "kept"
+    assert (disk / "mine").read_bytes() == (disk / "lmdb/data.mdb").read_bytes() == b"records"
+
+
+@pytest.mark.parametrize(
+    "open_to", ["everybody", pytest.param("nobody", marks=as_root)], ids=["writable", "another's"]
+)
+def test_a_cache_that_others_can_write_in_is_neither_believed_nor_filled(open_to: str, disk: Path) -> None:
+    (disk / "data.mdb").write_bytes(b"records")
+    os.utime(disk / "data.mdb", (1, 1))
+    source, cache = find_source(disk), disk / "cache"
+    hash_source(source, cache)
+    assert load_manifest(source, cache) is not None
+    if open_to == "everybody":
+        cache.chmod(0o777)
+    else:
+        of_nobody(cache)
+    assert load_manifest(source, cache) is None
+    shutil.rmtree(cache / "manifests")
+    hash_source(source, cache)
+    with only_one("/tmp/lmdb", cache):
+        assert list(cache.iterdir()) == []

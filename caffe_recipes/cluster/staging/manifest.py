@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -60,7 +62,7 @@ def find_source(folder: Path) -> Source:
 def load_manifest(source: Source, cache: Path) -> Manifest | None:
     """Return what is known of a source that has not changed since; None if it has, or was never hashed."""
     try:
-        known = json.loads(_file_of(source, cache).read_text("utf-8"))
+        known = json.loads((_own(cache) / _name_of(source)).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
@@ -89,7 +91,7 @@ def keep_manifest(source: Source, digest: str, cache: Path) -> Manifest:
         )
     if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
         with contextlib.suppress(OSError):  # without a home of ours it is hashed again
-            _write(_file_of(source, cache), json.dumps(_identity(source, digest)))
+            _write(_own(cache) / _name_of(source), json.dumps(_identity(source, digest)))
     return Manifest(source.size_bytes, digest)
 
 
@@ -98,8 +100,8 @@ def only_one(lmdb: str, cache: Path) -> Iterator[None]:
     """Hold the right to stage to one place; raises ClusterError where another process of the user has it."""
     name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
     try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(cache / f"stage-{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(_own(cache) / f"stage-{name}.lock", flags, 0o600)
     except OSError:
         yield  # nothing can be kept here, so nothing can be locked: each node still verifies what it takes
         return
@@ -114,9 +116,18 @@ def only_one(lmdb: str, cache: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _file_of(source: Source, cache: Path) -> Path:
+def _own(cache: Path) -> Path:
+    """Return the cache, made if need be; raises OSError where others can write: they could plant a digest."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = cache.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, "others can write there", str(cache))
+    return cache
+
+
+def _name_of(source: Source) -> Path:
     name = hashlib.sha256(os.fsencode(source.data)).hexdigest()[:32]
-    return cache / "manifests" / f"{name}.json"
+    return Path("manifests") / f"{name}.json"
 
 
 def _identity(source: Source, digest: str) -> dict[str, str | int]:

@@ -25,21 +25,29 @@ check_owned() {
     [ -L "$1" ] || [ $((mode & 02)) = 0 ] || [ $((mode & 01000)) != 0 ] || refuse "others can write in $1"
 }
 
+# Every folder, and every link with what it leads to, from the root on.
 check_steps() {
-    way='' rest=${1#/}
+    way='' rest=$1 links=0
     while [ -n "$rest" ]; do
         step=${rest%%/*}
         case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
-        [ -n "$step" ] || continue
-        way=$way/$step
-        if exists "$way"; then check_owned "$way"; fi
+        case $step in
+        '' | .) continue ;;
+        ..) way=${way%/*} && continue ;;
+        esac
+        if exists "$way/$step"; then check_owned "$way/$step"; fi
+        if ! [ -L "$way/$step" ]; then way=$way/$step && continue; fi
+        links=$((links + 1))
+        [ "$links" -le 40 ] || refuse "$1 leads through links without end"
+        to=$(readlink -- "$way/$step" && echo .)
+        to=${to%??}
+        case $to in /*) way='' ;; esac
+        rest=$to/$rest
     done
 }
 
-# Every step of a path as it is written, and as it is once links are followed.
 check_way() {
     check_steps "$1"
-    real=$(readlink -f -- "$1") && [ "$real" != "$1" ] && check_steps "$real"
     if exists "$1"; then
         [ -d "$1" ] || refuse "holds what is no LMDB"
         mode=0x$(stat -L -c %f -- "$1")
@@ -103,8 +111,8 @@ probe() {
     [ "$(stat -L -c %s -- "$1" 2>/dev/null)" = "$2" ] && [ -r "$1" ] && sees=1
     exists "$data" || answer "absent $(room_in "$folder") $sees"
     [ -f "$data" ] || refuse "holds what is no LMDB"
+    check_steps "$data"
     check_way "$(dirname "$(readlink -f -- "$data")")"
-    check_owned "$data"
     stamp_fits || digest=-
     answer "present $(stat -L -c %s -- "$data") $digest"
 }
