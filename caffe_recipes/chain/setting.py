@@ -124,6 +124,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     names, spares = choose_hosts(recipe, root, options.hostfile)
+    check_job_hosts(profile, names)
     ours = recipe.trainer == OUR_TRAINER
     path = search_path(ours_first=ours)
     source = options.lmdb_source or recipe.data.train.source
@@ -192,6 +193,20 @@ def all_hosts(root: Path, given: Path | None) -> tuple[tuple[str, ...] | None, s
     hostfile = given or (default if default.exists() else None)
     hosts = find_hosts(hostfile, os.environ)
     return hosts, default if hosts is None else hostfile or "the Slurm job"
+
+
+def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
+    """Refuse hosts that ibrun would not use: it takes the first ones of the job, in the job's order."""
+    if profile.launcher.program != "ibrun":
+        return
+    job = find_hosts(None, os.environ)
+    if job is None:
+        raise ClusterError(
+            profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch"
+        )
+    if job[: len(names)] != names:
+        what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
+        raise ClusterError(profile.name, what, "go without --hostfile, or with another --profile")
 
 
 def search_path(*, ours_first: bool) -> str:
