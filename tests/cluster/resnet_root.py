@@ -15,6 +15,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from tests.cluster.harness.cluster import ROOT, Cluster
+from tests.cluster.machines import cpuinfo
 
 RECIPE = "stampede2-64n-72ep"
 LMDB = "/tmp/ilsvrc12_train_lmdb"
@@ -78,6 +79,8 @@ class ResNetRoot:
             (folder / "ranks" / phase).mkdir(parents=True)
             os.mkfifo(folder / "ranks" / phase / "end")
         write_caffemodel(folder / "start.caffemodel")
+        for node in cluster.nodes:  # the recipe pins MLSL's servers to cores that this machine lacks
+            cluster.replace(node, "/proc/cpuinfo", cpuinfo(sockets=2, cores_per_socket=24))
         for program in (HYDRA, "/usr/bin/scp"):
             note = self._programs / Path(program).name
             note.write_text(
