@@ -43,7 +43,9 @@ class SshHost:
     patience_s: float = PATIENCE_S
     is_local: bool = field(default=False, init=False)
     _login: Login | None = field(default=None, init=False, repr=False)
+    _closed: int = field(default=0, init=False, repr=False)
     _connecting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _changing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def connect(self) -> None:
         """Open the connection, if it does not stand; raises ClusterError."""
@@ -68,9 +70,10 @@ class SshHost:
         put_file(self, path, to)
 
     def close(self) -> None:
-        """Close the connection; the next command opens another."""
-        with self._connecting:
+        """Close the connection, also one that is being opened; the next command opens another."""
+        with self._changing:  # not `_connecting`: a host that is dead or refuses is tried for long
             login, self._login = self._login, None
+            self._closed += 1
         if login is not None:
             login.close()
 
@@ -107,12 +110,20 @@ class SshHost:
         from caffe_recipes.cluster.ssh_login import log_in
 
         with self._connecting:
-            if self._login is not None and not self._login.is_alive():
-                self._login.close()
+            with self._changing:
+                login, closed = self._login, self._closed
+                if login is not None and login.is_alive():
+                    return login
                 self._login = None
-            if self._login is None:
-                self._login = log_in(self.name, self.ssh_folder, self.patience_s)
-            return self._login
+            if login is not None:
+                login.close()
+            login = log_in(self.name, self.ssh_folder, self.patience_s)
+            with self._changing:
+                if self._closed == closed:
+                    self._login = login
+                    return login
+            login.close()
+            raise ClusterError(self.name, "was let go of while it was being reached", "see what let it go")
 
 
 @dataclass
