@@ -62,7 +62,7 @@ def find_source(folder: Path) -> Source:
 def load_manifest(source: Source, cache: Path) -> Manifest | None:
     """Return what is known of a source that has not changed since; None if it has, or was never hashed."""
     try:
-        known = json.loads((_own(cache) / _name_of(source)).read_text("utf-8"))
+        known = json.loads((own_cache(cache) / _name_of(source)).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
@@ -91,7 +91,7 @@ def keep_manifest(source: Source, digest: str, cache: Path) -> Manifest:
         )
     if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
         with contextlib.suppress(OSError):  # without a home of ours it is hashed again
-            _write(_own(cache) / _name_of(source), json.dumps(_identity(source, digest)))
+            write_kept(own_cache(cache) / _name_of(source), json.dumps(_identity(source, digest)))
     return Manifest(source.size_bytes, digest)
 
 
@@ -101,7 +101,7 @@ def only_one(lmdb: str, cache: Path) -> Iterator[None]:
     name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(_own(cache) / f"stage-{name}.lock", flags, 0o600)
+        file = os.open(own_cache(cache) / f"stage-{name}.lock", flags, 0o600)
     except OSError:
         yield  # nothing can be kept here, so nothing can be locked: each node still verifies what it takes
         return
@@ -116,13 +116,22 @@ def only_one(lmdb: str, cache: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _own(cache: Path) -> Path:
+def own_cache(cache: Path) -> Path:
     """Return the cache, made if need be; raises OSError where others can write: they could plant a digest."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
     if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
         raise PermissionError(errno.EPERM, "others can write there", str(cache))
     return cache
+
+
+def write_kept(path: Path, text: str) -> None:
+    """Write a file of the cache, readable by us alone; it changes in one step. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, beside = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(beside).replace(path)
 
 
 def _name_of(source: Source) -> Path:
@@ -138,11 +147,3 @@ def _identity(source: Source, digest: str) -> dict[str, str | int]:
         "inode": source.inode,
         "digest": digest,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(beside).replace(path)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.hosts import Host, file_stamp
 from caffe_recipes.cluster.staging.chain import ChainMeans
+from caffe_recipes.cluster.staging.copies import Copy, keep_copies, load_copies
 from caffe_recipes.cluster.staging.costs import How, Rates
 from caffe_recipes.cluster.staging.manifest import (
     Manifest,
@@ -34,10 +35,12 @@ from caffe_recipes.cluster.staging.nodes import (
     probe_node,
 )
 from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, plan_without, render_plan
+from caffe_recipes.cluster.staging.stamps import DATA
 from caffe_recipes.cluster.staging.ways import Job, Sent, send_by_chain, send_by_sbcast, send_to_each
 from caffe_recipes.errors import CaffeRecipesError
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 # A dead host keeps what is half done; the next staging takes it over.
 _ABANDON_S = 15.0
 
@@ -109,9 +112,31 @@ def survey(
     ]
     with ThreadPoolExecutor(1) as pool:
         known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
-        found = on_each(unsure, lambda host: hash_node(host, lmdb, source.size_bytes))
-        digests = dict(zip((host.name for host in unsure), found, strict=True))
+        digests = _digests(unsure, lmdb, source.size_bytes, cache)
         return [_with_digest(state, digests.get(state.host)) for state in states], known.result()
+
+
+def _digests(
+    hosts: Sequence[Host], lmdb: str, size_bytes: int, cache: Path
+) -> dict[str, str | CaffeRecipesError | None]:
+    """Return the digest of each host's copy: hashed, unless it has not changed since it was."""
+    stamps = _by_name(hosts, on_each(hosts, lambda host: file_stamp(host, f"{lmdb}/{DATA}")))
+    copies = load_copies(lmdb, cache)
+    known = {name: copy.digest for name, copy in copies.items() if stamps.get(name) == copy.stamp}
+    rest = [host for host in hosts if host.name not in known]
+    found = _by_name(rest, on_each(rest, lambda host: hash_node(host, lmdb, size_bytes)))
+    new = {
+        name: Copy(stamp, digest)
+        for name, digest in found.items()
+        if isinstance(digest, str) and isinstance(stamp := stamps[name], str)
+    }
+    if new:
+        keep_copies(lmdb, new, cache)
+    return {**known, **found}
+
+
+def _by_name(hosts: Sequence[Host], answers: Sequence[T]) -> dict[str, T]:
+    return dict(zip((host.name for host in hosts), answers, strict=True))
 
 
 def plan_from(

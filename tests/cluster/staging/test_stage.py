@@ -1,22 +1,39 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from caffe_recipes.cluster.hosts import COMMAND_S, Completed
+from caffe_recipes.cluster.staging.copies import load_copies
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.cluster.staging.digests import file_digest
 from caffe_recipes.cluster.staging.manifest import find_source, load_manifest, only_one
-from caffe_recipes.cluster.staging.stage import Cleaned, Placed, clean, stage
+from caffe_recipes.cluster.staging.stage import Cleaned, Placed, clean, stage, survey
 from caffe_recipes.cluster.staging.stamps import STAMP
 from caffe_recipes.errors import ClusterError, DataError
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
 
 SENT = tuple(Placed(f"n{number}", "sent") for number in range(4))
+
+
+@dataclass(frozen=True)
+class Noting(FolderHost):
+    """A host that notes when it is asked to hash."""
+
+    hashed: Path = Path()
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        if "digest" in argv:
+            with self.hashed.open("a") as file:
+                file.write(f"{self.name}\n")
+        return super().run(argv, timeout_s)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -69,6 +86,46 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
         "n1", "left as it is: it was not put there by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
+
+
+def test_a_copy_that_somebody_else_made_is_hashed_once_as_long_as_it_does_not_change(world: World) -> None:
+    lmdb, hashed = world.hosts[1].lmdb, world.source.parent / "hashed"
+    lmdb.mkdir()
+    (lmdb / "data.mdb").write_bytes(CONTENT)
+    hosts = [Noting(host.name, root=host.root, hashed=hashed) for host in world.hosts]
+    source, cache = find_source(world.source), world.source.parent / "cache"
+    cache.mkdir(mode=0o700)
+    for _ in range(2):
+        states, manifest = survey(hosts, LMDB, source, cache)
+        assert manifest is not None
+        assert states[1].digest == manifest.digest
+    assert hashed.read_text() == "n1\n"
+    with (lmdb / "data.mdb").open("r+b") as file:
+        file.write(b"!")
+    states, manifest = survey(hosts, LMDB, source, cache)
+    assert manifest is not None
+    assert states[1].digest not in (None, manifest.digest)
+    assert hashed.read_text() == "n1\nn1\n"
+
+
+def test_what_others_could_have_planted_in_the_cache_is_not_believed(world: World) -> None:
+    lmdb, cache = world.hosts[1].lmdb, world.source.parent / "cache"
+    lmdb.mkdir()
+    (lmdb / "data.mdb").write_bytes(CONTENT[:-1] + b"!")
+    source = find_source(world.source)
+    cache.mkdir(mode=0o700)
+    _, manifest = survey(world.hosts, LMDB, source, cache)
+    assert manifest is not None
+    (planted,) = (cache / "copies").iterdir()
+    stamp = load_copies(LMDB, cache)["n1"].stamp
+    planted.write_text(json.dumps({"n1": [stamp, manifest.digest]}))
+    assert survey(world.hosts, LMDB, source, cache)[0][1].digest == manifest.digest
+    cache.chmod(0o777)
+    assert survey(world.hosts, LMDB, source, cache)[0][1].digest != manifest.digest
+    cache.chmod(0o700)
+    for broken in ("", "[]", '{"n1": 5}', '{"n1": ["x"]}', "\0"):
+        planted.write_text(broken)
+        assert load_copies(LMDB, cache) == {}
 
 
 @pytest.mark.parametrize(
