@@ -25,6 +25,42 @@ HYDRA = "/usr/bin/mpiexec.hydra"
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
 VARIABLES = ("MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY", "OMP_NUM_THREADS", "KMP_AFFINITY")
 
+# The training script of the README of the 72 epochs. Mended: its line breaks lack a backslash, and a stray
+# `; '` stands behind the last command.
+SCRIPT = r"""
+export MLSL_NUM_SERVERS=2
+export MLSL_SERVER_AFFINITY="39,38,43,42"
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_init.prototxt
+result=$(head -n 1 hostfile)
+scp $result:/tmp/resnet_50_64nodes_init_iter_7800.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc1.prototxt \
+--weights=resnet_50_64nodes_init_iter_7800.caffemodel
+result=$(head -n 1 hostfile)
+scp $result:/tmp/resnet_50_64nodes_cyc1_iter_3750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc2.prototxt \
+--weights=resnet_50_64nodes_cyc1_iter_3750.caffemodel
+result=$(head -n 1 hostfile)
+scp $result:/tmp/resnet_50_64nodes_cyc2_iter_4750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc3.prototxt \
+--weights=resnet_50_64nodes_cyc2_iter_4750.caffemodel
+result=$(head -n 1 hostfile)
+scp $result:/tmp/resnet_50_64nodes_cyc3_iter_4750.caffemodel .
+
+OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
+-genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_collapse.prototxt \
+--weights=resnet_50_64nodes_cyc3_iter_4750.caffemodel
+result=$(head -n 1 hostfile)
+scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
+"""  # noqa: E501
+
 # Keeps when it was called, with what and among which variables; drops -PSM2, which no hydra of today knows.
 _NOTE = r"""#!/bin/sh
 read -r now _ </proc/uptime
@@ -73,6 +109,8 @@ class ResNetRoot:
         shutil.copyfile(Path(__file__).with_name("waiting_caffe.sh"), caffe)
         caffe.chmod(0o755)
         (folder / "hostfile").write_text("".join(f"{node}\n" for node in cluster.nodes))
+        text = (ROOT / "caffe_recipes/recipes" / f"{RECIPE}.yaml").read_text("utf-8")
+        (folder / "recipe.yaml").write_text(text.replace("nodes: 64\n", f"nodes: {len(cluster.nodes)}\n"))
         for path in (self.source, folder / "examples/imagenet/ilsvrc12_val_lmdb"):
             write_images(path, 8)
         for phase in PHASES:
@@ -92,6 +130,11 @@ class ResNetRoot:
         """Return what a chain here is started with: our programs first, caches of its own."""
         path = f"{self._programs}:{os.environ['PATH']}"
         return {**MPI, "PATH": path, "XDG_CACHE_HOME": str(self.folder / "cache"), **more}
+
+    def place_prototxts(self) -> None:
+        """Put the committed prototxts where the solvers name them, as the authors' script wants them."""
+        to = self.folder / "models/intel_optimized_models/multinode/resnet50_custom_lr"
+        shutil.copytree(ROOT / "prototxt" / RECIPE, to)
 
     def calls(self, program: str) -> list[Call]:
         """Return how a program was called, oldest first."""

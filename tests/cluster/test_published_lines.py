@@ -15,48 +15,18 @@ import pytest
 
 from caffe_recipes.chain.journal import load_journal
 from tests.cluster.harness.cluster import ROOT, Cluster
-from tests.cluster.resnet_root import LMDB, PHASES, RECIPE, Call, ResNetRoot
+from tests.cluster.resnet_root import LMDB, PHASES, RECIPE, SCRIPT, Call, ResNetRoot
 
 pytestmark = pytest.mark.cluster
 
 HOSTS = tuple(f"c401-{number:03}" for number in range(1, 65))
-# The training script of the README of the 72 epochs. Mended: its line breaks lack a backslash, and a stray
-# `; '` stands behind the last command.
-PUBLISHED = r"""
-export MLSL_NUM_SERVERS=2
-export MLSL_SERVER_AFFINITY="39,38,43,42"
-
-OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
--genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_init.prototxt
-scp $result:/tmp/resnet_50_64nodes_init_iter_7800.caffemodel .
-
-OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
--genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc1.prototxt \
---weights=resnet_50_64nodes_init_iter_7800.caffemodel
-scp $result:/tmp/resnet_50_64nodes_cyc1_iter_3750.caffemodel .
-
-OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
--genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc2.prototxt \
---weights=resnet_50_64nodes_cyc1_iter_3750.caffemodel
-scp $result:/tmp/resnet_50_64nodes_cyc2_iter_4750.caffemodel .
-
-OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
--genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc3.prototxt \
---weights=resnet_50_64nodes_cyc2_iter_4750.caffemodel
-scp $result:/tmp/resnet_50_64nodes_cyc3_iter_4750.caffemodel .
-
-OMP_NUM_THREADS=22 KMP_AFFINITY="granularity=fine,compact,1,0"  mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  \
--genv KMP_AFFINITY "granularity=fine,compact,1,0"  ./build/tools/caffe train --solver=models/intel_optimized_models/multinode/resnet50_custom_lr/solver_collapse.prototxt \
---weights=resnet_50_64nodes_cyc3_iter_4750.caffemodel
-scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
-"""  # noqa: E501
 
 
 def published(program: str) -> list[Call]:
-    """Read the script above as a shell does: each call of a program with the variables it gets."""
+    """Read the authors' script as a shell does: each call of a program with the variables it gets."""
     calls: list[Call] = []
     exported: dict[str, str] = {}
-    for line in PUBLISHED.replace("\\\n", "").replace("$result", HOSTS[0]).splitlines():
+    for line in SCRIPT.replace("\\\n", "").replace("$result", HOSTS[0]).splitlines():
         words = shlex.split(line)
         if words[:1] == ["export"]:
             exported |= dict(word.split("=", 1) for word in words[1:])
