@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.chain.detach import describe_detached
+from caffe_recipes.chain.detach import detach as leave_terminal
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import STOP_GRACE_S, Options, find_root
@@ -37,6 +39,7 @@ from caffe_recipes.cluster.staging.costs import How
 )
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
+@click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
 def run(
     recipe: str,
     hostfile: Path | None,
@@ -49,6 +52,7 @@ def run(
     stop_grace_s: float,
     new: bool,
     overwrite: bool,
+    detach: bool,
 ) -> None:
     """Train a recipe's chain: preflight, stage, the phases, evaluate. Called again, it goes on where it was.
 
@@ -65,8 +69,20 @@ def run(
         overwrite=overwrite,
         stop_grace_s=stop_grace_s,
     )
+    started = leave_terminal(options.root, loaded, _relay) if detach else None
+    if started is not None:
+        if started.exit_code is not None:
+            sys.exit(started.exit_code)
+        for line in describe_detached(started, options.root):
+            click.echo(line)
+        return
     try:
         run_chain(loaded, options, Reporter())
     except Interrupted as stop:
         click.echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
         sys.exit(128 + stop.number)
+
+
+def _relay(line: str) -> None:
+    """Print what a detached run says; its last word on a failure as an error."""
+    click.echo(line, err=line.startswith(("Error: ", "interrupted by ")))
