@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.hosts import Host
@@ -40,11 +40,17 @@ class RankPulse:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a host said of its ranks, and when on our clock."""
+    """What a host said of its ranks, and when on our clock; `ended` are the ranks that lived there before."""
 
     host: str
     heard_at_s: float
     ranks: tuple[RankPulse, ...]
+    ended: frozenset[int] = frozenset()
+
+    @property
+    def living(self) -> frozenset[int]:
+        """The ranks that have a process there; a zombie is none."""
+        return frozenset(process.rank for process in self.ranks if process.state not in "ZX")
 
 
 @dataclass(frozen=True)
@@ -143,15 +149,19 @@ class Pulses:
                 asked_at = time.monotonic()
                 command.send(b"\n")
                 said, rest = _read_beat(command, rest)
-                pulse = Pulse(host.name, self._clock(), parse_beat(host.name, said))
-                with self._lock:
-                    self._kept[host.name].append(pulse)
-                    self._errors.pop(host.name, None)
+                self._keep(Pulse(host.name, self._clock(), parse_beat(host.name, said)))
                 self._closing.wait(max(0.0, asked_at + self._every_s - time.monotonic()))
             command.end_input()
             while command.read():
                 pass
             command.wait()
+
+    def _keep(self, pulse: Pulse) -> None:
+        with self._lock:
+            kept = self._kept[pulse.host]
+            before = kept[-1].living | kept[-1].ended if kept else frozenset()
+            kept.append(replace(pulse, ended=before - pulse.living))
+            self._errors.pop(pulse.host, None)
 
 
 def parse_beat(host: str, said: str) -> tuple[RankPulse, ...]:

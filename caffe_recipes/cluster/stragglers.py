@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from caffe_recipes.cluster.pulses import Pulse, RankPulse
+from caffe_recipes.cluster.pulses import Pulse
 
 # A state or an absence counts when so many pulses in a row show it.
 BEATS = 3
@@ -76,28 +76,27 @@ def _states(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
 
 
 def _find_gone(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find a rank that has ended while others went on for several pulses."""
-    for host, pulses in sorted(histories.items()):
-        last = _living(pulses[-1].ranks)
-        gone = {rank for pulse in pulses for rank in _living(pulse.ranks)} - last
-        for rank in sorted(gone):
-            since = [pulse for pulse in pulses if pulse.heard_at_s > _last_seen(pulses, rank)]
-            others = (
-                sum(bool(_living(pulse.ranks)) for pulse in other if pulse.heard_at_s >= since[0].heard_at_s)
-                for name, other in histories.items()
-                if name != host or last
-            )
-            if len(since) >= BEATS and max(others, default=0) >= BEATS:
-                return Straggler(host, rank, f"rank {rank} has ended there, while others go on")
+    """Find a rank that has ended while most go on, or that alone goes on."""
+    ended = _through(histories, lambda pulse: pulse.ended)
+    living = _through(histories, lambda pulse: pulse.living)
+    if ended and len(ended) <= len(living):
+        host, rank = ended[0]
+        return Straggler(host, rank, f"rank {rank} has ended, while others go on")
+    if ended and len(living) == 1:
+        host, rank = living[0]
+        return Straggler(host, rank, f"rank {rank} alone goes on, the others have ended")
     return None
 
 
-def _living(ranks: Iterable[RankPulse]) -> set[int]:
-    return {process.rank for process in ranks if process.state not in "ZX"}
-
-
-def _last_seen(pulses: Sequence[Pulse], rank: int) -> float:
-    return max(pulse.heard_at_s for pulse in pulses if rank in _living(pulse.ranks))
+def _through(
+    histories: Mapping[str, Sequence[Pulse]], ranks_in: Callable[[Pulse], frozenset[int]]
+) -> list[_Rank]:
+    """Return the ranks that are in every one of the last pulses of their host."""
+    return [
+        (host, rank)
+        for host, pulses in sorted(histories.items())
+        for rank in sorted(frozenset.intersection(*map(ranks_in, pulses[-BEATS:])))
+    ]
 
 
 def _find_odd(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:

@@ -97,8 +97,11 @@ def test_ranks_are_heard_as_they_come_stop_and_go(
         assert until(lambda: states(pulses)[12] == "T")
         first.kill()
         assert until(lambda: states(pulses)[0] == "Z")
+        assert pulses.latest()["node1"].living == {12}
         first.wait()
         assert until(lambda: states(pulses) == {12: "T"})
+        # Also when no pulse is kept that has it living.
+        assert until(lambda: pulses.history("node1")[0].ended == pulses.latest()["node1"].ended == {0})
         assert pulses.silent(5.0) == ()
         heard = [pulse.heard_at_s for pulse in pulses.history("node1")]
         assert heard == sorted(heard)

@@ -27,6 +27,9 @@ def beats(
                 for index, rate in enumerate(cpu)
                 if state != "-"
             ),
+            frozenset(range(first_rank, first_rank + len(cpu)))
+            if state in "-Z" and "R" in states[:number]
+            else frozenset(),
         )
         for number, state in enumerate(states)
     )
@@ -43,8 +46,8 @@ def all_hosts(**special: tuple[Pulse, ...]) -> dict[str, tuple[Pulse, ...]]:
         ("RRRTTT", "rank 2 is stopped (SIGSTOP)"),
         ("RRRttt", "rank 2 is stopped by a debugger"),
         ("RRRDDD", "rank 2 waits for a disk"),
-        ("RRR---", "rank 2 has ended there, while others go on"),
-        ("RRRZZZ", "rank 2 has ended there, while others go on"),
+        ("RRR---", "rank 2 has ended, while others go on"),
+        ("RRRZZZ", "rank 2 has ended, while others go on"),
     ],
 )
 def test_a_rank_that_is_stuck_or_gone_over_several_beats_is_named(states: str, reason: str) -> None:
@@ -55,6 +58,14 @@ def test_a_rank_that_is_stuck_or_gone_over_several_beats_is_named(states: str, r
 @pytest.mark.parametrize("states", ["RRRRTT", "RDRDRD", "TTTRRR", "RRRR--", "---RRR", "RRRRRZ"])
 def test_what_passes_or_has_only_begun_is_no_straggler(states: str) -> None:
     assert find_straggler(all_hosts(c=beats("c", states=states, first_rank=2))) is None
+
+
+def test_the_last_rank_that_goes_on_is_named() -> None:
+    histories = {
+        host: beats(host, states="RRRRRR" if host == "d" else "RRR---", first_rank=index)
+        for index, host in enumerate(HOSTS)
+    }
+    assert find_straggler(histories) == Straggler("d", 3, "rank 3 alone goes on, the others have ended")
 
 
 def test_ranks_that_all_wait_for_their_disks_or_all_end_hold_nobody_up() -> None:
