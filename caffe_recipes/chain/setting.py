@@ -161,7 +161,7 @@ def find_profile(recipe: Recipe, name: str | None) -> Profile:
     if name is None:
         options = tuple(" ".join(FABRIC_OPTIONS[fabric]) for fabric in (cluster.fabric,) if fabric)
         launcher = Launcher(options=options)
-        return Profile(name=recipe.name, title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
+        return Profile(name="recipe", title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
     profile = load_profile(name)
     said = "copy_with" in cluster.model_fields_set
     return profile.model_copy(update={"copy_with": cluster.copy_with}) if said else profile

@@ -19,8 +19,8 @@ from caffe_recipes.chain.setting import (
     split_options,
 )
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.launcher import launcher_argv, launcher_environment, with_modules
-from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.launcher import HYDRA, launcher_argv, launcher_environment, with_modules
+from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.chain import RELAY, ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
 from caffe_recipes.cluster.staging.stage import Cleaned, Placed, StagingMeans, clean, stage
@@ -87,7 +87,11 @@ def find_chain_means(profile: Profile) -> ChainMeans | None:
     if len(needs) < len(imported):
         return None
     path = search_path(ours_first=True)  # mpi4py and the launcher are of one MPI, if ours has one
-    program, modules = profile.launcher.program, profile.modules
+    modules = profile.modules
+    program: str = profile.launcher.program
+    if program == "ibrun":  # places as many ranks on a host as the job was asked for; its MPI's hydra one
+        launcher = Launcher(environment=profile.launcher.environment)
+        profile, program = profile.model_copy(update={"launcher": launcher}), HYDRA
     try:
         find_launcher(path, program, modules)
     except ClusterError:

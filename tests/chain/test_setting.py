@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Slurm's srun as far as it is called here: it notes its words, and has hydra start the ranks.
 _SRUN = """#!/bin/sh
-echo "$*" >>srun.log
+echo "$*" >>"${{0%/*}}/srun.log"
 while :; do
     case $1 in
     --version) echo slurm 24.05.2; exit ;;
