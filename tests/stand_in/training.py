@@ -140,7 +140,7 @@ class Training:
             if layer.blobs and layer.name not in known:
                 say("net.cpp:1137", f"Ignoring source layer {layer.name}")
         if self.behaviour.has("ignored"):
-            say("net.cpp:1137", f"Ignoring source layer {self.shapes[0][0]}_old")
+            say("net.cpp:1137", f"Ignoring source layer {layers[0].name}")
         self.digest = hashlib.sha256(self.phase.encode() + hashlib.sha256(data).digest()).digest()
 
     def _model(self) -> bytes:

@@ -1,0 +1,39 @@
+"""Chains on hosts of their own, one root for each test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+from tests.cluster.harness.cluster import Cluster
+
+
+@pytest.fixture
+def chain(cluster: Cluster, shared: Path) -> Iterator[FaultyChain]:
+    """Make a chain on the first two of the module's four hosts."""
+    made = FaultyChain(cluster, shared / f"small-{shared.name}")
+    yield made
+    for host in cluster.pids:
+        for left in Path(f"/proc/{cluster.pids[host]}/root/tmp").glob(f"*-{shared.name}"):
+            shutil.rmtree(left)
+
+
+@pytest.fixture
+def make_beside(shared: Path) -> Callable[[FaultyChain], FaultyChain]:
+    """Give a function that makes another chain on the same hosts."""
+    return lambda chain: FaultyChain(chain.cluster, shared / f"other-{shared.name}")
+
+
+@pytest.fixture
+def make_chain(make_cluster: Callable[..., Cluster]) -> Callable[..., FaultyChain]:
+    """Give a function that makes a cluster for one test, with a chain on it."""
+
+    def make(hosts: int = 2, nodes: int = 2, tmp: str = "4g", records: int = 128) -> FaultyChain:
+        cluster = make_cluster(hosts, tmp=tmp)
+        return FaultyChain(cluster, cluster.shared / "small", nodes, records)
+
+    return make

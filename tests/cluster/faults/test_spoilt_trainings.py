@@ -1,0 +1,35 @@
+"""Trainings that Caffe ends in good order, and that are none: each is refused by name, and trained again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+SAID = {
+    "truncated": "the snapshot is no caffemodel, or a truncated one",
+    "empty": "the snapshot is empty",
+    "html": "the snapshot is an HTML page",
+    "renamed": "the snapshot does not fit net",
+    "nothing": "the snapshot is missing",
+    "nan": "the loss is nan at iteration 2",
+    "stuck": "the loss is stuck at 87.3365",
+    "early": "it ended after iteration 2 of 8",
+    "dies": "Check failed: rank 0 is to die",
+    "killed": "it ended after iteration 2 of 8",
+}
+
+
+@pytest.mark.parametrize("fault", SAID)
+def test_what_is_no_training_is_refused_and_trained_again(chain: FaultyChain, fault: str) -> None:
+    chain.behave(cyc1=fault)
+    said = chain.run(code=3)
+    assert SAID[fault] in said.splitlines()[-1]
+    assert chain.cluster.leftovers() == {}
+    assert sorted(chain.models()) == ["init_iter_8.caffemodel"]
+    chain.behave()
+    chain.run()
+    chain.check_finished()
+    assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
