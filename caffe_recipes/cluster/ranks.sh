@@ -8,7 +8,7 @@ newline='
 '
 IFS=$newline
 
-say() { printf 'caffe-recipes: %s\n' "$*"; }
+say() { printf 'caffe-recipes: %s\n' "$1"; }
 
 # Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm may hold anything.
 read_stat() {
@@ -17,6 +17,7 @@ read_stat() {
     case $text in *'('*') '*) ;; *) return 1 ;; esac
     comm=${text#*\(} comm=${comm%)*} text=${text##*) }
     IFS=' '
+    # shellcheck disable=SC2086
     set -- $text
     IFS=$newline
     [ $# -ge 22 ] || return 1
@@ -60,10 +61,13 @@ find_candidates() {
         case $1 in *" ${folder#/proc/}:"*) ;; *) files="$files$newline$folder/environ" ;; esac
     done
     set -f
+    # shellcheck disable=SC2086
     for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
         case $entry in
         '==> /proc/'*'/environ <==') near=${entry#'==> /proc/'} near=${near%%/*} ;;
-        CAFFE_RECIPES_LAUNCH="$asked"*) candidates="$candidates$near$newline" ;;
+        CAFFE_RECIPES_LAUNCH="$asked"*)
+            case $newline$candidates in *"$newline$near$newline"*) ;; *) candidates="$candidates$near$newline" ;; esac
+            ;;
         esac
     done
 }
@@ -182,7 +186,7 @@ beat() {
             entry=${entry# } entry=${entry% }
             [ -n "$entry" ] || continue
             pid=${entry%%:*} rest=${entry#*:}
-            read_stat "$pid" && [ "$started" = "${rest%:*}" ] || continue
+            if ! read_stat "$pid" || [ "$started" != "${rest%:*}" ]; then continue; fi
             still="$still$entry $newline "
             say "rank ${rest#*:} $pid $state $((ticks * 1000 / ticks_per_s)) $((pages * page_bytes))"
         done

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_a_rank_is_found_with_its_command_as_it_is(run: str, start: Starter) -> 
     hostile = ["--solver=it's", "a\nb", "$(id)", "-n", "", "größe", "\udc80"]
     process = start(
         *("sh", "-c", "echo up; read x", *hostile),
-        **{LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "7", "OTHER": "\nline\n"},
+        **{LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "7", "OTHER": f"\n{LAUNCH_VARIABLE}={run}/x\n"},
     )
     line(process)
     (found,) = find_ranks(HOST, run)
@@ -299,3 +300,12 @@ def test_ending_goes_on_where_one_host_is_unreachable_and_says_what_survives(run
         "node1": "cannot be reached",
         "node2": "SIGKILL does not end process 71 (state D)",
     }
+
+
+def test_the_nodes_side_is_clean_and_as_posix_has_it() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    command = [shellcheck, "-s", "sh", "-e", "SC3067", "-"]  # `test -O` is every shell's that we know
+    done = subprocess.run(command, input=ranks_program(), capture_output=True, text=True, check=False)
+    assert done.stdout == ""
