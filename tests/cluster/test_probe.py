@@ -41,3 +41,15 @@ def test_a_launcher_that_fails_otherwise_is_an_error_and_no_answer(tmp_path: Pat
         launcher_version(LocalHost("here"), broken)
     with pytest.raises(ClusterError, match="here: no-hydra does not start: No such file or directory"):
         launcher_version(LocalHost("here"), "no-hydra")
+
+
+def test_srun_names_its_version_and_refuses_as_getopt_does(tmp_path: Path) -> None:
+    """As Slurm 22.05 of Debian answers."""
+    srun = stand_in(
+        tmp_path,
+        "case $1 in -P*) echo \"srun: invalid option -- 'P'\" >&2; exit 255;; esac; echo slurm-wlm 22.05.8",
+    )
+    srun = str(Path(srun).rename(tmp_path / "srun"))
+    assert launcher_version(LocalHost("here"), srun) == "slurm-wlm 22.05.8"
+    assert launcher_knows(LocalHost("here"), srun, "--cpu-bind=none")
+    assert not launcher_knows(LocalHost("here"), srun, "-PSM2")
