@@ -274,11 +274,20 @@ check_written() { # NAME BEFORE AFTER SNAPSHOT
   fi
 }
 
-# From the first host, by the published command; `.` is a subfolder, so that a half copy has no final name.
+send() { cat -- "$1"; } # FILE
+
+# From the first host, by the published command; `.` is a subfolder, so that a half copy has no final name. Of other
+# paths scp has the shell there, or itself, read more than a path.
 fetch() { # SNAPSHOT
   exec 7>&-
   { cd "$STATE/incoming" && rm -f -- "${1##*/}"; } || return
-  if near "${HOSTS[0]}"; then cp -- "$1" .; else scp "${HOSTS[0]}:$1" .; fi
+  if near "${HOSTS[0]}"; then
+    cp -- "$1" .
+  elif [[ $1 =~ ^[A-Za-z0-9/._+=,@%-]+$ ]]; then
+    scp "${HOSTS[0]}:$1" .
+  else
+    on "${HOSTS[0]}" send "$1" >"${1##*/}"
+  fi
 }
 
 train_phase() { # NAME NET WEIGHTS SNAPSHOT

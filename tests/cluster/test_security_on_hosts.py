@@ -26,6 +26,8 @@ from caffe_recipes.cluster.hosts import file_bytes, file_stamp, free_bytes
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.generate.files import generate
+from caffe_recipes.recipe.source import load_recipe
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.harness.keys import write_key
 
@@ -243,9 +245,29 @@ def test_a_whole_run_of_hostile_strings_trains_and_runs_none_of_them(
     assert load_journal(root / "runs/small-1/journal.jsonl").outputs
     snapshots = sorted(path.name for path in (root / "runs/small-1/snapshots").iterdir())
     assert snapshots == ["-init_iter_4.caffemodel", "-last_iter_4.caffemodel"]
+    assert_nothing_ran(cluster, shared)
+
+
+def test_a_script_of_hostile_strings_trains_and_runs_none_of_them(cluster: Cluster, shared: Path) -> None:
+    root = shared / f"-root\n{BAD}"
+    write_hostile_root(root)
+    (root / "hostfile").write_text("node1\nnode2\n")
+    recipe = load_recipe(root / "recipe.yaml").model_copy(update={"evaluation": None})
+    for path, text in generate(recipe).items():
+        (shared / "ours" / path).parent.mkdir(parents=True, exist_ok=True)
+        (shared / "ours" / path).write_text(text)
+    script = str(shared / "ours/jobs/small/run.sh")
+    done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert {"-init_iter_4.caffemodel", "-last_iter_4.caffemodel"} <= {path.name for path in root.iterdir()}
+    assert_nothing_ran(cluster, shared)
+
+
+def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:
+    """Find no trace of a string that a shell has read, and take away what was trained."""
     hacked = [str(path) for path in shared.rglob("hacked")]
     for name in cluster.pids:
-        look = "for folder in / /tmp /root ~ . ; do ls -d $folder/hacked; done 2>/dev/null; true"
+        look = 'for folder in / /tmp "$HOME"; do ls -d "$folder/hacked"; done 2>/dev/null; true'
         hacked += [f"{name}: {line}" for line in cluster.run(name, ["sh", "-c", look]).stdout.splitlines()]
         cluster.run(name, ["sh", "-c", "rm -rf /tmp/lmdb* /tmp/init* /tmp/last* /tmp/hydra_*"])
     assert hacked == []
