@@ -66,6 +66,8 @@ def test_only_the_machine_with_intel_mpi_of_2018_is_given_psm2() -> None:
 
 
 def test_what_no_source_states_is_left_open() -> None:
+    assert [name for name in NAMES if load_profile(name).rates.link_gb_per_s] == ["stampede2-skx"]
+    assert not any(load_profile(name).modules or load_profile(name).caffe_root for name in NAMES)
     knl = load_profile("stampede2-knl")
     assert knl.mlsl is not None
     assert knl.mlsl.num_servers is None
@@ -109,6 +111,8 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
             "name: a\ntitle: b\nnode: {sockets: 1, cores_per_socket: 4}\nmlsl: {server_affinity: [3, 4]}\n",
             "p.yaml:1: profile: mlsl.server_affinity: core 4 of a node whose cores are 0 to 3",
         ),
+        ("name: a\ntitle: b\nrates: {link_gb_per_s: 0}\n", "p.yaml:3: rates.link_gb_per_s: must be above 0"),
+        ("name: a\ntitle: b\nhead: '-oProxyCommand=x'\n", "p.yaml:3: head: "),
         ("name: [\n", "p.yaml:2: not YAML"),
     ],
 )
