@@ -122,25 +122,25 @@ def try_trainer(
     return troubles
 
 
-def judge(policy: str, attempt: Attempt, limit_s: float = TRIAL_S) -> str | None:
+def judge(attempt: Attempt, limit_s: float = TRIAL_S) -> str | None:
     """Say what went wrong in a trial, by its log; None if nothing did.
 
-    >>> judge("fixed", Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
-    >>> judge("fixed", Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
+    >>> judge(Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
+    >>> judge(Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
     'does not start: caffe: libmlsl.so: cannot open shared object file'
     """
     lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
     summary: LogSummary = read_log(attempt.log.splitlines())
     if summary.fatal:
-        return f"fails with lr_policy {policy}: {_short(summary.fatal)}"
+        return f"fails: {_short(summary.fatal)}"
     if attempt.code in (124, 137):
         last = f", and says last: {_short(lines[-1])}" if lines else ""
-        return f"does not end within {math.ceil(limit_s)} s of a trial with lr_policy {policy}{last}"
+        return f"does not end a trial within {math.ceil(limit_s)} s{last}"
     if attempt.code in (126, 127):
         return f"does not start: {_short(lines[0]) if lines else f'returned {attempt.code}'}"
     if not summary.done:
         last = f"; it says last: {_short(lines[-1])}" if lines else ""
-        return f"ends with {attempt.code} and without `Optimization Done.` with lr_policy {policy}{last}"
+        return f"ends with {attempt.code} and without `Optimization Done.`{last}"
     return None
 
 
@@ -173,14 +173,25 @@ def _try_on(
         reason = " ".join(done.stderr.split())[-200:] or f"exit {done.returncode}"
         raise ClusterError(host.name, f"cannot be tried: {reason}", "check its /tmp, sh and GNU coreutils")
     hint = f"try `{shlex.quote(setting.trainer)}` there by hand, or give another Caffe with --caffe"
-    said = (judge(policy, attempt, limit_s) for policy, attempt in zip(solvers, attempts, strict=True))
-    return [Trouble(host.name, what, hint, setting.trainer) for what in dict.fromkeys(said) if what]
+    said = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
+    return [Trouble(host.name, what, hint, setting.trainer) for what in _by_policy(said)]
 
 
 def parse_attempts(token: str, said: str) -> list[Attempt]:
     """Read what `trial.sh` says: a line with the token and the exit code before each log."""
     parts = re.split(rf"^{token} \d+ (\d+)\n", said, flags=re.MULTILINE)[1:]
     return [Attempt(int(code), log) for code, log in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _by_policy(said: Mapping[str, str | None]) -> list[str]:
+    """Name the policies that fail, where not all fail alike.
+
+    >>> _by_policy({"poly": None, "poly_cyc": "fails"}), _by_policy({"poly": "fails", "poly_cyc": "fails"})
+    (['with lr_policy poly_cyc it fails'], ['fails'])
+    """
+    if len(set(said.values())) == 1:
+        return [what for what in set(said.values()) if what]
+    return [f"with lr_policy {policy} it {what}" for policy, what in said.items() if what]
 
 
 def _short(text: str) -> str:
