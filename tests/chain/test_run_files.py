@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,14 @@ def test_what_is_no_answer_is_told_with_the_host(said: str) -> None:
     host = StandInHost(answer=lambda argv, stdin: Completed(0, said, ""))
     with pytest.raises(ClusterError, match=r"standin: gives no answer that can be read: .*; check that"):
         HostFiles(host).look([Wanted("/x")])
+
+
+def test_the_script_that_hosts_run_is_held_to_what_shellcheck_finds() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    program = resources.files("caffe_recipes.chain").joinpath("watch.sh").read_text("utf-8")
+    done = subprocess.run(
+        [shellcheck, "-s", "dash", "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
