@@ -15,7 +15,7 @@ of the phase.
     killed                      so does rank 0, by SIGKILL
     early                       rank 0 returns 0 at `at`, without a word
     ignored                     the log says that a layer of the weights is ignored
-    waits                       rank 0 waits at `at` until there is a file `release`
+    waits                       rank 0 waits at `at` until there is the file that `until` names, or `release`
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Fault:
     at: int = 2
     rank: int = 0
     once: bool = False
+    until: str = "release"
 
 
 @dataclass(frozen=True)

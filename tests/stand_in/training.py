@@ -228,8 +228,9 @@ def _misbehave(behaviour: Behaviour, at: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour.has("hangs", at):
         os.kill(os.getpid(), signal.SIGSTOP)
-    while behaviour.has("waits", at) and not Path("release").exists():
-        time.sleep(0.02)
+    for fault in behaviour.faults:
+        while fault.does == "waits" and fault.at == at and not Path(fault.until).exists():
+            time.sleep(0.02)
 
 
 def test(flags: dict[str, str]) -> int:
