@@ -6,7 +6,7 @@ export LC_ALL=C
 me=$(id -u)
 
 say() { printf 'caffe-recipes: %s\n' "$*"; }
-clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-200; }
+clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-4096; }
 user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
 
 # The nearest folder that is there.

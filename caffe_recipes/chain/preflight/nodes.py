@@ -130,7 +130,7 @@ def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
     """
     values: dict[str, set[int]] = {}
     for line in lines:
-        found = re.fullmatch(r"(processor|physical id|cpu cores) *: *(\d+)", line.strip())
+        found = re.fullmatch(r"(processor|physical id|cpu cores)\s*:\s*(\d+)", line.strip())
         if found:
             values.setdefault(found[1], set()).add(int(found[2]))
     numbers = frozenset(values.get("processor", range(usable)))

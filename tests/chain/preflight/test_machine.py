@@ -1,0 +1,101 @@
+"""Cores, memory and clocks against the recipe, the profile and each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.plan import plan_chain
+from caffe_recipes.chain.preflight.findings import Finding
+from caffe_recipes.chain.preflight.look import Look
+from caffe_recipes.chain.preflight.machine import check_clocks, check_cores, check_memory
+from caffe_recipes.chain.preflight.nodes import NodeFacts, Processors
+from caffe_recipes.chain.setting import Options, find_setting
+from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+SKX = Processors(frozenset(range(96)), 48, 2)
+NODE = NodeFacts("n1", "n1", 0.0, 0.01, 96, SKX, int(192e9), int(180e9))
+
+
+@pytest.fixture
+def look(place: Place) -> Look:
+    """Look at three nodes of Stampede2 for its recipe's shape."""
+    shape = "omp_num_threads: 22, mlsl: {num_servers: 2, server_affinity: [39, 38, 43, 42]}"
+    place.edit("omp_num_threads: 1", shape)
+    recipe = load_recipe(place.recipe)
+    setting = find_setting(recipe, Options(root=place.root), lambda name, copy_with: StandInHost(name))
+    setting = replace(setting, profile=load_profile("stampede2-skx"))
+    facts = {name: replace(NODE, host=name) for name in ("n1", "n2", "n3")}
+    return Look(setting, plan_chain(recipe, "runs/small-1"), RunState(), facts, {})
+
+
+def changed(look: Look, **values: object) -> Look:
+    """Change what n2 says of itself."""
+    return replace(look, facts={**look.facts, "n2": replace(look.facts["n2"], **values)})  # type: ignore[arg-type]
+
+
+def only(found: list[Finding]) -> tuple[str, tuple[str, ...], str]:
+    assert len(found) == 1, found
+    return found[0].mark, found[0].hosts, found[0].said
+
+
+def test_nodes_as_the_profile_has_them_are_well(look: Look) -> None:
+    assert only(check_cores(look)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
+    assert only(check_memory(look)) == ("ok", (), "192 GB a host, 180 GB free")
+    assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of ours")
+
+
+def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: Look) -> None:
+    found = check_cores(changed(look, processors=Processors(frozenset(range(40)), 40, 2)))
+    assert [(one.mark, one.hosts) for one in found] == [
+        ("failed", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",))
+    ]  # fmt: skip
+    assert [one.said.split(";")[0] for one in found] == [
+        "n2: has no core 42,43, where MLSL's servers are pinned",
+        "n2: has 2 x 20 cores, 2 x 22 threads and 4 cores of MLSL's need 48",
+        "n2: has 2 x 20 cores, 2 x 24 are expected",
+        "n2: has 2 x 20 cores, the others 2 x 24 cores",
+    ]
+
+
+def test_a_job_that_gives_part_of_a_node_is_told(look: Look) -> None:
+    mark, hosts, said = only(check_cores(changed(look, usable=24)))
+    assert (mark, hosts) == ("warn", ("n2",))
+    assert said.startswith("n2: lets us use 24 of 96 processors, 48 are needed")
+
+
+def test_cores_that_a_list_of_places_names_must_be_there(look: Look) -> None:
+    cluster = look.setting.recipe.cluster.model_copy(
+        update={"kmp_affinity": "granularity=fine,proclist=[0-94:2,96],explicit"}
+    )
+    recipe = look.setting.recipe.model_copy(update={"cluster": cluster})
+    found = check_cores(replace(look, setting=replace(look.setting, recipe=recipe)))
+    assert only(found)[:2] == ("failed", ("n1", "n2", "n3"))
+    assert "n[1-3]: has no core 96, where threads are pinned" in found[0].said
+
+
+def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: Look) -> None:
+    less = only(check_memory(changed(look, memory_bytes=int(128e9), available_bytes=int(120e9))))
+    assert less[:2] == ("warn", ("n2",))
+    assert less[2].startswith("n2: has 128 GB of memory, the others 192 GB")
+    taken = only(check_memory(changed(look, available_bytes=int(90e9))))
+    assert taken[2].startswith("n2: has 90 GB of memory free, the others 180 GB")
+    profile = load_profile("marenostrum4")
+    small = {name: replace(facts, memory_bytes=int(64e9)) for name, facts in look.facts.items()}
+    found = check_memory(replace(look, setting=replace(look.setting, profile=profile), facts=small))
+    assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, the profile says 96 GB")
+
+
+def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: Look) -> None:
+    assert only(check_clocks(changed(look, skew_s=-30.0)))[2].startswith(
+        "n2: its clock is 30.0 s behind ours"
+    )
+    assert only(check_clocks(changed(look, skew_s=5.0, doubt_s=4.0)))[0] == "ok"

@@ -1,0 +1,92 @@
+"""What a node says of itself: asked here, by the same sh that a node runs, and read from answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.preflight.nodes import ask_node, parse_cpuinfo
+from caffe_recipes.cluster.hosts import Completed, LocalHost
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+from tests.cluster.machines import cpuinfo
+
+HOSTILE = 'it\'s $(touch hacked) `touch hacked`\n-n "two"; touch hacked'
+
+
+def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    (folder / "text").write_text("a line\n")
+    (folder / "program").write_text("#!/bin/sh\n")
+    (folder / "program").chmod(0o755)
+    (folder / "theirs_iter_4.caffemodel").symlink_to("/nowhere")
+    (folder / "theirs_iter_8.solverstate").mkdir()
+    (folder / "theirs_iter_8.caffemodel").write_text("ours")
+    facts = ask_node(
+        LocalHost(),
+        [
+            ("root", str(folder)),
+            ("program", str(folder / "program")),
+            ("file", str(folder / "text")),
+            ("file", str(folder / "absent")),
+            ("text", str(folder / "text")),
+            ("text", str(folder / "absent")),
+            ("folder", str(folder / "new" / "newer")),
+            ("snapshots", str(folder / "theirs")),
+        ],
+    )
+    assert (facts.node_name, facts.host) == (platform.node(), "localhost")
+    assert abs(facts.skew_s) <= facts.doubt_s + 0.5
+    assert facts.usable == len(os.sched_getaffinity(0))
+    assert facts.processors.numbers >= os.sched_getaffinity(0)
+    assert (facts.available_bytes or 0) < (facts.memory_bytes or 0)
+    assert (facts.root_inode, facts.program) == (str(folder.stat().st_ino), "program")
+    assert facts.sizes == {str(folder / "text"): (7, True), str(folder / "absent"): (None, False)}
+    assert list(facts.digests.values()) == [sha256(b"a line\n").hexdigest(), None]
+    place = facts.folders[str(folder / "new" / "newer")]
+    assert (place.writable, place.open_to_all, place.disk) == (True, False, str(folder.stat().st_dev))
+    assert [(stray.kind, Path(stray.path).name) for stray in facts.strays] == [
+        ("link", "theirs_iter_4.caffemodel"),
+        ("other", "theirs_iter_8.solverstate"),
+    ]
+    assert not Path("hacked").exists()
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert ask_node(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
+    tmp_path.chmod(0o1777)
+    assert not ask_node(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
+
+
+@pytest.mark.parametrize("said", ["", "caffe-recipes: clock 1\n", "hello\ncaffe-recipes: end\n"])
+def test_an_answer_that_is_cut_short_is_an_error_of_its_host(said: str) -> None:
+    host = StandInHost("n1", lambda argv, stdin: Completed(1, said, "sh: no such thing"))
+    with pytest.raises(ClusterError, match="n1: gives no answer that can be read: sh: no such thing"):
+        ask_node(host, [])
+
+
+def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
+    answer = (
+        "caffe-recipes: clock 1005.5\ncaffe-recipes: name n1\ncaffe-recipes: usable 2\n"
+        "caffe-recipes: cpuinfo\ncaffe-recipes: meminfo\ncaffe-recipes: paths\ncaffe-recipes: end\n"
+    )
+    host, times = StandInHost("n1", lambda argv, stdin: Completed(0, answer, "")), iter([1000.0, 1001.0])
+    facts = ask_node(host, [], clock=lambda: next(times))
+    assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
+    assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
+
+
+def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
+    stampede2 = parse_cpuinfo(cpuinfo(2, 24).splitlines(), usable=48)
+    assert (str(stampede2), stampede2.cores, max(stampede2.numbers)) == ("2 x 24 cores", 48, 47)
+    hyperthreads = parse_cpuinfo([*cpuinfo(4, 24).splitlines(), "physical id: 0"], usable=96)
+    assert hyperthreads.cores == 96
+    arm = parse_cpuinfo(["processor\t: 0", "processor\t: 1", "BogoMIPS\t: 50"], usable=2)
+    assert (str(arm), arm.sockets) == ("2 cores", None)

@@ -1,0 +1,117 @@
+"""`caffe-recipes preflight` on this machine: what it prints, its exit codes, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.preflight.recipe import preflight_recipe
+from caffe_recipes.chain.setting import Options
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+MAIN = "from caffe_recipes.cli.main import main; main()"
+
+
+def call(place: Place, *words: str) -> tuple[int, str, str]:
+    argv = [sys.executable, "-c", MAIN, "preflight", str(place.recipe), *words]
+    done = subprocess.run(argv, cwd=place.root, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
+    before = place.tree()
+    code, said, complained = call(place)
+    assert (code, complained) == (0, "")
+    assert said.splitlines()[-1].endswith("start it with `run`")
+    assert "failed" not in said
+    assert "ok      trainer        ./caffe trains, and knows lr_policy fixed\n" in said
+    assert place.tree() == before
+
+
+def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None:
+    (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
+    code, said, _ = call(place)
+    assert code == 1
+    assert said.splitlines()[-1] == "1 check fails (test data): mend what is said above, and repeat"
+    code, said, _ = call(place, "--json")
+    assert code == 1
+    failed = [one for one in json.loads(said) if one["mark"] == "failed"]
+    assert [(one["subject"], one["hosts"]) for one in failed] == [("test data", [])]
+
+
+def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
+    code, said, complained = call(place, "--hostfile", "nowhere")
+    assert (code, said) == (2, "")
+    assert complained.startswith("Error: nowhere: ")
+
+
+def test_a_run_that_goes_on_is_looked_at_where_it_is(place: Place) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(Exception, match="cyc1"):
+        place.run()
+    code, said, _ = call(place)
+    assert code == 0, said
+    assert "starts from    runs/small-1/snapshots/small_init_iter_8.caffemodel\n" in said
+    kept = place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    code, said, _ = call(place)
+    assert code == 1
+    assert "is no longer the snapshot that phase init finished with" in said
+    assert call(place, "--new")[0] == 0
+
+
+def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
+    script = (
+        f"pwd -P >'{place.root}/where.part'; mv '{place.root}/where.part' '{place.root}/where'; sleep 600"
+    )
+    (place.root / "caffe").write_text(f"#!/bin/sh\n{script}\n")
+    argv = [sys.executable, "-c", MAIN, "preflight", str(place.recipe)]
+    with subprocess.Popen(
+        argv, cwd=place.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=listen
+    ) as process:
+        until = time.monotonic() + 60
+        while not (place.root / "where").exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    folder = Path((place.root / "where").read_text().strip())
+    while folder.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def listen() -> None:
+    """Undo what a shell's `&` has the tests ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(place: Place) -> None:
+    place.edit("nodes: 1,", "nodes: 3,")
+    place.edit("batch_per_rank: 32", "batch_per_rank: 8")
+    (place.root / "hostfile").write_text("c401-[001-003]\n")
+    silent = ClusterError("", "gave no sign of life for 15 s", "check the host and its link")
+    hosts = {f"c401-00{number}": StandInHost(f"c401-00{number}", fault=silent) for number in (1, 2, 3)}
+    found = preflight_recipe(
+        load_recipe(place.recipe), Options(root=place.root), lambda name, copy_with: hosts[name]
+    )
+    row = next(one for one in found if one.subject == "hosts")
+    assert row.said.startswith("c401-[001-003]: gave no sign of life for 15 s; check the host")
+    assert (row.mark, row.hosts) == ("failed", tuple(hosts))
+    skipped = {one.subject for one in found if one.said == "not looked at without c401-[001-003]"}
+    assert skipped == {"cores", "memory", "clock", "launcher", "trainer"}
+    assert all(host.asked == [] for host in hosts.values())
+    assert all(host.closed for host in hosts.values())
