@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import check_weights, load_weights
-from caffe_recipes.cluster.hosts import Host, LocalHost, file_digest
+from caffe_recipes.cluster.hosts import Host, finish_digest, start_digest
 from caffe_recipes.cluster.placing import look_at
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
 
@@ -43,9 +43,10 @@ def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = Non
         raise WeightsError(path, "is missing", "look into the log")
     if now == stamp:
         raise WeightsError(path, "is an old one, from before this training", "look into the log")
-    host.fetch(path, part)
-    digest = file_digest(host, path)
-    if digest != file_digest(LocalHost(), str(part)):
+    with start_digest(host, path) as summing:  # while it travels
+        host.fetch(path, part)
+        digest = finish_digest(host, path, summing)
+    if digest != _digest_of(part):
         raise WeightsError(path, "differs from its copy", "run again")
     return digest
 
@@ -105,8 +106,7 @@ def verify_kept(path: Path, sha256: str, phase: str) -> None:
 def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
     """Compare a kept file, called `what`, with its digest; raises WeightsError."""
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _digest_of(path)
     except OSError as error:
         raise WeightsError(path, f"{what} cannot be read: {error.strerror}", hint) from None
     if digest != sha256:
@@ -129,6 +129,11 @@ def learned_ignored(ignored: Iterable[str], weights: Path) -> list[str]:
     """
     learned = {layer.name for layer in load_weights(weights).layer if layer.blobs}
     return [name for name in ignored if name in learned]
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sweep(file: Path) -> None:

@@ -27,6 +27,8 @@ from caffe_recipes.cluster.ssh import SshHost as SshHost
 from caffe_recipes.cluster.transfer import private_file
 from caffe_recipes.errors import ClusterError
 
+_DIGEST_S = 600.0
+
 
 class Host(Protocol):
     """Where ranks run. Paths are absolute; a relative one would mean another folder on each host."""
@@ -181,7 +183,20 @@ def file_bytes(host: Host, path: str) -> int | None:
 
 def file_digest(host: Host, path: str) -> str:
     """Return a file's SHA-256; raises ClusterError if it cannot be read."""
-    done = host.run(["sha256sum", "--", path], timeout_s=600)
+    return _read_digest(host, path, host.run(["sha256sum", "--", path], _DIGEST_S))
+
+
+def start_digest(host: Host, path: str) -> Running:
+    """Have a host hash a file, which takes a while; `finish_digest` asks what came of it."""
+    return host.start(["sha256sum", "--", path], _DIGEST_S)
+
+
+def finish_digest(host: Host, path: str, summing: Running) -> str:
+    """Return the SHA-256 that was started; raises ClusterError if the file cannot be read."""
+    return _read_digest(host, path, summing.finish(_DIGEST_S))
+
+
+def _read_digest(host: Host, path: str, done: Completed) -> str:
     if done.returncode != 0:
         raise ClusterError(f"{host.name}:{path}", "cannot be read", done.stderr.strip() or "check it")
     return _answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
