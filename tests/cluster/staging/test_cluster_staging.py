@@ -263,12 +263,15 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_i
     assert done.stdout.splitlines()[-1] == "3 had it, 1 got it, 0 failed"
 
 
-@pytest.mark.parametrize("how", ["sftp"])
+@pytest.mark.parametrize("how", ["copy", "sftp"])
 def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_staged(
     make_cluster: Callable[..., Cluster], how: str
 ) -> None:
     cluster = make_cluster(4)
     staging = Staging(cluster, cluster.shared)
+    if how == "copy":  # from a shared file system that is no host's: it stalls half way
+        stalls = '#!/bin/sh\nhead -c 9000000 "$2" >"$3"; exec sleep 600\n'
+        cluster.replace("node3", "/usr/bin/cp", stalls)
     cluster.rate("40mbit")
     started = staging.start("--how", how)
     staging.half_way("node3")
