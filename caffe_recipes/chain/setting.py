@@ -16,6 +16,7 @@ from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, with_modules
+from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.cluster.probe import launcher_knows
 from caffe_recipes.cluster.profiles import Launcher, Profile, load_profile
 from caffe_recipes.cluster.staging.costs import How
@@ -138,7 +139,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     return Setting(
         recipe=recipe,
         root=root,
-        hosts=tuple(reach(name) for name in names),
+        hosts=open_all(names, reach),
         trainer=trainer,
         environment={**environment, **ssh_environment({**os.environ, **environment})},
         lmdb_source=root / source if source else None,

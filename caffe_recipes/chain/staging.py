@@ -20,6 +20,7 @@ from caffe_recipes.chain.setting import (
 )
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.launcher import HYDRA, launcher_argv, launcher_environment, with_modules
+from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.chain import RELAY, ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
@@ -132,7 +133,7 @@ def _with_hosts(
     names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
         raise ClusterError(where, "no such file", "write one host a line there, or give --hostfile")
-    hosts = [connect(name) for name in names]
+    hosts = open_all(names, connect)
     try:
         return act(hosts)
     finally:

@@ -27,6 +27,12 @@ class Answer(Generic[T]):
     error: CaffeRecipesError | None = None
 
 
+def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host, ...]:
+    """Return the hosts of these names, in their order; a slow name server is asked for all at once."""
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(names))), thread_name_prefix="names") as pool:
+        return tuple(pool.map(connect, names))
+
+
 def ask_all(
     hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float, at_once: int = AT_ONCE
 ) -> tuple[Answer[T], ...]:

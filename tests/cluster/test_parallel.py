@@ -6,7 +6,7 @@ import time
 import pytest
 
 from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error, on_all
+from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error, on_all, open_all
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
 
@@ -82,3 +82,15 @@ def test_a_mistake_of_ours_is_no_hosts_answer() -> None:
 
 def test_no_hosts_give_no_answers() -> None:
     assert connect_all([]) == ()
+
+
+def test_names_are_looked_up_all_at_once_and_their_order_is_kept() -> None:
+    met = threading.Barrier(5, timeout=20)
+
+    def connect(name: str) -> Host:
+        met.wait()
+        return StandInHost(name)
+
+    names = [f"n{number}" for number in range(5)]
+    assert [host.name for host in open_all(names, connect)] == names
+    assert open_all([], connect) == ()
