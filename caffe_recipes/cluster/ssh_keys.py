@@ -15,6 +15,8 @@ import paramiko
 from caffe_recipes.cluster.ssh_config import SshOptions
 from caffe_recipes.errors import ClusterError
 
+# What paramiko says of a host that has not said yes or no to a key.
+_TIMEOUT = "Authentication timeout"
 FAILURES = (paramiko.SSHException, OSError, EOFError, ValueError)
 
 
@@ -26,8 +28,10 @@ def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
             more = transport.auth_publickey(options.user, key)
         except paramiko.BadAuthenticationType as error:
             raise _refused(options, tried, f"it takes {', '.join(error.allowed_types)} only") from None
-        except paramiko.AuthenticationException:
+        except paramiko.AuthenticationException as error:
             tried.append(said)
+            if str(error).startswith(_TIMEOUT):
+                raise _refused(options, tried, f"no answer within {transport.auth_timeout:.0f} s") from None
             if not transport.is_active():
                 break
             continue

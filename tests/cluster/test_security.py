@@ -10,8 +10,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import paramiko
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.nodelists import slurm_hosts
 from caffe_recipes.cluster.ssh_config import load_ssh_options
+from caffe_recipes.cluster.ssh_keys import authenticate
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, only_one
 from caffe_recipes.cluster.staging.nodes import NodeRefusal, clean_node, probe_node, reserve_part
 from caffe_recipes.cluster.staging.stamps import STAMP
@@ -28,6 +30,7 @@ from caffe_recipes.errors import ClusterError, RecipeError
 from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.recipe.source import parse_recipe
 from tests.cluster.harness.cluster import ROOT
+from tests.cluster.harness.keys import write_key
 
 STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
 MPICH, INTEL = "HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
@@ -85,6 +88,21 @@ def test_what_is_no_hosts_name_is_refused_in_one_line_wherever_one_is_read(
         with pytest.raises(ClusterError) as caught:
             read(name, tmp_path)
         assert not set("\n\0\x1b") & set(str(caught.value))
+
+
+def test_a_host_that_says_neither_yes_nor_no_to_a_key_is_told_from_one_that_refuses_it(
+    tmp_path: Path,
+) -> None:
+    class Silent:
+        auth_timeout = 60.0
+
+        def auth_publickey(self, user: str, key: object) -> list[str]:
+            raise paramiko.AuthenticationException("Authentication timeout.")
+
+    write_key(tmp_path / "id")
+    (tmp_path / "config").write_text(f"IdentityFile {tmp_path}/id\nIdentityAgent none\n")
+    with pytest.raises(ClusterError, match=r"node1: .*offered \S+/id; no answer within 60 s; make"):
+        authenticate(cast("paramiko.Transport", Silent()), load_ssh_options("node1", tmp_path))
 
 
 def texts_in(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:  # noqa: ANN401
