@@ -81,6 +81,6 @@ def _questions(setting: Setting, plan: Plan) -> list[Question]:
         ("file", lmdb_path(setting)),
         ("folder", setting.path(setting.recipe.data.train.lmdb)),
         *(("text", setting.path(path)) for path in plan.prototxts),
-        *(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
+        *dict.fromkeys(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
         *(("snapshots", prefix) for prefix in prefixes),
     ]
