@@ -61,7 +61,7 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     root = ResNetRoot(cluster, cluster.shared / "caffe root")
     environment = root.environment(CAFFE_ROOT=str(root.folder), LMDB_SOURCE=str(root.source))
     script = ROOT / "jobs" / RECIPE / "run.sh"
-    said = cluster.run("head", [str(script)], env=environment, timeout_s=300)
+    said = cluster.run("head", [str(script)], env=environment, timeout_s=900)
     launches, expected = root.launches(), published("mpiexec.hydra")
     assert [call.argv for call in launches] == [call.argv for call in expected]
     assert [call.environment for call in launches] == [call.environment for call in expected]
@@ -82,10 +82,10 @@ def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..
     given += ["--lmdb-source", str(root.source)]
 
     staged = cluster.run(
-        "head", [program, "stage", RECIPE, *given, "--how", "chain"], env=root.environment(), timeout_s=300
+        "head", [program, "stage", RECIPE, *given, "--how", "chain"], env=root.environment(), timeout_s=900
     )
     assert "0 had it, 64 got it, 0 failed" in staged.stdout
-    said = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=300)
+    said = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=900)
     folder = f"runs/{RECIPE}-1"
     assert (root.run_folder / "hostfile").read_text().split() == list(HOSTS)
 
