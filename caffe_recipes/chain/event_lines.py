@@ -15,8 +15,6 @@ from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.review.naming import shipped_names
 
 Said = Mapping[str, Any]
-_SHOWN = 8  # of an event that this version does not know the words of
-_MARGIN = ("time", "event", "phase")
 
 
 def describe_event(said: Said, recipe: Recipe, folder: str) -> str | None:
@@ -94,24 +92,16 @@ def _finished(said: Said, recipe: Recipe, folder: str) -> str:
     return f"{said['phase']}: finished in {describe_duration(said['seconds'])}{speed}; {said['snapshot']}"
 
 
-def _of_phase(words: str) -> Callable[[Said, Recipe, str], str]:
-    """Write an event as these words, and all that it tells."""
-
-    def describe(said: Said, recipe: Recipe, folder: str) -> str:
-        where = f"{said['phase']}: " if "phase" in said else ""
-        told = [(key, value) for key, value in said.items() if key not in _MARGIN and value is not None]
-        details = ", ".join(f"{key} {_plain(value)}" for key, value in told[:_SHOWN])
-        return f"{where}{words}" + (f": {details}" if details else "")
-
-    return describe
+def _checkpointed(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"{said['phase']}: checkpoint at iteration {said['iteration']:,}"
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, list):
-        return describe_names([_plain(each) for each in value])
-    if isinstance(value, dict):
-        return describe_names([f"{key} -> {_plain(each)}" for key, each in value.items()])
-    return f"{value:,}" if isinstance(value, int) else str(value)[:200]
+def _retrying(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"trying again ({said['number']} of {said['retries']})"
+
+
+def _replaced(said: Said, recipe: Recipe, folder: str) -> str:
+    return f"{said['spare']} takes the place of {said['host']}"
 
 
 _LINES: Mapping[str, Callable[[Said, Recipe, str], str]] = {
@@ -121,7 +111,7 @@ _LINES: Mapping[str, Callable[[Said, Recipe, str], str]] = {
     "staged": _staged,
     "launched": _launched,
     "finished": _finished,
-    "checkpointed": _of_phase("checkpoint"),
-    "retrying": _of_phase("trying again"),
-    "replaced": _of_phase("replaced a host"),
+    "checkpointed": _checkpointed,
+    "retrying": _retrying,
+    "replaced": _replaced,
 }

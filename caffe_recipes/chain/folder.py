@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,12 +66,12 @@ def create_run(
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
     frozen = {_RECIPE: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe, prototxts)}
     try:
-        for name in ("logs", "snapshots"):
+        for name in ("logs", "snapshots", "checkpoints"):
             (part / name).mkdir(parents=True)
         for name, values in frozen.items():
             (part / name).write_text(json.dumps(values, indent=1) + "\n")
         journal = Journal(part / "journal.jsonl", clock, create=True)
-        journal.append("created", recipe=recipe.name)
+        journal.append("created", recipe=recipe.name, id=secrets.token_hex(8))
         part.rename(folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from caffe_recipes.chain.checkpoints import Checkpoint
 from caffe_recipes.errors import InputError
 
 Clock = Callable[[], float]
@@ -30,7 +31,8 @@ class JournalError(InputError):
 class Launch:
     """A trainer that was started; `stamp` is what lay at its last snapshot's path before, if anything.
 
-    `needed` are such stamps of the other snapshots that later phases start from, by path.
+    `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
+    ranks are known by on any host, `arguments` what the trainer was given.
     """
 
     phase: str
@@ -40,6 +42,8 @@ class Launch:
     stamp: str | None
     time_s: float
     needed: Mapping[str, str | None] = field(default_factory=dict)
+    id: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,23 @@ class Finish:
 
 @dataclass(frozen=True)
 class RunState:
-    """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end."""
+    """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end.
 
+    `id` is the run's own, `checkpoints` are those of each unfinished phase, oldest first.
+    """
+
+    id: str = ""
     pid: int | None = None
     host: str | None = None
     attempts: Mapping[str, int] = field(default_factory=dict)
     launch: Launch | None = None
     finished: Mapping[str, Finish] = field(default_factory=dict)
     outputs: Mapping[str, float] | None = None
+    checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
+
+
+def _created(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    return replace(state, id=str(said.get("id", "")))
 
 
 def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -75,7 +88,7 @@ def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunStat
 
 
 def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
-    launch = Launch(**said, time_s=time_s)
+    launch = Launch(**{**said, "arguments": tuple(said.get("arguments", ()))}, time_s=time_s)
     return replace(state, launch=launch, attempts={**state.attempts, launch.phase: launch.attempt})
 
 
@@ -91,7 +104,14 @@ def _failed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState
 
 def _finished(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     finish = Finish(**said)
-    return replace(state, launch=None, finished={**state.finished, finish.phase: finish})
+    left = {phase: kept for phase, kept in state.checkpoints.items() if phase != finish.phase}
+    return replace(state, launch=None, finished={**state.finished, finish.phase: finish}, checkpoints=left)
+
+
+def _checkpointed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    kept = Checkpoint(**said)
+    before = state.checkpoints.get(kept.phase, ())
+    return replace(state, checkpoints={**state.checkpoints, kept.phase: (*before, kept)})
 
 
 def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -100,10 +120,12 @@ def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunSt
 
 
 _FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = {
+    "created": _created,
     "started": _started,
     "launched": _launched,
     "failed": _failed,
     "interrupted": _interrupted,
+    "checkpointed": _checkpointed,
     "finished": _finished,
     "evaluated": _evaluated,
 }

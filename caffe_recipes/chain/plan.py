@@ -21,12 +21,15 @@ from caffe_recipes.recipe.arithmetic import images_per_iter
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
+SOLVER = "--solver="
+
 
 @dataclass(frozen=True)
 class Training:
     """One phase: the trainer's arguments, and what it leaves on the first host.
 
     `needed` are snapshots on its way from which later phases start: where each lies, and where it is kept.
+    `snapshots_at` are the iterations of those, and of the last one if Caffe is stopped there.
     """
 
     phase: str
@@ -40,6 +43,12 @@ class Training:
     images_per_iter: int
     snapshots: int
     needed: tuple[tuple[str, str], ...] = ()
+    snapshots_at: tuple[int, ...] = ()
+
+    @property
+    def solver(self) -> str:
+        """The path of its solver."""
+        return next(word for word in self.arguments if word.startswith(SOLVER)).removeprefix(SOLVER)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -131,7 +140,7 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
     return Training(
         phase=phase.name,
         net=phase.net,
-        arguments=("train", f"--solver={solver}", *([f"--weights={weights}"] if weights else [])),
+        arguments=("train", f"{SOLVER}{solver}", *([f"--weights={weights}"] if weights else [])),
         weights=weights,
         snapshot=phase.final_snapshot,
         fetched=fetched_snapshot(phase, folder),
@@ -144,6 +153,7 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
             (phase.snapshot_at(iteration), fetched_snapshot(phase, folder, iteration))
             for iteration in recipe.needed_iters(phase)
         ),
+        snapshots_at=(*recipe.needed_iters(phase), *([phase.stop_iter] if phase.stop_iter else [])),
     )
 
 

@@ -6,32 +6,41 @@ where it was. A phase is finished when its snapshot is verified, whatever its pr
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from caffe_recipes.chain.evaluation import evaluate
 from caffe_recipes.chain.folder import (
     RUNS,
     create_run,
     describe_changes,
     next_folder,
     run_folders,
-    write_hostfile,
 )
 from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
 from caffe_recipes.chain.lock import RecipeLock
-from caffe_recipes.chain.phase import Run, evaluate, has_trained, train
+from caffe_recipes.chain.phase import has_trained, train
 from caffe_recipes.chain.plan import Plan, plan_chain
+from caffe_recipes.chain.policy import LaunchFailed
 from caffe_recipes.chain.preflight import run_preflight
 from caffe_recipes.chain.prepare import prepare
+from caffe_recipes.chain.recovery import recover, replace_hosts
 from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.chain.snapshots import verify_kept
 from caffe_recipes.chain.trainer import Trainer
-from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.chain.units import describe_names
+from caffe_recipes.cluster.hosts import Host, open_host
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
 
 
@@ -59,15 +68,14 @@ def run_chain(
             reporter.say(f"{folder} is finished; --new starts another run")
             reporter.show_result(recipe, state.finished, state.outputs)
             return state
-        setting = find_setting(recipe, options, connect)
-        for host in setting.hosts:
-            stack.callback(host.close)
+        setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
-        _preflight(setting, plan, state, reporter)
+        setting = _preflight(setting, plan, state, reporter)
         lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
-        run = Run(setting, plan, f"{RUNS}/{folder.name}", journal, reporter, interrupts, lock)
+        name = f"{RUNS}/{folder.name}"
+        run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
         try:
             return _carry_on(run)
         except Interrupted as stop:
@@ -84,20 +92,53 @@ def run_chain(
 def _carry_on(run: Run) -> RunState:
     """Do what is not done yet."""
     run.journal.start()
-    write_hostfile(run.path(run.folder), [host.name for host in run.setting.hosts])
     run.reporter.say(f"{run.folder}: log and state of this run")
-    prepare(run)
+    run = _insist(run, prepare)
     for training in run.plan.trainings:
         state = run.journal.state()
         if training.phase in state.finished:
             run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
         else:
-            train(run, training, state)
+            run = _insist(run, partial(train, training=training))
     if run.plan.testing and run.journal.state().outputs is None:
         evaluate(run, run.plan.testing)
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state.finished, state.outputs)
     return state
+
+
+def _insist(run: Run, act: Callable[[Run], None]) -> Run:
+    """Do something, and again behind each recovery, until it is done or the policy says that it is enough."""
+    failures = 0
+    while True:
+        try:
+            if failures:  # a host that was booted, or a spare, may lack anything
+                prepare(run)
+            act(run)
+            return run
+        except LaunchFailed as error:
+            failure = error
+        except ClusterError as error:
+            run.journal.append("failed", reason=str(error))
+            failure = LaunchFailed(error.what, error.hint, None, error.where)
+        failures += 1
+        run = recover(run, failure, failures)
+
+
+def _name_run(journal: Journal) -> str:
+    """Return what the ranks of a run are known by on any host."""
+    return journal.state().id or hashlib.sha256(os.fsencode(journal.path)).hexdigest()[:16]
+
+
+def _closing(connect: Connect, stack: ExitStack) -> Connect:
+    """Return a `connect` whose hosts are closed at the end."""
+
+    def reach(name: str, copy_with: Literal["ssh", "auto"]) -> Host:
+        host = connect(name, copy_with)
+        stack.callback(host.close)
+        return host
+
+    return reach
 
 
 def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStack) -> Journal | None:
@@ -150,12 +191,21 @@ def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
     return lock
 
 
-def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> None:
-    findings = run_preflight(setting, plan, state)
-    reporter.show_findings(findings)
-    for finding in findings:
-        if finding.error:
-            raise finding.error
+def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> Setting:
+    """Look at everything; return the setting with spares in bad hosts' place, if that is the policy."""
+    while True:
+        findings = run_preflight(setting, plan, state)
+        reporter.show_findings(findings)
+        failed = [finding for finding in findings if finding.error]
+        if not failed:
+            return setting
+        bad = {name for finding in failed for name in finding.hosts}
+        if setting.policy.on_failure != "replace" or not bad or len(bad) > len(setting.spares):
+            error = failed[0].error
+            assert error is not None
+            raise error
+        reporter.say(f"looking again, with spares in place of {describe_names(sorted(bad))}")
+        setting = replace_hosts(setting, bad)
 
 
 def _is_complete(recipe: Recipe, state: RunState) -> bool:

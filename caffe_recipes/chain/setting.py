@@ -7,11 +7,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from caffe_recipes.chain.plan import launch_argv, trainer_environment
+from caffe_recipes.chain.policy import Policy
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
@@ -53,6 +54,7 @@ class Options(StageOptions):
     new: bool = False
     overwrite: bool = False
     stop_grace_s: float = STOP_GRACE_S
+    policy: Policy = field(default_factory=Policy)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Setting:
     spares: tuple[str, ...] = ()
     how: How | None = None
     stop_grace_s: float = STOP_GRACE_S
+    policy: Policy = field(default_factory=Policy)
 
     def launch_argv(self, command: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts a command on every rank; the hostfile holds our hosts, one a line."""
@@ -150,6 +153,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
         spares=spares,
         how=options.how,
         stop_grace_s=options.stop_grace_s,
+        policy=options.policy,
     )
 
 

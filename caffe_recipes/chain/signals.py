@@ -21,11 +21,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """While open, a signal to stop raises Interrupted in the main thread; never inside `held`."""
+    """While open, a signal to stop raises Interrupted in the main thread; never inside `held`.
+
+    Inside `noted` the first is only remembered, as `asked`, and the second raises.
+    """
 
     def __init__(self) -> None:
         """Hold nothing back yet."""
+        self.asked: int | None = None
         self._held = False
+        self._noting = False
         self._pending: int | None = None
 
     @contextmanager
@@ -53,7 +58,25 @@ class Interrupts:
         if self._pending is not None:
             self._take(self._pending, None)
 
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Remember the first signal instead of raising: whoever is inside ends its work in order."""
+        self._noting = True
+        try:
+            yield
+        finally:
+            self._noting = False
+
+    def raise_asked(self) -> None:
+        """Raise Interrupted for what was only noted."""
+        if self.asked is not None:
+            raise Interrupted(self.asked)
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._pending = number if self._held else None
-        if not self._held:
-            raise Interrupted(number)
+        if self._held:
+            return
+        if self._noting and self.asked is None:
+            self.asked = number
+            return
+        raise Interrupted(number)

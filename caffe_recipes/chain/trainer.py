@@ -18,6 +18,8 @@ from caffe_recipes.errors import RunFailed
 POLL_S = 0.1
 # Hydra passes SIGTERM on to its ranks; Caffe ends at once. A rank that does not is killed after this.
 GRACE_S = 10.0
+# By these a process is known as a rank.
+_RANKS = {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
 
 
 class Trainer:
@@ -87,7 +89,7 @@ def launch_trainer(
             process = subprocess.Popen(
                 argv,
                 cwd=root,
-                env={**os.environ, **environment},
+                env={**_own_environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -97,6 +99,11 @@ def launch_trainer(
         except OSError as error:
             raise RunFailed(argv[0], f"does not start: {error.strerror}", "check its installation") from None
     return Trainer(log, process)
+
+
+def _own_environment() -> dict[str, str]:
+    """Return our environment without what would make all that we start look like a rank of another launch."""
+    return {name: value for name, value in os.environ.items() if name not in _RANKS}
 
 
 def _leads_and_writes(pid: int, log: os.stat_result) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,9 +37,11 @@ class Progress:
 class LogTail:
     """A growing log, read a whole line at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the beginning; the file may still be missing."""
+    def __init__(self, path: Path, hear: Callable[[list[str]], None] | None = None) -> None:
+        """Begin at the beginning; the file may still be missing. `hear` is told all lines."""
         self.path = path
+        self.lines = 0
+        self._hear = hear
         self.summary = LogSummary()
         self.last_line = ""
         self.exit_string = ""
@@ -56,7 +58,11 @@ class LogTail:
         if not to_end:
             new = new[: new.rfind(b"\n") + 1]
         self._offset += len(new)
-        for line in new.decode(errors="replace").splitlines():
+        lines = new.decode(errors="replace").splitlines()
+        self.lines += len(lines)
+        if self._hear is not None and lines:
+            self._hear(lines)
+        for line in lines:
             self.summary.feed(line)
             self.last_line = split_rank(line)[1].strip() or self.last_line
             ended = _EXIT_STRING.fullmatch(line.strip())

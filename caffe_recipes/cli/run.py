@@ -9,6 +9,7 @@ import click
 
 from caffe_recipes.chain.detach import describe_detached
 from caffe_recipes.chain.detach import detach as leave_terminal
+from caffe_recipes.chain.policy import ON_FAILURE, RETRIES, OnFailure, Policy
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import STOP_GRACE_S, Options, find_root
@@ -37,6 +38,34 @@ from caffe_recipes.cluster.staging.costs import How
     show_envvar=True,
     help="For Caffe to end where it is stopped short of its schedule's end; then it is killed.",
 )
+@click.option(
+    "--on-failure",
+    type=click.Choice(ON_FAILURE),
+    default="stop",
+    show_default=True,
+    help="After a failed launch: stop; retry; or replace a dead host by a spare, a further line of the "
+    "hostfile, and retry.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=RETRIES,
+    show_default=True,
+    help="Of each phase, at most.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Snapshot every N iterations, keep the newest two here, and resume a phase from them.",
+)
+@click.option(
+    "--stall-s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Silence of the log after which a launch is given up [default: by the log's own pace]",
+)
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
 @click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
@@ -50,13 +79,18 @@ def run(
     how: How | None,
     dialect: str,
     stop_grace_s: float,
+    on_failure: OnFailure,
+    retries: int,
+    checkpoint_every: int | None,
+    stall_s: float | None,
     new: bool,
     overwrite: bool,
     detach: bool,
 ) -> None:
     """Train a recipe's chain: preflight, stage, the phases, evaluate. Called again, it goes on where it was.
 
-    The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/.
+    The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/. Ctrl-C asks
+    Caffe for a snapshot, from which the same command goes on, and stops; a second one stops at once.
     """
     loaded = given.load_given(recipe, dialect, caffe)
     options = Options(
@@ -68,6 +102,7 @@ def run(
         new=new,
         overwrite=overwrite,
         stop_grace_s=stop_grace_s,
+        policy=Policy(on_failure, retries, checkpoint_every, stall_s),
     )
     started = leave_terminal(options.root, loaded, _relay) if detach else None
     if started is not None:

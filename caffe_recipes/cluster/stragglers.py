@@ -23,11 +23,15 @@ _Key = TypeVar("_Key", str, _Rank)
 
 @dataclass(frozen=True)
 class Straggler:
-    """Who holds the others up; `rank` is None where it is all of a host's."""
+    """Who holds the others up; `rank` is None where it is all of a host's.
+
+    `is_certain` of a rank that is stopped; another may yet go on, or wait for those that do.
+    """
 
     host: str
     rank: int | None
     reason: str
+    is_certain: bool = False
 
 
 def find_straggler(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
@@ -63,7 +67,7 @@ def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
         hosts = {host for host, _ in stuck}
         if hosts and (letters == "Tt" or 2 * len(hosts) <= len(histories)):
             (host, rank), state = min(stuck.items())
-            return Straggler(host, rank, f"rank {rank} {_STATES[state]}")
+            return Straggler(host, rank, f"rank {rank} {_STATES[state]}", letters == "Tt")
     return None
 
 

@@ -1,0 +1,213 @@
+"""Following a launch to its end: its log, the hosts it runs on, and what the user asks meanwhile."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from caffe_recipes.chain.checkpoints import drop_checkpoints, fetch_checkpoint
+from caffe_recipes.chain.journal import Launch
+from caffe_recipes.chain.plan import SOLVER, Training
+from caffe_recipes.chain.rank_logs import RankLogs
+from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.trainer import POLL_S, Trainer
+from caffe_recipes.chain.watch import (
+    LogTail,
+    find_divergence,
+    find_failure,
+    has_passed,
+    losses_until,
+    measure,
+)
+from caffe_recipes.chain.watchdog import Trouble, Watchdog
+from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.pulses import Pulses
+from caffe_recipes.cluster.ranks import ask_snapshot, end_ranks
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.generate.nets import build_net
+
+# Hydra ends all ranks where a signal ended one, but waits for the others where one has merely exited.
+_DYING_S = 5.0
+# Hosts are looked at so often; the log at every poll.
+_LOOK_S = 1.0
+_ITERATION = re.compile(r".*_iter_(\d{1,9})\.solverstate")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a launch left: its log, the host of its rank 0, and what was wrong with it or its hosts."""
+
+    tail: LogTail
+    lead: Host
+    trouble: Trouble | None = None
+
+
+def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> Followed:
+    """Follow a launch until it ends, is lost, or has done what it is to be stopped after.
+
+    Whatever goes wrong here, no rank is left behind on any host that can be reached. Raises Interrupted if
+    the user has asked to stop, with the snapshot that Caffe was then asked for kept as a checkpoint.
+    """
+    folder = run.path(launch.log).with_suffix(".ranks")
+    ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.reporter.say)
+    tail = LogTail(run.path(launch.log), ranks.feed)
+    with ExitStack() as stack:
+        stack.callback(ranks.close)
+        stack.callback(_end, run, training, launch, tail)
+        stack.enter_context(run.interrupts.noted())
+        with run.interrupts.held():
+            trainer = start()
+        pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id))
+        attendant = _Attendant(run, training, launch, tail, trainer, pulses)
+        while trainer.is_running() and not attendant.attend():
+            time.sleep(POLL_S)
+        lead, trouble = attendant.lead(), attendant.trouble
+    tail.read(to_end=True)
+    if find_failure(tail, training) is not None:
+        run.interrupts.raise_asked()
+    return Followed(tail, lead, trouble)
+
+
+def end_everywhere(run: Run) -> None:
+    """End every rank of the run on every host; say where that could not be done."""
+    hosts = run.setting.hosts
+    here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
+    for host, reason in end_ranks((*hosts, *here), run.id, launcher=True).items():
+        run.reporter.say(f"{host}: its ranks could not be ended: {reason}")
+
+
+def _end(run: Run, training: Training, launch: Launch, tail: LogTail) -> None:
+    try:
+        Trainer(run.path(launch.log)).stop()
+    finally:
+        run.reporter.end_progress()
+        tail.read(to_end=True)
+        if find_failure(tail, training) is not None:
+            end_everywhere(run)
+
+
+class _Attendant:
+    """Acts on what a launch's log and hosts tell; `attend` is called again and again while it runs."""
+
+    def __init__(
+        self, run: Run, training: Training, launch: Launch, tail: LogTail, trainer: Trainer, pulses: Pulses
+    ) -> None:
+        self.trouble: Trouble | None = None
+        self._run, self._training, self._launch = run, training, launch
+        self._tail, self._trainer, self._pulses = tail, trainer, pulses
+        self._watchdog = Watchdog(pulses, run.setting.policy.stall_s)
+        self._look_at = 0.0
+        self._end_at: float | None = None
+        self._states = 0
+        self._is_asked = False
+        self._suspects: set[str] = set()
+
+    def lead(self) -> Host:
+        """Return the host of rank 0: the hostfile's first, unless it has been heard of on another."""
+        heard = self._pulses.latest()
+        leads = {name for name, pulse in heard.items() for rank in pulse.ranks if rank.rank == 0}
+        hosts = self._run.setting.hosts
+        return next((host for host in hosts if host.name in leads), hosts[0])
+
+    def attend(self) -> bool:
+        """Act on what is new; tell whether the launch is to be ended."""
+        run, training, tail = self._run, self._training, self._tail
+        known = len(tail.summary.losses)
+        tail.read()
+        if len(tail.summary.losses) > known:
+            self._show()
+        if find_divergence(losses_until(tail.summary, training.last_iter)):
+            return True
+        if run.interrupts.asked is not None and not self._is_asked and not self._ask():
+            return True
+        if self._take_checkpoints() and self._is_asked:
+            return True
+        if self._end_at is None and tail.summary.fatal:
+            self._end_at = time.monotonic() + _DYING_S
+        elif self._end_at is None and _is_to_stop(tail, training):
+            run.journal.append("stopping", phase=training.phase, iteration=training.last_iter)
+            self._trainer.interrupt()
+            self._end_at = time.monotonic() + run.setting.stop_grace_s
+        self.trouble = self._look()
+        return self.trouble is not None or (self._end_at is not None and time.monotonic() >= self._end_at)
+
+    def _show(self) -> None:
+        steps = self._run.plan.trainings
+        later = [step.phase for step in steps].index(self._training.phase) + 1
+        self._run.reporter.show_progress(
+            measure(
+                self._tail.summary,
+                self._training.phase,
+                self._training.last_iter,
+                self._training.images_per_iter,
+                sum(step.last_iter for step in steps[later:]),
+            )
+        )
+
+    def _ask(self) -> bool:
+        """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
+        run, self._is_asked = self._run, True
+        word = next(word for word in self._launch.arguments if word.startswith(SOLVER))
+        try:
+            answer = ask_snapshot(self.lead(), self._launch.id, word)
+        except CaffeRecipesError as error:
+            run.reporter.say(f"no snapshot can be asked for: {error}")
+            return False
+        if answer != "asked":
+            return False
+        self._states = len(self._tail.summary.solverstates)
+        self._end_at = time.monotonic() + run.setting.stop_grace_s
+        run.reporter.say("asked Caffe for a snapshot; once more stops at once")
+        return True
+
+    def _take_checkpoints(self) -> bool:
+        """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was."""
+        if self._run.setting.policy.checkpoint_every is None and not self._is_asked:
+            return False
+        summary, taken = self._tail.summary, False
+        while self._states < len(summary.solverstates):
+            path = summary.solverstates[self._states]
+            found = _ITERATION.fullmatch(path)
+            iteration = int(found[1]) if found else self._training.last_iter
+            if iteration < self._training.last_iter:
+                if not has_passed(summary, str(PurePosixPath(path).with_suffix(".caffemodel")), iteration):
+                    break
+                taken = self._keep(path) or taken
+            self._states += 1
+        return taken
+
+    def _keep(self, path: str) -> bool:
+        run, training = self._run, self._training
+        net = build_net(run.setting.recipe, training.net)
+        folder = f"{run.folder}/checkpoints"
+        before = run.journal.state().checkpoints.get(training.phase, ())
+        spared = (training.snapshot, *(needed for needed, _ in training.needed))
+        try:
+            kept = fetch_checkpoint(
+                self.lead(), run.setting.root, training.phase, path, folder, net, training.last_iter
+            )
+        except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
+            run.reporter.say(f"{training.phase}: no checkpoint: {error}")
+            return False
+        run.journal.append("checkpointed", **asdict(kept))
+        run.reporter.say(f"{training.phase}: checkpoint at iteration {kept.iteration:,}")
+        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], spared)
+        return True
+
+    def _look(self) -> Trouble | None:
+        if time.monotonic() < self._look_at:
+            return None
+        self._look_at = time.monotonic() + _LOOK_S
+        trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
+        if suspect is not None and suspect.host not in self._suspects:
+            self._suspects.add(suspect.host)
+            self._run.reporter.say(f"{suspect.host} may hold the others up: {suspect.reason}")
+        return trouble
+
+
+def _is_to_stop(tail: LogTail, training: Training) -> bool:
+    return training.is_stopped and has_passed(tail.summary, training.snapshot, training.last_iter)

@@ -1,0 +1,74 @@
+"""Judging a launch that has ended: by its log and its snapshots, never by its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caffe_recipes.chain.follow import Followed
+from caffe_recipes.chain.journal import Finish, Launch
+from caffe_recipes.chain.plan import Training
+from caffe_recipes.chain.policy import LaunchFailed
+from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.snapshots import fetch_snapshot, learned_ignored
+from caffe_recipes.chain.watch import find_failure, images_per_s, last_value, losses_until
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.parallel import ask_all
+from caffe_recipes.errors import RunFailed
+from caffe_recipes.generate.nets import build_net
+
+_ANSWER_S = 15.0
+
+
+def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> Finish:
+    """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
+
+    The log must say that it did, from all of its weights; the snapshot must be there, new, whole, and fit.
+    """
+    tail, lead = followed.tail, followed.lead
+    reason = find_failure(tail, training)
+    if reason:
+        trouble = followed.trouble
+        # Whatever the launcher said of a host that is dead, that is why.
+        host = trouble.host if trouble else next(iter(find_dead(run.setting.hosts)), None)
+        raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
+    _check_ignored(run, training, followed)
+    net = build_net(run.setting.recipe, training.net)
+
+    def fetch(path: str, stamp: str | None, to: str) -> str:
+        return fetch_snapshot(lead, run.setting.path(path), stamp, run.path(to), net, run.setting.root)
+
+    ended = run.path(launch.log).stat().st_mtime
+    try:
+        return Finish(
+            phase=training.phase,
+            snapshot=training.fetched,
+            sha256=fetch(training.snapshot, launch.stamp, training.fetched),
+            seconds=ended - launch.time_s,
+            images_per_s=images_per_s(tail.summary, training.images_per_iter),
+            loss=last_value(losses_until(tail.summary, training.last_iter).values()),
+            needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
+        )
+    except RunFailed as error:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        raise LaunchFailed(what, error.hint, next(iter(find_dead([lead])), None)) from None
+
+
+def _check_ignored(run: Run, training: Training, followed: Followed) -> None:
+    if training.weights is None:
+        return
+    ignored = learned_ignored(followed.tail.summary.ignored, run.path(training.weights))
+    if ignored:
+        what = f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks"
+        raise LaunchFailed(what, "name the layers of the net as the weights do")
+
+
+def find_dead(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the names of the hosts that do not answer."""
+    answers = ask_all(hosts, lambda host: host.run(["true"], _ANSWER_S), _ANSWER_S)
+    return tuple(answer.host.name for answer in answers if answer.error is not None)
+
+
+def _blame(what: str, host: str | None, *, is_dead: bool) -> str:
+    if host is None:
+        return what
+    return f"{host} no longer answers; {what}" if is_dead else f"{host}: {what}"

@@ -1,0 +1,70 @@
+"""Going on after a launch that failed, by policy: with the same hosts, or spares in their place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from caffe_recipes.chain.judge import find_dead
+from caffe_recipes.chain.policy import LaunchFailed
+from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.setting import Setting
+from caffe_recipes.cluster.parallel import connect_all
+
+# A host boots in minutes; an allocation is not to wait longer for one that does not.
+_BACK_S = 600.0
+_ASK_S = 5.0
+
+
+def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
+    """Make ready for another launch, as the policy says; return the run with the hosts that it then has.
+
+    Raises the failure itself if there is to be none, LaunchFailed where hosts stay dead or are no more.
+    """
+    policy = run.setting.policy
+    if policy.on_failure == "stop":
+        raise failure
+    if tries > policy.retries:
+        hint = f"{failure.hint}; after {policy.retries} retries"
+        raise LaunchFailed(failure.what, hint, failure.host, failure.where)
+    run.reporter.say(f"{failure}; trying again ({tries} of {policy.retries})")
+    dead = set(find_dead(run.setting.hosts)) | ({failure.host} if failure.host else set())
+    if policy.on_failure == "replace" and dead:
+        run = replace(run, setting=replace_hosts(run.setting, dead, run))
+    else:
+        _await_hosts(run, failure)
+    run.journal.append("retrying", number=tries, retries=policy.retries)
+    return run
+
+
+def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None) -> Setting:
+    """Return a setting with spares in the place of bad hosts; raises LaunchFailed if there are too few."""
+    hosts, spares = list(setting.hosts), list(setting.spares)
+    for index, host in enumerate(hosts):
+        if host.name not in bad:
+            continue
+        while spares:
+            spare = setting.connect(spares.pop(0))
+            if connect_all([spare])[0].error is None:
+                break
+        else:
+            raise LaunchFailed("no spare is left", "put more hosts into the hostfile", None, host.name)
+        hosts[index] = spare
+        if run is not None:
+            run.journal.append("replaced", host=host.name, spare=spare.name)
+            run.reporter.say(f"{spare.name} takes the place of {host.name}")
+    return replace(setting, hosts=tuple(hosts), spares=tuple(spares))
+
+
+def _await_hosts(run: Run, failure: LaunchFailed) -> None:
+    """Wait until all hosts answer: one that has crashed may be booting."""
+    until = time.monotonic() + _BACK_S
+    waits_for: tuple[str, ...] = ()
+    while dead := find_dead(run.setting.hosts):
+        if dead != waits_for:
+            waits_for = dead
+            run.reporter.say(f"waiting for {', '.join(dead)}")
+        if time.monotonic() > until:
+            raise LaunchFailed(f"{dead[0]} stays dead", failure.hint, dead[0], failure.where)
+        time.sleep(_ASK_S)

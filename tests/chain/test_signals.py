@@ -1,0 +1,60 @@
+"""Signals to stop: raised, held back, or noted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from caffe_recipes.chain.signals import STOPPING, Interrupted, Interrupts
+
+
+@pytest.fixture(autouse=True)
+def _listening() -> Iterator[None]:
+    """Undo what nohup, or a shell's `&`, has the tests ignore."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def tell(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_stop_is_raised(number: signal.Signals) -> None:
+    interrupts = Interrupts()
+    with pytest.raises(Interrupted) as raised, interrupts.raised():
+        tell(number)
+    assert raised.value.number == number
+
+
+def test_what_comes_while_held_is_raised_at_the_end() -> None:
+    interrupts, seen = Interrupts(), []
+    with pytest.raises(Interrupted), interrupts.raised(), interrupts.held():
+        tell(signal.SIGINT)
+        seen.append("went on")
+    assert seen == ["went on"]
+
+
+def test_the_first_is_noted_and_the_second_is_raised() -> None:
+    interrupts, seen = Interrupts(), []
+    with pytest.raises(Interrupted) as raised, interrupts.raised(), interrupts.noted():
+        tell(signal.SIGINT)
+        seen.append(interrupts.asked)
+        tell(signal.SIGTERM)
+    assert seen == [signal.SIGINT]
+    assert raised.value.number == signal.SIGTERM
+
+
+def test_what_was_noted_is_raised_when_its_time_has_come() -> None:
+    interrupts = Interrupts()
+    with interrupts.raised():
+        with interrupts.noted():
+            tell(signal.SIGINT)
+        with pytest.raises(Interrupted):
+            interrupts.raise_asked()
+    Interrupts().raise_asked()

@@ -1,0 +1,139 @@
+"""The watchdog on a clock of its own: which silence is trouble, and whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.watch import LogTail
+from caffe_recipes.chain.watchdog import HELD_S, SILENT_S, STALL_S, START_STALL_S, Trouble, Watchdog
+from caffe_recipes.cluster.pulses import Pulse, RankPulse, Silence
+
+
+@dataclass
+class Scene:
+    """A log that grows, hosts that are heard or not, and the time."""
+
+    log: Path
+    now: float = 0.0
+    silences: list[Silence] = field(default_factory=list)
+    pulses: dict[str, list[Pulse]] = field(default_factory=dict)
+    iteration: int = 0
+
+    def silent(self, patience_s: float) -> Sequence[Silence]:
+        return [silence for silence in self.silences if silence.seconds > patience_s]
+
+    def histories(self) -> Mapping[str, Sequence[Pulse]]:
+        return self.pulses
+
+    def display(self) -> None:
+        with self.log.open("a") as log:
+            log.write(f"I1120 11:49:33.597563  6374 solver.cpp:312] Iteration {self.iteration}, loss = 2.4\n")
+        self.iteration += 1
+
+    def hold_up(self, state: str) -> None:
+        """Let rank 1, on node2, be in a state at the last three pulses, and rank 0 run."""
+        for host, rank, seen in (("node1", 0, "R"), ("node2", 1, state)):
+            self.pulses[host] = [
+                Pulse(host, self.now + at, (RankPulse(rank, 100 + rank, seen, at, 0),)) for at in (0, 5, 10)
+            ]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "log")
+
+
+def watch(scene: Scene, stall_s: float | None = None) -> tuple[Watchdog, LogTail]:
+    return Watchdog(scene, stall_s, lambda: scene.now), LogTail(scene.log)
+
+
+def train(scene: Scene, dog: Watchdog, tail: LogTail, *, displays: int = 3, every_s: float = 10.0) -> None:
+    """Let some iterations pass in peace."""
+    for _ in range(displays):
+        scene.display()
+        tail.read()
+        assert dog.look(tail) is None
+        scene.now += every_s
+
+
+def test_a_log_that_grows_is_no_trouble_whatever_ssh_says(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail)
+    scene.display()
+    tail.read()
+    scene.silences = [Silence("node2", 300, "connection refused")]
+    assert dog.look(tail) is None
+
+
+def test_a_host_is_lost_when_neither_it_nor_the_log_is_heard(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail)
+    scene.now += SILENT_S + 1
+    scene.silences = [Silence("node2", SILENT_S + 1, "no answer")]
+    assert dog.look(tail) == Trouble("not heard for 31 s (no answer)", "node2")
+
+
+def test_a_slow_log_gives_a_silent_host_more_time(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=60)
+    scene.silences = [Silence("node2", 50, "")]
+    assert dog.look(tail) is None
+    scene.now += 100
+    scene.silences = [Silence("node2", 150, "")]
+    assert dog.look(tail) == Trouble("not heard for 2 min 30 s", "node2")
+
+
+@pytest.mark.parametrize(("display_s", "limit_s"), [(10, STALL_S), (100, 2000)])
+def test_a_log_stalls_by_its_own_pace(scene: Scene, display_s: float, limit_s: float) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=display_s)
+    scene.now += limit_s - display_s - 1
+    assert dog.look(tail) is None
+    scene.now += 2
+    trouble = dog.look(tail)
+    assert trouble is not None
+    assert trouble.host is None
+    assert trouble.what.startswith("the log has said nothing for ")
+
+
+def test_before_the_first_iteration_there_is_time_to_load(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    scene.now = START_STALL_S - 1
+    assert dog.look(tail) is None
+    scene.now += 2
+    assert dog.look(tail) == Trouble("the log has said nothing for 15 min 01 s")
+
+
+def test_a_limit_of_the_users_is_the_limit(scene: Scene) -> None:
+    dog, tail = watch(scene, stall_s=5)
+    train(scene, dog, tail, every_s=2)
+    scene.now += 4
+    assert dog.look(tail) == Trouble("the log has said nothing for 6 s")
+
+
+def test_a_stopped_rank_is_trouble_once_the_log_waits_for_it(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=1)
+    scene.hold_up("T")
+    assert dog.look(tail) is None
+    scene.now += HELD_S + 1
+    assert dog.look(tail) == Trouble("holds the others up: rank 1 is stopped (SIGSTOP)", "node2")
+
+
+def test_a_rank_that_waits_for_a_disk_is_only_suspected_until_the_log_stalls(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail, every_s=1)
+    scene.hold_up("D")
+    scene.now += HELD_S + 1
+    assert dog.look(tail) is None
+    assert dog.suspect is not None
+    assert dog.suspect.host == "node2"
+    scene.now += STALL_S
+    trouble = dog.look(tail)
+    assert trouble is not None
+    assert trouble.host == "node2"
+    assert trouble.what.endswith("rank 1 waits for a disk")
