@@ -125,10 +125,13 @@ def learned_ignored(ignored: Iterable[str], weights: Path) -> list[str]:
     """Return which of the layers that Caffe's log says it ignored have learned values in `weights`.
 
     Caffe names those without any too, as the data layers, and goes on from the fillers of the rest. Raises
-    WeightsError for what is no caffemodel.
+    WeightsError for what is no caffemodel, where any is named.
     """
+    names = list(ignored)
+    if not names:
+        return []
     learned = {layer.name for layer in load_weights(weights).layer if layer.blobs}
-    return [name for name in ignored if name in learned]
+    return [name for name in names if name in learned]
 
 
 def _digest_of(path: Path) -> str:
