@@ -57,7 +57,8 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     tail = LogTail(run.path(launch.log), ranks.feed)
     with ExitStack() as stack:
         stack.callback(ranks.close)
-        stack.callback(_end, run, training, launch, tail)
+        trouble: Trouble | None = None
+        stack.callback(lambda: _end(run, training, launch, tail, trouble))
         stack.enter_context(run.interrupts.noted())
         with run.interrupts.held():
             trainer = start()
@@ -72,22 +73,24 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     return Followed(tail, lead, trouble)
 
 
-def end_everywhere(run: Run) -> None:
-    """End every rank of the run on every host; say where that could not be done."""
-    hosts = run.setting.hosts
+def end_everywhere(run: Run, lost: str | None = None) -> None:
+    """End every rank of the run on every host but one that is lost; say where that could not be done."""
+    hosts = [host for host in run.setting.hosts if host.name != lost]
     here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
+    if lost:
+        run.reporter.say(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
     for host, reason in end_ranks((*hosts, *here), run.id, launcher=True).items():
         run.reporter.say(f"{host}: its ranks could not be ended: {reason}")
 
 
-def _end(run: Run, training: Training, launch: Launch, tail: LogTail) -> None:
+def _end(run: Run, training: Training, launch: Launch, tail: LogTail, trouble: Trouble | None) -> None:
     try:
         Trainer(run.path(launch.log)).stop()
     finally:
         run.reporter.end_progress()
         tail.read(to_end=True)
         if find_failure(tail, training) is not None:
-            end_everywhere(run)
+            end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
 
 
 class _Attendant:

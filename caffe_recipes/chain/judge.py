@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.chain.follow import Followed
 from caffe_recipes.chain.journal import Finish, Launch
 from caffe_recipes.chain.plan import Training
-from caffe_recipes.chain.policy import LaunchFailed
+from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.snapshots import fetch_snapshot, learned_ignored
 from caffe_recipes.chain.watch import find_failure, images_per_s, last_value, losses_until
@@ -17,6 +19,9 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.generate.nets import build_net
 
 _ANSWER_S = 15.0
+# A host that refuses for a moment, as its sshd is started again, is not to cost a phase.
+_AGAIN_S = 60.0
+_PAUSE_S = 2.0
 
 
 def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> Finish:
@@ -35,7 +40,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
     net = build_net(run.setting.recipe, training.net)
 
     def fetch(path: str, stamp: str | None, to: str) -> str:
-        return fetch_snapshot(lead, run.setting.path(path), stamp, run.path(to), net, run.setting.root)
+        return _fetch(run, lead, net, run.setting.path(path), stamp, to)
 
     ended = run.path(launch.log).stat().st_mtime
     try:
@@ -50,7 +55,24 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
         )
     except RunFailed as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        raise LaunchFailed(what, error.hint, next(iter(find_dead([lead])), None)) from None
+        kind = SnapshotOutOfReach if error.where == lead.name else LaunchFailed
+        raise kind(what, error.hint, next(iter(find_dead([lead])), None)) from None
+
+
+def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | None, to: str) -> str:
+    """Fetch a snapshot; again, for a while, where its host does not answer, and once whatever is wrong."""
+    until, tries = time.monotonic() + _AGAIN_S, 0
+    while True:
+        try:
+            return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
+        except RunFailed as error:
+            tries += 1
+            is_host = error.where == lead.name
+            if time.monotonic() > until or (tries > 1 and not is_host):
+                raise
+            if is_host:
+                run.reporter.say(f"{error.where}: {error.what}; fetching again")
+                time.sleep(_PAUSE_S)
 
 
 def _check_ignored(run: Run, training: Training, followed: Followed) -> None:

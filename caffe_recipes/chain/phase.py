@@ -19,7 +19,7 @@ from caffe_recipes.chain.follow import follow
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
-from caffe_recipes.chain.policy import LaunchFailed
+from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.trainer import Trainer, launch_trainer
 from caffe_recipes.chain.units import describe_duration
@@ -126,6 +126,8 @@ def _resume(run: Run, training: Training, left: Launch) -> bool:
     run.reporter.say(f"{training.phase}: the trainer of a killed run {doing}")
     try:
         _carry(run, training, left, lambda: trainer)
+    except SnapshotOutOfReach:
+        raise
     except LaunchFailed as failure:
         run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
         return False
@@ -138,9 +140,12 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         finish = judge(run, training, launch, follow(run, training, launch, start))
     except RunFailed as failure:
         host = failure.host if isinstance(failure, LaunchFailed) else None
+        where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
+        if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it
+            run.journal.append("failed", reason=f"{training.phase}: {failure.what}", host=host)
+            raise SnapshotOutOfReach(what, hint, host, where) from None
         run.journal.append("failed", phase=training.phase, reason=failure.what, host=host)
-        where, what = f"phase {training.phase}", f"failed: {failure.what}"
-        raise LaunchFailed(what, f"log: {launch.log}", host, where) from None
+        raise LaunchFailed(what, hint, host, where) from None
     old = run.journal.state().checkpoints.get(training.phase, ())
     run.journal.append("finished", **asdict(finish))
     speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""

@@ -33,3 +33,7 @@ class LaunchFailed(RunFailed):
         """Keep the host; where it happened is for whoever knows the phase to say."""
         super().__init__(where, what, hint)
         self.host = host
+
+
+class SnapshotOutOfReach(LaunchFailed):
+    """A phase that has trained, and whose snapshot cannot be fetched now: it is not to be trained again."""

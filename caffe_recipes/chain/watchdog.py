@@ -17,7 +17,7 @@ from caffe_recipes.cluster.pulses import Pulse, Silence
 from caffe_recipes.cluster.stragglers import Straggler, find_straggler
 
 # A host that has not been heard for so long is lost, unless the log goes on.
-SILENT_S = 30.0
+SILENT_S = 20.0
 # Loading nets, LMDBs and, on a busy file system, the program itself.
 START_STALL_S = 900.0
 STALL_S = 600.0
@@ -39,10 +39,11 @@ class Hearing(Protocol):
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a launch must be ended; `host` is where the trouble is, if that is known."""
+    """Why a launch must be ended; `host` is where, if that is known, and nothing reaches one that is lost."""
 
     what: str
     host: str | None = None
+    is_lost: bool = False
 
 
 class Watchdog:
@@ -64,7 +65,8 @@ class Watchdog:
         for silence in self._hearing.silent(max(SILENT_S, min(2 * self._longest_s, STALL_S))):
             if quiet_s >= min(silence.seconds, SILENT_S):
                 said = f" ({silence.reason})" if silence.reason else ""
-                return Trouble(f"not heard for {describe_duration(silence.seconds)}{said}", silence.host)
+                what = f"not heard for {describe_duration(silence.seconds)}{said}"
+                return Trouble(what, silence.host, is_lost=True)
         # While lines come nobody is held up; at a normal end ranks finish at different times.
         is_held = quiet_s > max(HELD_S, 2 * self._longest_s)
         self.suspect = straggler = find_straggler(self._hearing.histories()) if is_held else None

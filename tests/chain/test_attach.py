@@ -227,7 +227,9 @@ def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -
     (place.root / "release").touch()
 
 
-CHECKPOINT = dict.fromkeys(("state", "state_sha256", "model", "model_sha256", "state_path", "model_path"), "x")
+CHECKPOINT = dict.fromkeys(
+    ("state", "state_sha256", "model", "model_sha256", "state_path", "model_path"), "x"
+)
 
 
 def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:

@@ -212,7 +212,10 @@ def test_a_phase_starts_from_the_snapshot_on_the_way_of_another(branched: Place)
 
 def test_a_phase_without_the_snapshot_that_a_later_one_needs_is_not_finished(branched: Place) -> None:
     branched.behave(init="never-snapshots")
-    with pytest.raises(RunFailed, match=r"phase init: failed: localhost:.*small_init_iter_4.caffemodel: the snapshot is missing"):
+    with pytest.raises(
+        RunFailed,
+        match=r"phase init: failed: localhost:.*small_init_iter_4.caffemodel: the snapshot is missing",
+    ):
         branched.run()
     assert not branched.state().finished
     branched.behave()

@@ -74,7 +74,7 @@ def test_a_host_is_lost_when_neither_it_nor_the_log_is_heard(scene: Scene) -> No
     train(scene, dog, tail)
     scene.now += SILENT_S + 1
     scene.silences = [Silence("node2", SILENT_S + 1, "no answer")]
-    assert dog.look(tail) == Trouble("not heard for 31 s (no answer)", "node2")
+    assert dog.look(tail) == Trouble("not heard for 21 s (no answer)", "node2", is_lost=True)
 
 
 def test_a_slow_log_gives_a_silent_host_more_time(scene: Scene) -> None:
@@ -84,7 +84,7 @@ def test_a_slow_log_gives_a_silent_host_more_time(scene: Scene) -> None:
     assert dog.look(tail) is None
     scene.now += 100
     scene.silences = [Silence("node2", 150, "")]
-    assert dog.look(tail) == Trouble("not heard for 2 min 30 s", "node2")
+    assert dog.look(tail) == Trouble("not heard for 2 min 30 s", "node2", is_lost=True)
 
 
 @pytest.mark.parametrize(("display_s", "limit_s"), [(10, STALL_S), (100, 2000)])

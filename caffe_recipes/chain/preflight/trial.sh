@@ -17,11 +17,15 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 143' TERM HUP INT
-folder=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX") && cd "$folder" || exit 125
-printf %s "$net" >net.prototxt || exit 125
+give_up() {
+    printf 'no file can be written to %s: is it full?\n' "${TMPDIR:-/tmp}" >&2
+    exit 125
+}
+folder=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX") && cd "$folder" || give_up
+printf %s "$net" 2>/dev/null >net.prototxt || give_up
 number=0
 while [ "$number" -lt "$count" ]; do
-    printf %s "$1" >"solver_$number.prototxt" || exit 125
+    printf %s "$1" 2>/dev/null >"solver_$number.prototxt" || give_up
     number=$((number + 1))
     shift
 done
