@@ -21,6 +21,8 @@ from caffe_recipes.errors import CaffeRecipesError, ClusterError
 # Pulses of a host that are kept.
 KEPT = 12
 AGAIN_S = 2.0
+# A command that has not been asked for so long serves nobody any more, and ends.
+_UNASKED_S = 30.0
 # How long closing waits for hosts that answer, at most: a dead one is left to itself.
 _CLOSE_S = 2.0
 _RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
@@ -77,7 +79,8 @@ class Pulses:
         again_s: float = AGAIN_S,
     ) -> None:
         """Begin to listen, after a failure anew each `again_s`; raises ClusterError for what is no launch."""
-        self._argv = ("sh", "-c", ranks_program(), "caffe-recipes", "beat", check_launch(launch))
+        beat = ("beat", check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
+        self._argv = ("sh", "-c", ranks_program(), "caffe-recipes", *beat)
         self._every_s, self._again_s, self._clock = every_s, again_s, clock
         self._lock = threading.Lock()
         self._closing = threading.Event()

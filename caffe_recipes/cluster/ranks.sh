@@ -176,10 +176,11 @@ end_all() {
 
 remember() { [ "$rank" = - ] || known="$known$pid:$started:$rank $newline "; }
 
-# For every line of input, tell how each rank is.
+# For every line of input, tell how each rank is. Behind a link that was cut, sshd keeps our input open for hours: so who is
+# not asked for $1 seconds ends.
 beat() {
     known=' '
-    while read -r _; do
+    while timeout --foreground "$1" sh -c 'read -r _'; do
         for_each remember "$known"
         still=' '
         for entry in $known; do
@@ -204,5 +205,5 @@ case $verb in
 list) list ;;
 snapshot) snapshot "$@" ;;
 end) end_all "$@" ;;
-beat) beat ;;
+beat) beat "$@" ;;
 esac

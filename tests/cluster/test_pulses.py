@@ -152,3 +152,16 @@ def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
     for said in ("hello\n", "caffe-recipes: rank 1 2 D 1500\n", "caffe-recipes: rank -1 2 D 1 1\n"):
         with pytest.raises(ClusterError, match="node1: gives a pulse that cannot be read"):
             parse_beat("node1", said)
+
+
+def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None:
+    """As on a node behind a cut link, whose sshd keeps the command's input open."""
+    with Pulses([Doubtful()], launch, every_s=0.05) as pulses:
+        *argv, _ = pulses._argv
+        assert until(lambda: "node1" in pulses.latest())
+    assert until(lambda: not commands(launch))
+    with LocalHost().start([*argv, "1"]) as unasked:
+        unasked.send(b"\n")
+        assert unasked.read().endswith(b"beat\n")
+        assert unasked.read() == b""
+        assert not commands(launch)
