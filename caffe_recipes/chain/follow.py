@@ -62,7 +62,8 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         stack.enter_context(run.interrupts.noted())
         with run.interrupts.held():
             trainer = start()
-        pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id))
+        # A journal of an earlier version names no launch: its ranks are heard of nowhere.
+        pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id or run.id))
         attendant = _Attendant(run, training, launch, tail, trainer, pulses)
         while trainer.is_running() and not attendant.attend():
             time.sleep(POLL_S)
@@ -154,9 +155,9 @@ class _Attendant:
     def _ask(self) -> bool:
         """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
         run, self._is_asked = self._run, True
-        word = next(word for word in self._launch.arguments if word.startswith(SOLVER))
+        word = next((word for word in self._launch.arguments if word.startswith(SOLVER)), "")
         try:
-            answer = ask_snapshot(self.lead(), self._launch.id, word)
+            answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
         except CaffeRecipesError as error:
             run.reporter.say(f"no snapshot can be asked for: {error}")
             return False

@@ -50,9 +50,9 @@ class RecipeLock:
         if name in self._files:
             return (self._files[name],)
         path, deadline = self.folder / name, time.monotonic() + patience_s
-        try:
+        try:  # without blocking: a pipe of that name would wait for a reader for ever
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
         except OSError:  # whatever a run writes next says so better
             return ()
         while True:

@@ -15,7 +15,7 @@ from caffe_recipes.chain.checkpoints import (
     render_checkpoint_solver,
     verify_checkpoint,
 )
-from caffe_recipes.chain.follow import follow
+from caffe_recipes.chain.follow import end_everywhere, follow
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
@@ -45,6 +45,8 @@ def train(run: Run, training: Training) -> None:
         place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
     launch = _plan_launch(run, training, state, checkpoint)
     run.reporter.say(f"{training.phase}: {_describe_start(training, checkpoint)}")
+    if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
+        end_everywhere(run)
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})

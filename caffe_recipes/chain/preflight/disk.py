@@ -12,6 +12,8 @@ from caffe_recipes.chain.units import describe_bytes
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.phases import Phase
 
+# Two pairs of files are kept on the way, and a third is being written.
+_CHECKPOINTS = 6
 _STRAYS = {
     "link": "is a link, of user {}: Caffe would write through it",
     "foreign": "belongs to user {}, who could exchange what we fetch",
@@ -40,7 +42,7 @@ def check_snapshots(look: Look) -> list[Finding]:
 def check_disk(look: Look) -> list[Finding]:
     """Count on all caffemodels and solverstates, on those that are kept here, and on the LMDB to be staged.
 
-    A solverstate is about as large as its caffemodel.
+    A solverstate is about as large as its caffemodel. Checkpoints go when newer ones are whole.
     """
     facts, setting = look.first, look.setting
     if facts is None:
@@ -48,12 +50,16 @@ def check_disk(look: Look) -> list[Finding]:
     # None where only the images tell the number of channels.
     sizes = {step.net: weights_bytes(build_net(setting.recipe, step.net)) for step in look.unfinished}
     needed: dict[str, int] = defaultdict(int)
+    on_the_way: dict[str, int] = defaultdict(int)
     rooms: dict[str, tuple[str, int]] = {}
     for step in look.unfinished:
         path = setting.path(step.snapshot).rpartition("/")[0] or "/"
         folder, kept = facts.folders[path], len(step.kept) if setting.hosts[0].is_local else 0
         rooms.setdefault(folder.disk, (path, folder.free_bytes))
         needed[folder.disk] += (2 * step.snapshots + kept) * (sizes[step.net] or 0)
+        on_the_way[folder.disk] = max(on_the_way[folder.disk], _CHECKPOINTS * (sizes[step.net] or 0))
+    for disk, size in on_the_way.items() if setting.policy.checkpoint_every else ():
+        needed[disk] += size
     snapshots = sum(needed.values())
     _add_lmdb(look, facts, needed)
     troubles = [
