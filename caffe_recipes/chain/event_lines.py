@@ -96,6 +96,11 @@ def _checkpointed(said: Said, recipe: Recipe, folder: str) -> str:
     return f"{said['phase']}: checkpoint at iteration {said['iteration']:,}"
 
 
+def _ending(said: Said, recipe: Recipe, folder: str) -> str:
+    host = f"{said['host']}: " if said["host"] else ""
+    return f"{said['phase']}: {host}{said['reason']}; ending the launch on every host"
+
+
 def _retrying(said: Said, recipe: Recipe, folder: str) -> str:
     return f"trying again ({said['number']} of {said['retries']})"
 
@@ -112,6 +117,7 @@ _LINES: Mapping[str, Callable[[Said, Recipe, str], str]] = {
     "launched": _launched,
     "finished": _finished,
     "checkpointed": _checkpointed,
+    "ending": _ending,
     "retrying": _retrying,
     "replaced": _replaced,
 }

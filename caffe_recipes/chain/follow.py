@@ -68,6 +68,9 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         while trainer.is_running() and not attendant.attend():
             time.sleep(POLL_S)
         lead, trouble = attendant.lead(), attendant.trouble
+        if trouble is not None:
+            run.journal.append("ending", phase=training.phase, host=trouble.host, reason=trouble.what)
+            run.reporter.say(f"{training.phase}: {trouble}; ending the launch on every host")
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
         run.interrupts.raise_asked()

@@ -45,6 +45,9 @@ class Trouble:
     host: str | None = None
     is_lost: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}" if self.host else self.what
+
 
 class Watchdog:
     """Looks at the log's pace and at the hosts; `stall_s` overrides what the pace says."""
