@@ -135,6 +135,17 @@ class FaultyChain:
             )
         return Started(process, output)
 
+    def start_amid(self, phase: str, *words: str) -> Started:
+        """Begin, and return when a phase stands at iteration 4; it goes on when there is a file `release`."""
+        self.behave(**{phase: {"does": "waits", "at": 4}})
+        run = self.start(*words)
+        run.wait_until(lambda: "Iteration 4, lr" in self.log(phase))
+        return run
+
+    def release(self) -> None:
+        """Let what waits go on."""
+        (self.root / "release").touch()
+
     def run(self, *words: str, code: int = 0) -> str:
         """Run to the end, which is `code`; return what was said."""
         return self.start(*words).finish(code)
@@ -143,7 +154,8 @@ class FaultyChain:
         """Signal all trainers on a host, or those of some ranks."""
         for pid, rank in self.ranks_on(host).items():
             if ranks is None or rank in ranks:
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):  # hydra ends the others with the first
+                    os.kill(pid, number)
 
     def ranks_on(self, host: str) -> dict[int, int]:
         """Return the trainers on a host: the rank by the process."""

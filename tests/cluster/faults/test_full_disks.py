@@ -17,11 +17,9 @@ def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_noth
     make_chain: MakeChain,
 ) -> None:
     chain = make_chain(tmp="64m")
-    chain.behave(cyc1={"does": "waits", "at": 4})
-    run = chain.start()
-    run.wait_until(lambda: "Iteration 4, lr" in chain.log("cyc1"))
+    run = chain.start_amid("cyc1")
     chain.fill("node1", leave_bytes=20_000)
-    (chain.root / "release").touch()
+    chain.release()
     said = run.finish(3)
     assert "phase cyc1: failed: Check failed: proto.SerializeToOstream" in said.splitlines()[-1]
     assert chain.cluster.leftovers() == {}

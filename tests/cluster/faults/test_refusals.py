@@ -48,7 +48,7 @@ def test_a_second_run_of_a_recipe_is_refused_with_the_first_ones_process(chain: 
     for words in ((), ("--new",)):
         said = chain.run(*words, code=2).splitlines()
         assert f"process {started['pid']} on head carries on this run" in said[-1]
-    (chain.root / "release").touch()
+    chain.release()
     first.finish()
     chain.check_finished()
     assert chain.trained() == ["init", "cyc1", "last"]

@@ -16,6 +16,7 @@ SAID = {
     "nothing": "the snapshot is missing",
     "nan": "the loss is nan at iteration 2",
     "stuck": "the loss is stuck at 87.3365",
+    "ignored": "Caffe ignored layer 'conv1'",
     "early": "it ended after iteration 2 of 8",
     "dies": "Check failed: rank 0 is to die",
     "killed": "it ended after iteration 2 of 8",

@@ -12,19 +12,35 @@ from tests.cluster.faults.faulty_chain import FaultyChain
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGTERM,)])
-def test_the_second_ctrl_c_and_sigterm_stop_at_once(
-    chain: FaultyChain, numbers: tuple[signal.Signals, ...]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_goes_on(
+    chain: FaultyChain, number: signal.Signals
 ) -> None:
-    chain.behave(cyc1={"does": "waits", "at": 4})
+    chain.behave(cyc1=[{"does": "waits", "at": 4}, {"does": "waits", "at": 6, "until": "doomsday"}])
     run = chain.start()
     run.wait_until(lambda: "Iteration 4, lr" in chain.log("cyc1"))
-    for number in numbers:
-        run.kill(number)
-        time.sleep(0.5)
+    run.kill(number)
+    run.wait_until(lambda: "asked Caffe for a snapshot" in run.said())
+    chain.release()
+    said = run.finish(128 + number)
+    assert "Snapshot begin" in chain.log("cyc1")
+    assert "the same command goes on" in said
+    assert chain.cluster.leftovers() == {}
+    chain.behave()
+    chain.run()
+    assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in chain.log("cyc1", 2)
+    assert "Iteration 4," not in chain.log("cyc1", 2)
+    chain.check_finished()
+
+
+def test_the_second_ctrl_c_stops_at_once(chain: FaultyChain) -> None:
+    run = chain.start_amid("cyc1")
+    run.kill(signal.SIGINT)
+    run.wait_until(lambda: "asked Caffe for a snapshot" in run.said())
     asked = time.monotonic()
-    run.finish(128 + numbers[-1])
-    assert time.monotonic() - asked < 15
+    run.kill(signal.SIGINT)
+    run.finish(130)
+    assert time.monotonic() - asked < 30
     assert chain.cluster.leftovers() == {}
     chain.behave()
     chain.run()
@@ -32,12 +48,10 @@ def test_the_second_ctrl_c_and_sigterm_stop_at_once(
 
 
 def test_a_training_that_somebody_ends_by_sigint_is_not_finished(chain: FaultyChain) -> None:
-    chain.behave(cyc1={"does": "waits", "at": 4})
-    run = chain.start()
-    run.wait_until(lambda: "Iteration 4, lr" in chain.log("cyc1"))
+    run = chain.start_amid("cyc1")
     for host in chain.cluster.nodes[: chain.nodes]:
         chain.signal_ranks(host, signal.SIGINT)
-    (chain.root / "release").touch()
+    chain.release()
     said = run.finish(3)
     assert "stopped early" in said.splitlines()[-1]
     assert "Optimization Done." in chain.log("cyc1")

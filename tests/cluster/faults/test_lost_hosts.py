@@ -1,0 +1,79 @@
+"""Hosts that die: named, their peers ended, and gone on with when they are back, or without them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+MakeChain = Callable[..., FaultyChain]
+
+
+def test_a_host_that_dies_while_it_is_staged_is_named_and_filled_when_it_is_back(
+    make_chain: MakeChain,
+) -> None:
+    chain = make_chain(4, nodes=4, records=40_000)
+    run = chain.start()
+    run.wait_until(lambda: chain.of("node3").is_dir() and any(chain.of("node3").glob("**/*")))
+    chain.cluster.crash("node3")
+    said = run.finish(3)
+    assert "node3" in said.splitlines()[-1]
+    assert not chain.has_event("launched")
+    chain.cluster.boot("node3")
+    chain.run()
+    chain.check_finished()
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_host_that_dies_while_training_is_named_and_the_run_goes_on_when_it_is_back(
+    make_chain: MakeChain, host: str
+) -> None:
+    chain = make_chain()
+    run = chain.start_amid("cyc1")
+    crashed = time.monotonic()
+    chain.cluster.crash(host)
+    said = run.finish(3)
+    assert time.monotonic() - crashed < 60
+    assert host in said.splitlines()[-1]
+    assert chain.cluster.leftovers() == {}
+    chain.cluster.boot(host)
+    chain.behave()
+    said = chain.run()
+    assert "init: finished before" in said
+    chain.check_finished()
+
+
+def test_a_dead_host_is_replaced_by_a_spare(make_chain: MakeChain) -> None:
+    chain = make_chain(3)
+    run = chain.start_amid("cyc1", "--on-failure", "replace")
+    chain.cluster.crash("node2")
+    chain.release()
+    said = run.finish()
+    assert "node2" in said
+    assert "node3" in said
+    assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
+    chain.check_finished()
+
+
+def test_rank_0s_dead_host_is_replaced_by_a_spare(make_chain: MakeChain) -> None:
+    chain = make_chain(3)
+    run = chain.start_amid("cyc1", "--on-failure", "replace")
+    chain.cluster.crash("node1")
+    chain.release()
+    run.finish()
+    chain.check_finished()
+
+
+def test_with_retry_a_host_that_is_back_trains_again(make_chain: MakeChain) -> None:
+    chain = make_chain()
+    run = chain.start_amid("cyc1", "--on-failure", "retry")
+    chain.cluster.crash("node2")
+    chain.cluster.boot("node2")
+    chain.release()
+    run.finish()
+    chain.check_finished()

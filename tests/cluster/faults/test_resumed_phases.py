@@ -1,0 +1,51 @@
+"""A phase gone on with from its newest good checkpoint, after everything was killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+EVERY = ("--checkpoint-every", "2")
+
+
+def is_checkpoint(said: dict[str, object], phase: str, iteration: int) -> bool:
+    return (said["event"], said.get("phase"), said.get("iteration")) == ("checkpointed", phase, iteration)
+
+
+def kill_all(chain: FaultyChain, *, spoils: bool) -> None:
+    """Kill the run and every rank amid cyc1, once two checkpoints are kept; spoil the newer."""
+    chain.behave(cyc1={"does": "waits", "at": 5})
+    run = chain.start(*EVERY)
+    run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])
+    run.kill()
+    for host in chain.cluster.nodes[: chain.nodes]:
+        chain.signal_ranks(host, signal.SIGKILL)
+    assert chain.cluster.leftovers(10) == {}
+    chain.behave()
+    if spoils:
+        kept = chain.run_folder / "checkpoints/cyc1_iter_4.solverstate"
+        kept.write_bytes(kept.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(("spoils", "at"), [(False, 4), (True, 2)])
+def test_a_phase_goes_on_from_its_newest_good_checkpoint(chain: FaultyChain, spoils: bool, at: int) -> None:
+    kill_all(chain, spoils=spoils)
+    chain.run(*EVERY)
+    log = chain.log("cyc1", 2)
+    assert f"Resuming from {chain.tmp}/cyc1_iter_{at}.solverstate" in log
+    assert re.findall(r"Iteration (\d+), loss", log)[0] == str(at)
+    assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
+    chain.check_finished()
+
+
+def test_with_retry_a_phase_that_fails_goes_on_from_its_checkpoint(chain: FaultyChain) -> None:
+    chain.behave(cyc1={"does": "dies", "at": 5, "rank": 2, "once": True})
+    chain.run(*EVERY, "--on-failure", "retry")
+    assert "Resuming from" in chain.log("cyc1", 2)
+    chain.check_finished()

@@ -1,0 +1,27 @@
+"""Failed launches tried again by policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+
+def test_with_retry_a_chain_outlives_a_fault_in_every_phase(chain: FaultyChain) -> None:
+    chain.behave(
+        init=[{"does": "empty", "once": True}],
+        cyc1=[{"does": "dies", "once": True, "rank": 3}],
+        last=[{"does": "nan", "once": True}],
+    )
+    chain.run("--on-failure", "retry")
+    chain.check_finished()
+    assert chain.trained() == ["init", "init", "cyc1", "cyc1", "last", "last"]
+
+
+def test_a_fault_that_stays_is_given_up_after_as_many_retries_as_allowed(chain: FaultyChain) -> None:
+    chain.behave(cyc1="renamed")
+    said = chain.run("--on-failure", "retry", "--retries", "2", code=3)
+    assert chain.trained() == ["init", "cyc1", "cyc1", "cyc1"]
+    assert "cyc1" in said.splitlines()[-1]

@@ -1,0 +1,62 @@
+"""Links that go silent and ranks that stand still, which no launcher notices: named, and ended everywhere."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+MakeChain = Callable[..., FaultyChain]
+
+
+def test_a_cut_link_is_found_within_a_minute_and_no_other_host_is_left_training(
+    make_chain: MakeChain,
+) -> None:
+    chain = make_chain()
+    run = chain.start_amid("cyc1")
+    chain.cluster.cut("node2")
+    cut = time.monotonic()
+    chain.release()
+    said = run.finish(3)
+    assert time.monotonic() - cut < 60
+    assert "node2" in said.splitlines()[-1]
+    assert chain.ranks_on("node1") == {}
+    chain.cluster.mend("node2")
+    chain.behave()
+    chain.run()
+    chain.check_finished()
+
+
+def test_a_host_behind_a_cut_link_is_replaced_by_a_spare(make_chain: MakeChain) -> None:
+    chain = make_chain(3)
+    run = chain.start_amid("cyc1", "--on-failure", "replace")
+    chain.cluster.cut("node2")
+    chain.release()
+    said = run.finish()
+    assert "node2" in said
+    assert "node3" in said
+    assert set(chain.cluster.leftovers()) <= {"node2"}
+    chain.cluster.mend("node2")
+    chain.kill_all_on("node2")
+    chain.check_finished()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_that_stands_still_is_named_with_its_host(chain: FaultyChain, rank: int) -> None:
+    run = chain.start_amid("cyc1", "--stall-s", "40")
+    host = chain.cluster.nodes[rank // 2]
+    chain.signal_ranks(host, signal.SIGSTOP, [rank])
+    chain.release()
+    said = run.finish(3)
+    assert host in said.splitlines()[-1]
+    assert f"rank {rank}" in said.splitlines()[-1]
+    assert chain.cluster.leftovers() == {}
+    chain.behave()
+    chain.run()
+    chain.check_finished()
