@@ -32,7 +32,7 @@ class Launch:
     """A trainer that was started; `stamp` is what lay at its last snapshot's path before, if anything.
 
     `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
-    ranks are known by on any host, `arguments` what the trainer was given.
+    ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are.
     """
 
     phase: str
@@ -44,6 +44,7 @@ class Launch:
     needed: Mapping[str, str | None] = field(default_factory=dict)
     id: str = ""
     arguments: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunStat
 
 
 def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
-    launch = Launch(**{**said, "arguments": tuple(said.get("arguments", ()))}, time_s=time_s)
+    lists = {name: tuple(said.get(name, ())) for name in ("arguments", "hosts")}
+    launch = Launch(**{**said, **lists}, time_s=time_s)
     return replace(state, launch=launch, attempts={**state.attempts, launch.phase: launch.attempt})
 
 

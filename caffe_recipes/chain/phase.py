@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from caffe_recipes.chain.checkpoints import (
     Checkpoint,
@@ -78,6 +78,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        hosts=tuple(host.name for host in run.setting.hosts),
     )
 
 
@@ -122,18 +123,28 @@ def _describe_start(training: Training, checkpoint: Checkpoint | None) -> str:
 
 def _resume(run: Run, training: Training, left: Launch) -> bool:
     """Take over what a killed run left: wait for its trainer, judge what it leaves; tell if it finished."""
+    run = _with_hosts(run, left.hosts)
     trainer = Trainer(run.path(left.log))
     lives = trainer.is_running()
     doing = "is still training; going on with it" if lives else "has ended since; looking at what it left"
     run.reporter.say(f"{training.phase}: the trainer of a killed run {doing}")
     try:
         _carry(run, training, left, lambda: trainer)
-    except SnapshotOutOfReach:
-        raise
     except LaunchFailed as failure:
+        if isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace":
+            raise
         run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
         return False
     return True
+
+
+def _with_hosts(run: Run, names: tuple[str, ...]) -> Run:
+    """Return the run on the hosts that a launch was started on: some of them may be spares."""
+    known = {host.name: host for host in run.setting.hosts}
+    if not names or names == tuple(known):
+        return run
+    hosts = tuple(known.get(name) or run.setting.connect(name) for name in names)
+    return replace(run, setting=replace(run.setting, hosts=hosts))
 
 
 def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> None:
@@ -145,6 +156,7 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
         if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it
             run.journal.append("failed", reason=f"{training.phase}: {failure.what}", host=host)
+            hint = f"{hint}; run again to fetch it, or with --on-failure replace to train it again"
             raise SnapshotOutOfReach(what, hint, host, where) from None
         run.journal.append("failed", phase=training.phase, reason=failure.what, host=host)
         raise LaunchFailed(what, hint, host, where) from None
