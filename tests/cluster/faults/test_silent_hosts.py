@@ -39,23 +39,20 @@ def test_a_host_behind_a_cut_link_is_replaced_by_a_spare(make_chain: MakeChain) 
     chain.cluster.cut("node2")
     chain.release()
     said = run.finish()
-    assert "node2" in said
-    assert "node3" in said
+    assert "node3 takes the place of node2" in said
     assert set(chain.cluster.leftovers()) <= {"node2"}
     chain.cluster.mend("node2")
     chain.kill_all_on("node2")
     chain.check_finished()
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_that_stands_still_is_named_with_its_host(chain: FaultyChain, rank: int) -> None:
-    run = chain.start_amid("cyc1", "--stall-s", "40")
-    host = chain.cluster.nodes[rank // 2]
-    chain.signal_ranks(host, signal.SIGSTOP, [rank])
+def test_a_rank_that_stands_still_is_named_with_its_host(chain: FaultyChain) -> None:
+    run = chain.start_amid("cyc1")
+    chain.signal_ranks("node2", signal.SIGSTOP, [3])
     chain.release()
     said = run.finish(3)
-    assert host in said.splitlines()[-1]
-    assert f"rank {rank}" in said.splitlines()[-1]
+    assert "node2" in said.splitlines()[-1]
+    assert "rank 3 is stopped (SIGSTOP)" in said.splitlines()[-1]
     assert chain.cluster.leftovers() == {}
     chain.behave()
     chain.run()
