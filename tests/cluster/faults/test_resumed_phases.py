@@ -45,7 +45,10 @@ def test_a_phase_goes_on_from_its_newest_good_checkpoint(chain: FaultyChain, spo
 
 
 def test_with_retry_a_phase_that_fails_goes_on_from_its_checkpoint(chain: FaultyChain) -> None:
-    chain.behave(cyc1={"does": "dies", "at": 5, "rank": 2, "once": True})
-    chain.run(*EVERY, "--on-failure", "retry")
-    assert "Resuming from" in chain.log("cyc1", 2)
+    chain.behave(cyc1=[{"does": "waits", "at": 5}, {"does": "dies", "at": 6, "rank": 2, "once": True}])
+    run = chain.start(*EVERY, "--on-failure", "retry")
+    run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])
+    chain.release()
+    run.finish()
+    assert f"Resuming from {chain.tmp}/cyc1_iter_4.solverstate" in chain.log("cyc1", 2)
     chain.check_finished()
