@@ -39,11 +39,15 @@ _ITERATION = re.compile(r".*_iter_(\d{1,9})\.solverstate")
 
 @dataclass(frozen=True)
 class Followed:
-    """What a launch left: its log, the host of its rank 0, and what was wrong with it or its hosts."""
+    """What a launch left: its log, the host of its rank 0, and what was wrong with it or its hosts.
+
+    `unheard` are hosts that did not answer when the ranks of a failed launch were ended.
+    """
 
     tail: LogTail
     lead: Host
     trouble: Trouble | None = None
+    unheard: tuple[str, ...] = ()
 
 
 def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> Followed:
@@ -58,7 +62,8 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     with ExitStack() as stack:
         stack.callback(ranks.close)
         trouble: Trouble | None = None
-        stack.callback(lambda: _end(run, training, launch, tail, trouble))
+        unheard: list[str] = []
+        stack.callback(lambda: unheard.extend(_end(run, training, launch, tail, trouble)))
         stack.enter_context(run.interrupts.noted())
         with run.interrupts.held():
             trainer = start()
@@ -68,33 +73,38 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         while trainer.is_running() and not attendant.attend():
             time.sleep(POLL_S)
         lead, trouble = attendant.lead(), attendant.trouble
+        attendant.take_last()
         if trouble is not None:
             run.journal.append("ending", phase=training.phase, host=trouble.host, reason=trouble.what)
             run.reporter.say(f"{training.phase}: {trouble}; ending the launch on every host")
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
         run.interrupts.raise_asked()
-    return Followed(tail, lead, trouble)
+    return Followed(tail, lead, trouble, tuple(unheard))
 
 
-def end_everywhere(run: Run, lost: str | None = None) -> None:
-    """End every rank of the run on every host but one that is lost; say where that could not be done."""
+def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
+    """End every rank of the run on every host but one that is lost; say, and return, where that failed."""
     hosts = [host for host in run.setting.hosts if host.name != lost]
     here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
     if lost:
         run.reporter.say(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
-    for host, reason in end_ranks((*hosts, *here), run.id, launcher=True).items():
+    failed = end_ranks((*hosts, *here), run.id, launcher=True)
+    for host, reason in failed.items():
         run.reporter.say(f"{host}: its ranks could not be ended: {reason}")
+    return list(failed)
 
 
-def _end(run: Run, training: Training, launch: Launch, tail: LogTail, trouble: Trouble | None) -> None:
+def _end(run: Run, training: Training, launch: Launch, tail: LogTail, trouble: Trouble | None) -> list[str]:
     try:
         Trainer(run.path(launch.log)).stop()
     finally:
         run.reporter.end_progress()
         tail.read(to_end=True)
+        unheard: list[str] = []
         if find_failure(tail, training) is not None:
-            end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
+            unheard = end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
+    return unheard
 
 
 class _Attendant:
@@ -141,6 +151,12 @@ class _Attendant:
             self._end_at = time.monotonic() + run.setting.stop_grace_s
         self.trouble = self._look()
         return self.trouble is not None or (self._end_at is not None and time.monotonic() >= self._end_at)
+
+    def take_last(self) -> None:
+        """Keep what was snapshotted just before the launch ended, if rank 0's host can still be asked."""
+        self._tail.read(to_end=True)
+        if self._pulses.is_well(self.lead().name) and find_failure(self._tail, self._training) is not None:
+            self._take_checkpoints()
 
     def _show(self) -> None:
         steps = self._run.plan.trainings

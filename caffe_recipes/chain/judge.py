@@ -34,7 +34,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
     if reason:
         trouble = followed.trouble
         # Whatever the launcher said of a host that is dead, that is why.
-        host = trouble.host if trouble else next(iter(find_dead(run.setting.hosts)), None)
+        host = trouble.host if trouble else next(iter(followed.unheard), None)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
     _check_ignored(run, training, followed)
     net = build_net(run.setting.recipe, training.net)

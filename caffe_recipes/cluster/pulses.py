@@ -115,6 +115,11 @@ class Pulses:
         with self._lock:
             return {name: tuple(kept) for name, kept in self._kept.items()}
 
+    def is_well(self, host: str) -> bool:
+        """Tell whether a host has been heard, and its connection has not broken since."""
+        with self._lock:
+            return bool(self._kept[host]) and host not in self._errors
+
     def silent(self, patience_s: float) -> tuple[Silence, ...]:
         """Return the hosts that have not been heard for longer than `patience_s`, in their order."""
         now = self._clock()
