@@ -14,12 +14,15 @@ from caffe_recipes.chain.journal import Launch
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.rank_logs import RankLogs
 from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.snapshots import learned_ignored
 from caffe_recipes.chain.trainer import POLL_S, Trainer
 from caffe_recipes.chain.watch import (
+    SATURATED_LOSS,
     LogTail,
     find_divergence,
     find_failure,
     has_passed,
+    last_value,
     losses_until,
     measure,
 )
@@ -83,6 +86,16 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     return Followed(tail, lead, trouble, tuple(unheard))
 
 
+def find_ignored(run: Run, training: Training, tail: LogTail) -> str | None:
+    """Say which learned layer of its weights Caffe has left out: it trains on without a word of it."""
+    if training.weights is None or not tail.summary.ignored:
+        return None
+    ignored = learned_ignored(tail.summary.ignored, run.path(training.weights))
+    return (
+        f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks" if ignored else None
+    )
+
+
 def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     """End every rank of the run on every host but one that is lost; say, and return, where that failed."""
     hosts = [host for host in run.setting.hosts if host.name != lost]
@@ -99,11 +112,11 @@ def _end(run: Run, training: Training, launch: Launch, tail: LogTail, trouble: T
     try:
         Trainer(run.path(launch.log)).stop()
     finally:
-        run.reporter.end_progress()
         tail.read(to_end=True)
         unheard: list[str] = []
-        if find_failure(tail, training) is not None:
+        if trouble is not None or find_failure(tail, training) is not None:
             unheard = end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
+        run.reporter.end_progress()
     return unheard
 
 
@@ -119,7 +132,9 @@ class _Attendant:
         self._watchdog = Watchdog(pulses, run.setting.policy.stall_s)
         self._look_at = 0.0
         self._end_at: float | None = None
-        self._states = 0
+        self._states = self._ignored = 0
+        # Of a launch that is taken over, these are kept already.
+        self._kept = set(run.journal.state().kept)
         self._is_asked = False
         self._suspects: set[str] = set()
 
@@ -139,9 +154,12 @@ class _Attendant:
             self._show()
         if find_divergence(losses_until(tail.summary, training.last_iter)):
             return True
+        self.trouble = self._find_ignored()
+        if self.trouble is not None:
+            return True
         if run.interrupts.asked is not None and not self._is_asked and not self._ask():
             return True
-        if self._take_checkpoints() and self._is_asked:
+        if self._take_checkpoints() and self._is_asked:  # whether it could be kept or not
             return True
         if self._end_at is None and tail.summary.fatal:
             self._end_at = time.monotonic() + _DYING_S
@@ -151,6 +169,11 @@ class _Attendant:
             self._end_at = time.monotonic() + run.setting.stop_grace_s
         self.trouble = self._look()
         return self.trouble is not None or (self._end_at is not None and time.monotonic() >= self._end_at)
+
+    def _find_ignored(self) -> Trouble | None:
+        known, self._ignored = self._ignored, len(self._tail.summary.ignored)
+        said = find_ignored(self._run, self._training, self._tail) if self._ignored > known else None
+        return Trouble(said) if said else None
 
     def take_last(self) -> None:
         """Keep what was snapshotted just before the launch ended, if rank 0's host can still be asked."""
@@ -181,6 +204,7 @@ class _Attendant:
             run.reporter.say(f"no snapshot can be asked for: {error}")
             return False
         if answer != "asked":
+            run.reporter.say("no snapshot can be asked for: Caffe is not there yet, or no more")
             return False
         self._states = len(self._tail.summary.solverstates)
         self._end_at = time.monotonic() + run.setting.stop_grace_s
@@ -188,7 +212,7 @@ class _Attendant:
         return True
 
     def _take_checkpoints(self) -> bool:
-        """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was."""
+        """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was there."""
         if self._run.setting.policy.checkpoint_every is None and not self._is_asked:
             return False
         summary, taken = self._tail.summary, False
@@ -199,27 +223,32 @@ class _Attendant:
             if iteration < self._training.last_iter:
                 if not has_passed(summary, str(PurePosixPath(path).with_suffix(".caffemodel")), iteration):
                     break
-                taken = self._keep(path) or taken
+                if str(self._run.path(path)) not in self._kept and self._is_sound():
+                    self._keep(path)
+                taken = True
             self._states += 1
         return taken
 
-    def _keep(self, path: str) -> bool:
+    def _is_sound(self) -> bool:
+        """Tell whether the last loss is one to go on from: two lost ones in a row are waited for to stop."""
+        loss = last_value(losses_until(self._tail.summary, self._training.last_iter).values())
+        return loss is None or loss < SATURATED_LOSS
+
+    def _keep(self, path: str) -> None:
         run, training = self._run, self._training
         net = build_net(run.setting.recipe, training.net)
         folder = f"{run.folder}/checkpoints"
         before = run.journal.state().checkpoints.get(training.phase, ())
-        spared = (training.snapshot, *(needed for needed, _ in training.needed))
         try:
             kept = fetch_checkpoint(
                 self.lead(), run.setting.root, training.phase, path, folder, net, training.last_iter
             )
+            run.journal.append("checkpointed", **asdict(kept))
         except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
             run.reporter.say(f"{training.phase}: no checkpoint: {error}")
-            return False
-        run.journal.append("checkpointed", **asdict(kept))
+            return
         run.reporter.say(f"{training.phase}: checkpoint at iteration {kept.iteration:,}")
-        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], spared)
-        return True
+        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
 
     def _look(self) -> Trouble | None:
         if time.monotonic() < self._look_at:

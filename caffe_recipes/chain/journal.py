@@ -67,7 +67,8 @@ class Finish:
 class RunState:
     """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end.
 
-    `id` is the run's own, `checkpoints` are those of each unfinished phase, oldest first.
+    `id` is the run's own, `checkpoints` are the last two of each unfinished phase, `kept` where the launch's
+    own were written, `hosts` all that ever had ranks.
     """
 
     id: str = ""
@@ -78,6 +79,8 @@ class RunState:
     finished: Mapping[str, Finish] = field(default_factory=dict)
     outputs: Mapping[str, float] | None = None
     checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 def _created(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -91,7 +94,9 @@ def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunStat
 def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     lists = {name: tuple(said.get(name, ())) for name in ("arguments", "hosts")}
     launch = Launch(**{**said, **lists}, time_s=time_s)
-    return replace(state, launch=launch, attempts={**state.attempts, launch.phase: launch.attempt})
+    hosts = tuple(dict.fromkeys((*state.hosts, *launch.hosts)))
+    attempts = {**state.attempts, launch.phase: launch.attempt}
+    return replace(state, launch=launch, attempts=attempts, kept=(), hosts=hosts)
 
 
 def _interrupted(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -112,8 +117,9 @@ def _finished(state: RunState, said: Mapping[str, Any], time_s: float) -> RunSta
 
 def _checkpointed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     kept = Checkpoint(**said)
-    before = state.checkpoints.get(kept.phase, ())
-    return replace(state, checkpoints={**state.checkpoints, kept.phase: (*before, kept)})
+    newest = (*state.checkpoints.get(kept.phase, ())[-1:], kept)
+    checkpoints = {**state.checkpoints, kept.phase: newest}
+    return replace(state, checkpoints=checkpoints, kept=(*state.kept, kept.state_path))
 
 
 def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.chain.follow import Followed
+from caffe_recipes.chain.follow import Followed, find_ignored
 from caffe_recipes.chain.journal import Finish, Launch
 from caffe_recipes.chain.plan import Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
-from caffe_recipes.chain.snapshots import fetch_snapshot, learned_ignored
+from caffe_recipes.chain.snapshots import BadSnapshot, fetch_snapshot
 from caffe_recipes.chain.watch import find_failure, images_per_s, last_value, losses_until
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.parallel import ask_all
@@ -36,7 +36,9 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
         # Whatever the launcher said of a host that is dead, that is why.
         host = trouble.host if trouble else next(iter(followed.unheard), None)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
-    _check_ignored(run, training, followed)
+    ignored = find_ignored(run, training, tail)
+    if ignored:
+        raise LaunchFailed(ignored, "name the layers of the net as the weights do")
     net = build_net(run.setting.recipe, training.net)
 
     def fetch(path: str, stamp: str | None, to: str) -> str:
@@ -55,7 +57,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
         )
     except RunFailed as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        kind = SnapshotOutOfReach if error.where == lead.name else LaunchFailed
+        kind = LaunchFailed if isinstance(error, BadSnapshot) else SnapshotOutOfReach
         raise kind(what, error.hint, next(iter(find_dead([lead])), None)) from None
 
 
@@ -67,21 +69,12 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
             return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
         except RunFailed as error:
             tries += 1
-            is_host = error.where == lead.name
+            is_host = error.where.partition(":")[0] == lead.name and not isinstance(error, BadSnapshot)
             if time.monotonic() > until or (tries > 1 and not is_host):
                 raise
             if is_host:
                 run.reporter.say(f"{error.where}: {error.what}; fetching again")
                 time.sleep(_PAUSE_S)
-
-
-def _check_ignored(run: Run, training: Training, followed: Followed) -> None:
-    if training.weights is None:
-        return
-    ignored = learned_ignored(followed.tail.summary.ignored, run.path(training.weights))
-    if ignored:
-        what = f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks"
-        raise LaunchFailed(what, "name the layers of the net as the weights do")
 
 
 def find_dead(hosts: Sequence[Host]) -> tuple[str, ...]:

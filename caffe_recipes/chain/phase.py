@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from caffe_recipes.chain.checkpoints import (
@@ -21,6 +21,7 @@ from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.snapshots import check_places
 from caffe_recipes.chain.trainer import Trainer, launch_trainer
 from caffe_recipes.chain.units import describe_duration
 from caffe_recipes.chain.watch import LogTail, find_failure
@@ -43,10 +44,12 @@ def train(run: Run, training: Training) -> None:
     checkpoint = _find_checkpoint(run, training, state)
     if checkpoint is not None:
         place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
+    check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     launch = _plan_launch(run, training, state, checkpoint)
     run.reporter.say(f"{training.phase}: {_describe_start(training, checkpoint)}")
+    names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
-        end_everywhere(run)
+        end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
@@ -101,9 +104,24 @@ def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> t
     return arguments
 
 
+def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
+    """Yield where Caffe will write on its way: through a link, if one lay there."""
+    every = run.setting.policy.checkpoint_every
+    if every is None:
+        return
+    step = choose_interval(every, training.snapshots_at)
+    prefix = training.snapshot.rpartition("_iter_")[0]
+    for iteration in range(step, training.last_iter, step):
+        for suffix in (".caffemodel", ".solverstate"):
+            yield run.setting.path(f"{prefix}_iter_{iteration}{suffix}")
+
+
 def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
     """Return the newest checkpoint that is still whole; say why of those that are not."""
+    beyond = min(training.snapshots_at, default=training.last_iter)  # what is to be left there is to be made
     for checkpoint in reversed(state.checkpoints.get(training.phase, ())):
+        if checkpoint.iteration >= beyond:
+            continue
         try:
             verify_checkpoint(run.setting.root, checkpoint, build_net(run.setting.recipe, training.net))
         except WeightsError as error:
@@ -131,7 +149,8 @@ def _resume(run: Run, training: Training, left: Launch) -> bool:
     try:
         _carry(run, training, left, lambda: trainer)
     except LaunchFailed as failure:
-        if isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace":
+        out_of_reach = isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace"
+        if lives or out_of_reach:
             raise
         run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
         return False
@@ -165,8 +184,7 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
     took = describe_duration(finish.seconds)
     run.reporter.say(f"{training.phase}: finished in {took}{speed}; {finish.snapshot}")
-    spared = (training.snapshot, *(needed for needed, _ in training.needed))
-    drop_checkpoints(run.setting.hosts, run.setting.root, None, old, spared)
+    drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.left)
     run.interrupts.raise_asked()
 
 

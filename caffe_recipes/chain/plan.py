@@ -46,6 +46,11 @@ class Training:
     snapshots_at: tuple[int, ...] = ()
 
     @property
+    def left(self) -> tuple[str, ...]:
+        """What it leaves on the first host."""
+        return (self.snapshot, *(path for path, _ in self.needed))
+
+    @property
     def solver(self) -> str:
         """The path of its solver."""
         return next(word for word in self.arguments if word.startswith(SOLVER)).removeprefix(SOLVER)

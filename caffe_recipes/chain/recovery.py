@@ -7,13 +7,14 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from caffe_recipes.chain.judge import find_dead
-from caffe_recipes.chain.policy import LaunchFailed
+from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.cluster.parallel import connect_all
 
 # A host boots in minutes; an allocation is not to wait longer for one that does not.
 _BACK_S = 600.0
+_FETCH_S = 120.0
 _ASK_S = 5.0
 
 
@@ -29,11 +30,15 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
         hint = f"{failure.hint}; after {policy.retries} retries"
         raise LaunchFailed(failure.what, hint, failure.host, failure.where)
     run.reporter.say(f"{failure}; trying again ({tries} of {policy.retries})")
-    dead = set(find_dead(run.setting.hosts)) | ({failure.host} if failure.host else set())
-    if policy.on_failure == "replace" and dead:
+    if policy.on_failure == "replace":
+        if isinstance(failure, SnapshotOutOfReach):  # to fetch it later is quicker than to train it again
+            dead = {*_await_hosts(run, _FETCH_S)}
+        else:
+            dead = {*find_dead(run.setting.hosts), *([failure.host] if failure.host else [])}
         run = replace(run, setting=replace_hosts(run.setting, dead, run))
     else:
-        _await_hosts(run, failure)
+        for host in _await_hosts(run, _BACK_S)[:1]:
+            raise LaunchFailed(f"{host} stays dead", failure.hint, host, failure.where)
     run.journal.append("retrying", number=tries, retries=policy.retries)
     return run
 
@@ -57,14 +62,15 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
     return replace(setting, hosts=tuple(hosts), spares=tuple(spares))
 
 
-def _await_hosts(run: Run, failure: LaunchFailed) -> None:
-    """Wait until all hosts answer: one that has crashed may be booting."""
-    until = time.monotonic() + _BACK_S
+def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:
+    """Wait until all hosts answer, or for so long, as one that has crashed may be booting; who does not."""
+    until = time.monotonic() + patience_s
     waits_for: tuple[str, ...] = ()
     while dead := find_dead(run.setting.hosts):
         if dead != waits_for:
             waits_for = dead
             run.reporter.say(f"waiting for {', '.join(dead)}")
         if time.monotonic() > until:
-            raise LaunchFailed(f"{dead[0]} stays dead", failure.hint, dead[0], failure.where)
+            return dead
         time.sleep(_ASK_S)
+    return ()

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from caffe_recipes.chain.checkpoints import choose_interval
 from caffe_recipes.chain.evaluation import evaluate
 from caffe_recipes.chain.folder import (
     RUNS,
@@ -70,6 +71,7 @@ def run_chain(
             return state
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
+        _check_interval(plan, setting.policy.checkpoint_every)
         setting = _preflight(setting, plan, state, reporter)
         lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
@@ -107,6 +109,16 @@ def _carry_on(run: Run) -> RunState:
     return state
 
 
+def _check_interval(plan: Plan, every: int | None) -> None:
+    """Raise InputError where the snapshots that a phase is to leave allow only much closer checkpoints."""
+    for step in plan.trainings if every else ():
+        found = choose_interval(every or 1, step.snapshots_at)
+        if 2 * found < (every or 1):
+            wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
+            what = f"phase {step.phase} must snapshot at {wanted}, which leaves {found} as interval"
+            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave it out")
+
+
 def _insist(run: Run, act: Callable[[Run], None]) -> Run:
     """Do something, and again behind each recovery, until it is done or the policy says that it is enough."""
     failures = 0
@@ -122,6 +134,7 @@ def _insist(run: Run, act: Callable[[Run], None]) -> Run:
             run.journal.append("failed", reason=str(error))
             failure = LaunchFailed(error.what, error.hint, None, error.where)
         failures += 1
+        run.interrupts.raise_asked()
         run = recover(run, failure, failures)
 
 

@@ -55,8 +55,8 @@ class Interrupts:
             yield
         finally:
             self._held = False
-        if self._pending is not None:
-            self._take(self._pending, None)
+            if self._pending is not None:
+                self._take(self._pending, None)
 
     @contextmanager
     def noted(self) -> Iterator[None]:

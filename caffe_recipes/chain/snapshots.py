@@ -12,7 +12,11 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import check_weights, load_weights
 from caffe_recipes.cluster.hosts import Host, finish_digest, start_digest
 from caffe_recipes.cluster.placing import look_at
-from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from caffe_recipes.errors import ClusterError, InputError, RunFailed, WeightsError
+
+
+class BadSnapshot(RunFailed):
+    """A snapshot that is not what a training should have left, wherever it is fetched to, and when."""
 
 
 def fetch_snapshot(
@@ -21,8 +25,8 @@ def fetch_snapshot(
     """Bring a snapshot here, verify it and give it its name; return its SHA-256.
 
     `stamp` is what lay at `path` before the training: an old file is not what the training wrote. The owner
-    of `root` is believed as we are. Raises RunFailed if the snapshot is missing, old, a link, another user's,
-    arrives otherwise than it was, or does not fit the net.
+    of `root` is believed as we are. Raises BadSnapshot if the snapshot is missing, old, a link, another
+    user's, arrives otherwise than it was, or does not fit the net; RunFailed if it cannot be had now.
     """
     with keep_parts(to) as (part,):
         try:
@@ -36,9 +40,15 @@ def fetch_snapshot(
 def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
     """Copy a file that a training has written on a host; return its SHA-256.
 
-    Raises ClusterError for one that is missing, as it was at `stamp`, not ours, or arrives otherwise.
+    Raises WeightsError for one that is missing, as it was at `stamp`, not ours, or arrives otherwise, and
+    ClusterError where it cannot be had.
     """
-    now = look_at(host, path, root)
+    try:
+        now = look_at(host, path, root)
+    except ClusterError as error:
+        if error.where != f"{host.name}:{path}":
+            raise
+        raise WeightsError(path, error.what, error.hint) from None
     if now is None:
         raise WeightsError(path, "is missing", "look into the log")
     if now == stamp:
@@ -54,11 +64,10 @@ def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = Non
 def as_failure(error: InputError, host: Host, path: str, what: str) -> RunFailed:
     """Return what went wrong with a file of a host's, called `what`, as the failure of the run.
 
-    An error that is of another place, as of our disk or the host, stays of that place.
+    An error that is not of the file itself, as of our disk or the host, stays of its place.
     """
-    where = f"{host.name}:{path}"
-    if isinstance(error, WeightsError) or error.where == where:
-        return RunFailed(where, f"{what} {error.what}", error.hint)
+    if isinstance(error, WeightsError):
+        return BadSnapshot(f"{host.name}:{path}", f"{what} {error.what}", error.hint)
     return RunFailed(error.where, error.what, error.hint)
 
 
