@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from caffe_recipes.cluster.slurm.limits import check_limits, check_nodes_now
+from caffe_recipes.cluster.slurm.partitions import Partition, default_partition, parse_partitions, parse_sinfo
+
+Recorded = Callable[[str], str]
+HOUR = 3600.0
+
+
+@pytest.fixture
+def partitions(recorded: Recorded) -> dict[str, Partition]:
+    return {partition.name: partition for partition in parse_partitions(recorded("partitions"))}
+
+
+def test_a_job_that_fits_finds_nothing(partitions: dict[str, Partition]) -> None:
+    assert check_limits(partitions["debug"], nodes=4, time_s=100 * HOUR) == ()
+    normal = partitions["normal"]
+    assert check_limits(normal, nodes=128, time_s=48 * HOUR, account="chem", qos="long") == ()
+
+
+def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Partition]) -> None:
+    assert check_limits(partitions["debug"], nodes=5, time_s=HOUR) == (
+        "debug has 4 nodes, the job needs 5: it would be queued for ever",
+    )
+
+
+def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
+    said = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio")
+    assert said == (
+        "normal gives a job at most 128 nodes, this one needs 129",
+        "normal runs a job for at most 2 d 00 h, this one needs 2 d 01 h",
+        "normal takes account chem, physics only; 'bio' is none of them",
+        "normal takes QOS long, normal only; give --qos",
+    )
+    assert "at least 2 nodes" in check_limits(partitions["normal"], nodes=1, time_s=HOUR)[0]
+    closed = check_limits(partitions["old"], nodes=1, time_s=HOUR, account="physics")
+    assert closed == (
+        "old takes no new jobs (it is DRAIN); wait or take another",
+        "old does not take account 'physics'",
+    )
+
+
+def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partition]) -> None:
+    said = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
+    assert said == ("normal gives a job that names no time 1 h 00 min; give --time",)
+
+
+def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
+    groups = parse_sinfo(recorded("sinfo"))
+    (said,) = check_nodes_now(partitions["debug"], groups, 3)
+    assert said.startswith("debug has 2 nodes that work now, the job needs 3")
+    assert check_nodes_now(partitions["debug"], groups, 2) == ()
+
+
+def test_the_default_partition_is_found(partitions: dict[str, Partition]) -> None:
+    assert default_partition(partitions.values()) == partitions["debug"]
+    assert default_partition(()) is None

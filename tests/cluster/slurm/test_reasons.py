@@ -1,0 +1,91 @@
+"""What is said of jobs; accounts, memory limits and preemption on answers written from documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs, parse_squeue
+from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
+from caffe_recipes.cluster.slurm.partitions import parse_sinfo
+from caffe_recipes.cluster.slurm.reasons import REASONS, describe_state, explain_reason
+
+Recorded = Callable[[str], str]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nodefail", "was ended since node c401-003 failed; submit again without that node"),
+        ("timeout", "was ended at its time limit of 1 h 00 min; submit again"),
+        ("failed", "has failed with exit code 3; see its log"),
+        ("oom", "was ended for want of memory; give it more --mem"),
+        ("phase-2", "waits: a job that it depends on has failed, so it never starts (DependencyNeverSatisf"),
+        ("killed", "was cancelled by Slurm, since a job that it depends on failed; mend that"),
+        ("cancelled", "was cancelled"),
+        ("requeued", "waits to start again (once so far): its time to begin has not come"),
+    ],
+)
+def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, said: str) -> None:
+    jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
+    assert describe_state(jobs[name]).startswith(said)
+
+
+def test_a_cancelled_job_says_by_whom_and_whether_it_had_started(recorded: Recorded) -> None:
+    jobs = {job.label: job for job in parse_sacct(recorded("sacct"))}
+    assert describe_state(jobs["4719"]) == "was cancelled by user 1000"
+    assert describe_state(jobs["4742"]).startswith("was cancelled before it started by root")
+    assert describe_state(jobs["4740"]).startswith("was ended for a job that goes first")
+
+
+def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:
+    said = describe_state(parse_squeue(recorded("squeue"))[2])
+    assert "a node that it needs is down, drained, or reserved" in said
+    assert "UnavailableNodes:c401-003" in said
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("PartitionNodeLimit", "more or fewer nodes than its partition allows"),
+        ("PartitionTimeLimit", "more time than its partition allows"),
+        ("JobHeldUser", "held by its user"),
+        ("Licenses", "a licence"),
+        ("launch_failed_requeued_held", "a node could not start it"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "nodes that it needs are down"),
+        ("QOSMaxNodePerUserLimit", "a limit of the QOS on nodes for each user is reached"),
+        ("QOSMaxWallDurationPerJobLimit", "a limit of the QOS on wall durations for each job is reached"),
+        ("QOSGrpCPUMinutesLimit", "the CPU minutes that the QOS grants are used up"),
+        ("AssocGrpCPUMinutesLimit", "the CPU minutes that your account was granted are used up"),
+        ("AssocMaxJobsLimit", "a limit of your account on jobs is reached"),
+        ("MaxNodePerAccount", "a limit of the site on nodes for each account is reached"),
+        ("SomethingNew", "Slurm says: SomethingNew"),
+        ("PriorityBoost", "Slurm says: PriorityBoost"),
+    ],
+)
+def test_reasons_are_told_in_plain_words(reason: str, said: str) -> None:
+    assert said in explain_reason(reason)[0]
+
+
+def test_every_state_and_reason_makes_one_line() -> None:
+    for state in State:
+        for reason in ("", "None", *REASONS, "a\nb"):
+            said = describe_state(Job(1, "n", state, reason=reason, restarts=2))
+            assert said and "\n" not in said
+
+
+def test_a_job_cancelled_in_the_queue_says_so() -> None:
+    at = datetime(2026, 11, 20)
+    assert describe_state(Job(1, "n", State.CANCELLED, start=at, end=at)) == "was cancelled before it started"
+
+
+def test_failed_nodes_are_those_blamed_and_the_jobs_own_broken_ones(recorded: Recorded) -> None:
+    jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
+    assert failed_nodes(jobs["nodefail"]) == failed_nodes(jobs["requeued"]) == ("c401-003",)
+    assert failed_nodes(jobs["timeout"]) == ()
+    broken = parse_sinfo(recorded("sinfo"))
+    job = Job(1, "n", State.NODE_FAIL, node_list="node[1-3]")
+    assert failed_nodes(job, broken) == ("node3",)
+    assert failed_nodes(Job(1, "n", State.FAILED, node_list="node[1-3]"), broken) == ()
