@@ -12,13 +12,14 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from caffe_recipes.chain.checkpoints import Checkpoint
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RunFailed
 
 Clock = Callable[[], float]
 
@@ -202,12 +203,14 @@ class Journal:
             ) from None
 
     def append(self, event: str, **details: object) -> None:
-        """Write one event, and what a crash cut short before it off."""
+        """Write one event, and what a crash cut short before it off; raises RunFailed."""
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": event, **details}) + "\n"
-        self._file.truncate(self._whole_bytes())
-        self._file.write(line.encode())
-        os.fsync(self._file.fileno())
+        try:
+            self._write_line(line.encode())
+        except OSError as error:
+            what = f"cannot be written: {error.strerror}"
+            raise RunFailed(self.path, what, "make room; the same command goes on") from None
 
     def start(self) -> None:
         """Write that this process carries the run on."""
@@ -220,6 +223,18 @@ class Journal:
     def close(self) -> None:
         """Let go of the lock."""
         self._file.close()
+
+    def _write_line(self, line: bytes) -> None:
+        whole = self._whole_bytes()
+        self._file.truncate(whole)
+        try:
+            while line:  # a disk that fills up takes a part without a word
+                line = line[self._file.write(line) or 0 :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):  # the next append cuts it off, too
+                self._file.truncate(whole)
+            raise
 
     def _whole_bytes(self) -> int:
         self._file.seek(0)

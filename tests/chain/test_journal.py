@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.chain.journal import Journal, JournalError, fold_journal, load_journal
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RunFailed
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
 FINISH = {
@@ -115,3 +116,19 @@ def test_a_journal_that_is_missing_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "journal.jsonl")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append("staged", lmdb="a")
+    before = journal.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:  # the limit lets a write be short, as a full disk does
+        with pytest.raises(RunFailed, match=r"journal.jsonl: cannot be written: .*; make room; the same"):
+            journal.append("staged", lmdb="b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.path.read_bytes() == before
+    journal.append("staged", lmdb="c")
+    assert [json.loads(line)["lmdb"] for line in journal.path.read_text().splitlines()] == ["a", "c"]
