@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,12 +31,42 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed"
 _WIDE = 110
 
 
+class _Stream:
+    """A console's stream that falls silent at its first error, in whatever thread writes to it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._is_gone = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._unless_gone(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_gone(self._stream.flush)
+
+    def _unless_gone(self, do: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            do()
+        except (OSError, ValueError):  # ValueError is a closed file's
+            self._is_gone = True
+
+
 class Reporter:
-    """Writes to a console; the clock says when a plain line of progress is due."""
+    """Writes to a console; the clock says when a plain line of progress is due.
+
+    Falls silent once the console is gone, as a closed terminal is: a run goes on without it.
+    """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to standard output unless told otherwise."""
         self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console.file = cast("IO[str]", _Stream(self._console.file))
         self._clock = clock
         self._bar: Bar | None = None
         self._task = TaskID(0)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import doctest
+import errno
 import io
 
+import pytest
 from rich.console import Console
 
 from caffe_recipes.chain import units
@@ -86,3 +88,28 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
 
 def test_units_are_as_their_examples_say() -> None:
     assert doctest.testmod(units) == doctest.TestResults(0, 3)
+
+
+class GoneStream(io.StringIO):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.tries = 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "gone"), BrokenPipeError(errno.EPIPE, "gone"), ValueError("closed")]
+)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_console_that_is_gone_is_tried_once_and_ends_nothing(error: Exception, is_terminal: bool) -> None:
+    output = GoneStream(error)
+    reporter = Reporter(Console(file=output, force_terminal=is_terminal), Clock())
+    reporter.show_progress(PROGRESS)
+    reporter.say("one")
+    reporter.end_progress()
+    reporter.say("two")
+    assert output.tries == 1
