@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.review.naming import shipped_names
 
 Said = Mapping[str, Any]
+_RESUMES = re.compile(r"--snapshot=.*_iter_([0-9]+)\.solverstate", re.DOTALL)
 
 
 def describe_event(said: Said, recipe: Recipe, folder: str) -> str | None:
@@ -81,10 +83,20 @@ def _staged(said: Said, recipe: Recipe, folder: str) -> str:
 
 def _launched(said: Said, recipe: Recipe, folder: str) -> str:
     phase = recipe.phase(said["phase"])
+    resumed = _resumed_iteration(said.get("arguments", ()))
+    if resumed is not None:
+        left = phase.last_iter - resumed
+        return f"{phase.name}: {left:,} iterations from the checkpoint at {resumed:,}"
     start = recipe.starts_from(phase)
     weights = fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
     from_what = weights or "the nets' fillers"
     return f"{phase.name}: {phase.last_iter:,} iterations from {from_what}"
+
+
+def _resumed_iteration(arguments: Sequence[str]) -> int | None:
+    """Return the iteration of the checkpoint that a trainer was told to resume from; None without one."""
+    found = [_RESUMES.fullmatch(argument) for argument in arguments]
+    return next((int(match[1]) for match in found if match), None)
 
 
 def _finished(said: Said, recipe: Recipe, folder: str) -> str:

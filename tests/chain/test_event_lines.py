@@ -1,0 +1,23 @@
+"""What attach says of a launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caffe_recipes.chain.event_lines import describe_event
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+
+def test_a_launch_that_resumes_is_told_as_the_run_tells_it(place: Place) -> None:
+    recipe = load_recipe(place.recipe)
+    said = {
+        "event": "launched",
+        "phase": "init",
+        "arguments": ["train", "--snapshot=/a b/x_iter_6.solverstate"],
+    }
+    assert describe_event(said, recipe, "runs/small-1") == "init: 2 iterations from the checkpoint at 6"
+    said["arguments"] = ["train", "--solver=/a_iter_6.solverstate"]
+    assert describe_event(said, recipe, "runs/small-1") == "init: 8 iterations from the nets' fillers"
