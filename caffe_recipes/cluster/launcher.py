@@ -73,16 +73,17 @@ def srun_argv(
     As srun(1) has it: an arbitrary distribution takes the tasks in the order of a node list that names a host
     once for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI meet
     Slurm by PMI-2. A rank gets srun's own environment: `--export` would cut a value at its commas.
+    Without `--disable-status` a first SIGINT has srun print its status, and no rank is told to stop.
 
     >>> " ".join(srun_argv(["caffe"], hosts=["c2", "c1"], ranks_per_node=2, cpus_per_rank=22))
-    'srun --mpi=pmi2 --label --export=ALL --ntasks=4 --nodes=2 --distribution=arbitrary \
+    'srun --mpi=pmi2 --label --export=ALL --disable-status --ntasks=4 --nodes=2 --distribution=arbitrary \
 --nodelist=c2,c2,c1,c1 --cpus-per-task=22 caffe'
     """
     placed = ",".join(host for host in hosts for _ in range(ranks_per_node))
     shape = (f"--ntasks={len(hosts) * ranks_per_node}", f"--nodes={len(hosts)}")
     places = ("--distribution=arbitrary", f"--nodelist={placed}")
     cpus = () if cpus_per_rank is None else (f"--cpus-per-task={cpus_per_rank}",)
-    ways = ("--mpi=pmi2", "--label", "--export=ALL")
+    ways = ("--mpi=pmi2", "--label", "--export=ALL", "--disable-status")
     return ("srun", *ways, *options, *shape, *places, *cpus, *command)
 
 

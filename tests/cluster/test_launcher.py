@@ -81,7 +81,7 @@ def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
         ("marenostrum4", "mpiexec.hydra -l -n 4 -ppn 2 -f runs/h -genv A b,c caffe train"),
         (
             "slurm",
-            "srun --mpi=pmi2 --label --export=ALL --cpu-bind=none --ntasks=4 --nodes=2 "
+            "srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 "
             "--distribution=arbitrary --nodelist=c2,c2,c1,c1 --cpus-per-task=22 caffe train",
         ),
     ],
