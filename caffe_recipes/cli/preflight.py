@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.chain.policy import Policy
 from caffe_recipes.chain.preflight import Finding
 from caffe_recipes.chain.preflight.findings import describe_outcome
 from caffe_recipes.chain.preflight.recipe import preflight_recipe
@@ -27,6 +28,12 @@ from caffe_recipes.cluster.staging.costs import How
 @given.lmdb_source
 @given.how
 @given.dialect
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Count on the disks' room for `run --checkpoint-every N`.",
+)
 @click.option("--new", is_flag=True, help="Look as for another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Let prototxts differ that `run --overwrite` overwrites.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
@@ -39,6 +46,7 @@ def preflight(
     lmdb_source: Path | None,
     how: How | None,
     dialect: str,
+    checkpoint_every: int | None,
     new: bool,
     overwrite: bool,
     as_json: bool,
@@ -55,6 +63,7 @@ def preflight(
         profile=profile,
         new=new,
         overwrite=overwrite,
+        policy=Policy(checkpoint_every=checkpoint_every),
     )
     found = preflight_recipe(given.load_given(recipe, dialect, caffe), options, open_host)
     if as_json:
