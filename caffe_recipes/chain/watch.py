@@ -132,7 +132,7 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
     """Say why a trainer that has ended did not train to the end; its exit code says nothing."""
     summary, last = tail.summary, training.last_iter
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
-    if summary.fatal and not is_passed:
+    if summary.fatal and not (is_passed or summary.done):  # what dies after its work was done
         return summary.fatal
     if summary.stopped_early and not is_passed:
         return "it was stopped early by a signal"

@@ -25,6 +25,8 @@ STALL_S = 600.0
 HELD_S = 15.0
 # A log may fall silent for so many times its longest silence before: a test takes longer than a display.
 _PACES = 20
+# Between two looks, at most, so much counts.
+_GAP_S = 5.0
 
 
 class Hearing(Protocol):
@@ -58,15 +60,16 @@ class Watchdog:
         """Begin to count silence now."""
         self._hearing, self._stall_s, self._clock = hearing, stall_s, clock
         self._lines = 0
-        self._heard_at = clock()
-        self._longest_s = 0.0
+        self._looked_at = clock()
+        self._quiet_s = self._longest_s = 0.0
         self.suspect: Straggler | None = None
 
     def look(self, tail: LogTail) -> Trouble | None:
         """Say what is wrong, if the launch cannot go on; a mere suspicion is kept as `suspect`."""
         quiet_s = self._count_silence(tail)
-        for silence in self._hearing.silent(max(SILENT_S, min(2 * self._longest_s, STALL_S))):
-            if quiet_s >= min(silence.seconds, SILENT_S):
+        patience_s = max(SILENT_S, min(2 * self._longest_s, STALL_S))
+        for silence in self._hearing.silent(patience_s):
+            if quiet_s > patience_s:
                 said = f" ({silence.reason})" if silence.reason else ""
                 what = f"not heard for {describe_duration(silence.seconds)}{said}"
                 return Trouble(what, silence.host, is_lost=True)
@@ -84,11 +87,14 @@ class Watchdog:
 
     def _count_silence(self, tail: LogTail) -> float:
         now = self._clock()
+        # What we have slept through ourselves, stopped or busy, is no silence of the log's.
+        self._quiet_s += min(now - self._looked_at, _GAP_S)
+        self._looked_at = now
         if tail.lines != self._lines:
             if tail.summary.losses:
-                self._longest_s = max(self._longest_s, now - self._heard_at)
-            self._lines, self._heard_at = tail.lines, now
-        return now - self._heard_at
+                self._longest_s = max(self._longest_s, self._quiet_s)
+            self._lines, self._quiet_s = tail.lines, 0.0
+        return self._quiet_s
 
     def _patience_s(self, *, begun: bool) -> float:
         if self._stall_s is not None:

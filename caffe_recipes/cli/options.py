@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,17 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 
 _PATH = click.Path(path_type=Path)
+
+
+class Seconds(click.FloatRange):
+    """A time that passes: no `nan`, and no `inf`."""
+
+    def convert(self, value: float, param: click.Parameter | None, context: click.Context | None) -> float:
+        """Read it; click says which option is wrong."""
+        seconds = float(super().convert(value, param, context))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is no time in seconds.", param, context)
+        return seconds
 
 
 def _complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:

@@ -30,7 +30,7 @@ from caffe_recipes.cluster.staging.costs import How
 @given.dialect
 @click.option(
     "--stop-grace-s",
-    type=click.FloatRange(min=0),
+    type=given.Seconds(min=0),
     metavar="SECONDS",
     envvar="STOP_GRACE_S",
     default=STOP_GRACE_S,
@@ -62,7 +62,7 @@ from caffe_recipes.cluster.staging.costs import How
 )
 @click.option(
     "--stall-s",
-    type=click.FloatRange(min=1),
+    type=given.Seconds(min=1),
     metavar="SECONDS",
     help="Silence of the log after which a launch is given up [default: by the log's own pace]",
 )

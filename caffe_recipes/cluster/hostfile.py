@@ -16,6 +16,7 @@ from caffe_recipes.cluster.nodelists import MOST_HOSTS, find_twice, parse_nodeli
 from caffe_recipes.errors import ClusterError
 
 _ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+_MOST_BYTES = 10_000_000
 _HINT = "write `host` or `host:ranks`, one a line"
 
 
@@ -34,7 +35,11 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
     Raises ClusterError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        with Path(path).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ClusterError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ClusterError(path, what, "write one host a line, or give --hostfile") from None

@@ -67,7 +67,9 @@ def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
         hosts = {host for host, _ in stuck}
         if hosts and (letters == "Tt" or 2 * len(hosts) <= len(histories)):
             (host, rank), state = min(stuck.items())
-            return Straggler(host, rank, f"rank {rank} {_STATES[state]}", letters == "Tt")
+            everybody = sum(len(pulses[-1].living) for pulses in histories.values())
+            is_alone = letters == "Tt" and len(stuck) < everybody  # else a scheduler has suspended them all
+            return Straggler(host, rank, f"rank {rank} {_STATES[state]}", is_alone)
     return None
 
 

@@ -110,6 +110,8 @@ def _train(flags: Flags) -> int:
     world = Ranks()
     try:
         world = join_ranks(os.environ)
+        # MPI has begun: beneath MPICH, UCX takes SIGHUP for itself, to switch its own debugging on.
+        requests.listen(flags.sigint_effect, flags.sighup_effect)
         log.info("caffe.cpp:285", "Use CPU.")
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -30,13 +31,13 @@ FEW = {
 }
 
 
-def write_short_recipe(root: Path) -> Path:
-    """Write three phases of the digits, of a few iterations each, whose rates go on for minutes."""
+def write_short_recipe(root: Path, phases_of: dict[str, dict[str, int]] = FEW) -> Path:
+    """Write some phases of the digits, of a few iterations each, whose rates go on for minutes."""
     text = resources.files("caffe_recipes").joinpath("recipes/digits-local.yaml").read_text("utf-8")
     recipe = yaml.safe_load(text)
     phases = {phase["name"]: phase for phase in recipe["phases"]}
     recipe["name"] = "short"
-    recipe["phases"] = [{**phases[name], **few, "display": 2} for name, few in FEW.items()]
+    recipe["phases"] = [{**phases[name], **few, "display": 2} for name, few in phases_of.items()]
     path = root / "short.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     return path
@@ -107,3 +108,25 @@ def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path:
     assert [(tmp_path / name).read_bytes() for name in names] == models
     for phase in ("init", "cyc1"):
         assert "Optimization stopped early." in (tmp_path / f"logs/short-intel/{phase}.log").read_text()
+
+
+def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    write_short_recipe(tmp_path, {"init": {"max_iter": 300, "lr_iter": 4000, "warmup_iter": 4}})
+    log, deadline = tmp_path / "runs/short-1/logs/init-1.log", time.monotonic() + 300
+    run = start(tmp_path, *RUN)
+    while not (log.exists() and "Iteration 2," in log.read_text()):
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode == 130, said
+    assert "asked Caffe for a snapshot" in said
+    (kept,) = load_journal(tmp_path / "runs/short-1/journal.jsonl").checkpoints["init"]
+    assert 2 <= kept.iteration < 300
+    assert "Optimization Done" not in log.read_text()
+
+    said = call(tmp_path, *RUN)
+    assert f"init: {300 - kept.iteration} iterations from the checkpoint at {kept.iteration}" in said
+    assert "Resuming from" in (tmp_path / "runs/short-1/logs/init-2.log").read_text()
+    assert list((tmp_path / "runs/short-1/checkpoints").iterdir()) == []

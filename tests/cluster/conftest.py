@@ -22,6 +22,14 @@ from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from tests.cluster.harness.cluster import Cluster, NoCluster
 
+# The longest by far: begun last, it would end alone.
+_FIRST = "test_run_on_hosts"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first."""
+    items.sort(key=lambda item: item.path.stem != _FIRST)
+
 
 class _File(paramiko.SFTPHandle):
     def __init__(self, flags: int, file: IO[bytes]) -> None:

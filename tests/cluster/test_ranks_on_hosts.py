@@ -159,7 +159,7 @@ def test_pulses_are_heard_through_cut_links_and_sshds_that_come_and_go(
         assert until(lambda: ranks() == [[0], [1], [2], [3]], 10)
         (rank,) = pulses.latest()["node2"].ranks
         assert nodes[1].run(["kill", "-s", "STOP", str(rank.pid)]).returncode == 0
-        stopped = Straggler("node2", 1, "rank 1 is stopped (SIGSTOP)")
+        stopped = Straggler("node2", 1, "rank 1 is stopped (SIGSTOP)", is_certain=True)
         assert until(lambda: find_straggler(pulses.histories()) == stopped, 10)
 
         cluster.cut("node3")

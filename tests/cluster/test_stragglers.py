@@ -55,6 +55,13 @@ def test_a_rank_that_is_stuck_or_gone_over_several_beats_is_named(states: str, r
     assert find_straggler(histories) == Straggler("c", 2, reason, is_certain="stopped" in reason)
 
 
+def test_a_job_that_is_suspended_as_a_whole_has_no_certain_straggler() -> None:
+    histories = {host: beats(host, states="RRRTTT", first_rank=index) for index, host in enumerate(HOSTS)}
+    found = find_straggler(histories)
+    assert found is not None
+    assert not found.is_certain
+
+
 @pytest.mark.parametrize("states", ["RRRRTT", "RDRDRD", "TTTRRR", "RRRR--", "---RRR", "RRRRRZ"])
 def test_what_passes_or_has_only_begun_is_no_straggler(states: str) -> None:
     assert find_straggler(all_hosts(c=beats("c", states=states, first_rank=2))) is None

@@ -12,6 +12,7 @@ Each rank says at its end, on a line of its own, `relay: RANK HOST landed` or `r
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 import sys
@@ -214,10 +215,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Run one rank; exit 0 if the chain came to its end, whatever this host's own disk did."""
     options = _parse(sys.argv[1:])
-    import mpi4py
+    try:
+        import mpi4py
 
-    mpi4py.rc.thread_level = "funneled"
-    from mpi4py import MPI
+        mpi4py.rc.thread_level = "funneled"
+        from mpi4py import MPI
+    except ImportError as lacking:
+        # In one piece, and with a moment to be heard: hydra labels each write, and may lose the last one.
+        os.write(1, f"ImportError: {lacking}\n".encode())
+        time.sleep(_SAID_S)
+        sys.exit(1)
 
     comm, host = MPI.COMM_WORLD, socket.gethostname()
     try:

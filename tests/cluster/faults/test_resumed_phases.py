@@ -50,5 +50,5 @@ def test_with_retry_a_phase_that_fails_goes_on_from_its_checkpoint(chain: Faulty
     run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])
     chain.release()
     run.finish()
-    assert f"Resuming from {chain.tmp}/cyc1_iter_4.solverstate" in chain.log("cyc1", 2)
+    assert re.search(r"Resuming from .*/cyc1_iter_[46]\.solverstate", chain.log("cyc1", 2))
     chain.check_finished()
