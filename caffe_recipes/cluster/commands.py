@@ -35,8 +35,10 @@ _NOT_STARTED = "timeout: failed to run command"
 # traps, and loses a signal: so the guard starts before ours are set, and ends by itself should it not be
 # told; and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
-mark=$1 limit=$2 told=0 job= guard=
-shift 2
+mark=$1 limit=$2 init=$3 told=0 job= guard=
+shift 3
+# An orphan from the start: the connection went while the shell came.
+test "$PPID" -ne 1 || test "$init" -eq 1 || exit 143
 printf '%s %s\\n' "$mark" "$$"
 printf '%s %s\\n' "$mark" "$$" >&2
 if kill -0 "$PPID" 2>/dev/null; then
@@ -45,6 +47,10 @@ if kill -0 "$PPID" 2>/dev/null; then
         kill -s TERM "$$"
     ) >/dev/null 2>&1 &
     guard=$!
+else
+    while read -r key value; do
+        case $key in PPid:) test "$value" -eq "$PPID" || exit 143 ;; esac
+    done 2>/dev/null </proc/$$/status
 fi
 end() {{
     told=$((told + 1))
@@ -108,7 +114,8 @@ def supervise(argv: Sequence[str], limit_s: float | None) -> tuple[str, list[str
         raise ClusterError("", f"{argv[0]!r}: a word of the command holds a zero byte", "remove it")
     mark = f"caffe-recipes-{secrets.token_hex(8)}"
     limit = "0" if limit_s is None else str(math.ceil(limit_s) + _LATER_S)  # 0: for ever
-    return mark, ["sh", "-c", _SUPERVISOR, "sh", mark, limit, *argv]
+    init = "1" if os.getpid() == 1 else "0"  # as in a container: then who has it as parent is no orphan
+    return mark, ["sh", "-c", _SUPERVISOR, "sh", mark, limit, init, *argv]
 
 
 def quote_command(argv: Sequence[str]) -> str:

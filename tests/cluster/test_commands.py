@@ -146,3 +146,20 @@ def test_output_comes_as_it_is_written() -> None:
         command.send(b"two\n")
         assert command.read() == b"two\n"
         assert command.wait() == 0
+
+
+def test_a_command_whose_connection_went_before_its_shell_came_does_not_run(tmp_path: Path) -> None:
+    _, argv = supervise(["touch", str(tmp_path / "ran")], None)
+    late = 'echo $$ >"$0/pid"; while ! test -e "$0/gone"; do sleep 0.05; done; exec "$@" >"$0/said" 2>&1'
+    start = 'late=$1; shift; sh -c "$late" "$0" "$@" & while ! test -s "$0/pid"; do sleep 0.02; done'
+    subprocess.run(["sh", "-c", start, str(tmp_path), late, *argv], check=True)
+    orphan = Path("/proc") / (tmp_path / "pid").read_text().strip()
+    if "\nPPid:\t1\n" not in (orphan / "status").read_text():
+        (tmp_path / "gone").touch()
+        pytest.skip("orphans go to another process than the first one here")
+    (tmp_path / "gone").touch()
+    deadline = time.monotonic() + 10
+    while orphan.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tmp_path / "said").read_text() == ""
+    assert not (tmp_path / "ran").exists()
