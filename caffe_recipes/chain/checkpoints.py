@@ -19,7 +19,7 @@ from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.placing import Placed, drop_files, place_files
 from caffe_recipes.errors import InputError, PrototxtError, RunFailed, WeightsError
 
-_ITERATION = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
+STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
 _HINT = "resume from another checkpoint, or start the phase over"
 
 
@@ -55,7 +55,7 @@ def fetch_checkpoint(
     ours, arrives otherwise than it was, or does not fit the net, the other, or its own name.
     """
     at = posixpath.join(root, state_path)
-    named = _ITERATION.fullmatch(at)
+    named = STATE_NAME.fullmatch(at)
     if named is None:
         raise RunFailed(f"{host.name}:{at}", "is not named as Caffe names a solverstate", _HINT)
     beside = f"{at.removesuffix('.solverstate')}.caffemodel"

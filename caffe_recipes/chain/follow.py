@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
-from caffe_recipes.chain.checkpoints import drop_checkpoints, fetch_checkpoint
+from caffe_recipes.chain.checkpoints import STATE_NAME, drop_checkpoints, fetch_checkpoint
 from caffe_recipes.chain.journal import Launch
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.rank_logs import RankLogs
@@ -37,7 +36,6 @@ from caffe_recipes.generate.nets import build_net
 _DYING_S = 5.0
 # Hosts are looked at so often; the log at every poll.
 _LOOK_S = 1.0
-_ITERATION = re.compile(r".*_iter_(\d{1,9})\.solverstate")
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ class _Attendant:
         summary, taken = self._tail.summary, False
         while self._states < len(summary.solverstates):
             path = summary.solverstates[self._states]
-            found = _ITERATION.fullmatch(path)
+            found = STATE_NAME.fullmatch(path)
             iteration = int(found[1]) if found else self._training.last_iter
             if iteration < self._training.last_iter:
                 if not has_passed(summary, str(PurePosixPath(path).with_suffix(".caffemodel")), iteration):
@@ -230,7 +228,9 @@ class _Attendant:
         return taken
 
     def _is_sound(self) -> bool:
-        """Tell whether the last loss is one to go on from: two lost ones in a row are waited for to stop."""
+        """Tell whether to go on from here later: Caffe took all weights, and the last loss is not lost."""
+        if find_ignored(self._run, self._training, self._tail):
+            return False
         loss = last_value(losses_until(self._tail.summary, self._training.last_iter).values())
         return loss is None or loss < SATURATED_LOSS
 
