@@ -22,6 +22,9 @@ _MOST_BYTES = 100_000
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 
+# A name, or an expression of names, as Slurm has it: without blanks.
+Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=200)]
+
 
 class Launcher(Value):
     """The program that starts ranks, and what it is given before everything else."""
@@ -38,6 +41,27 @@ class Partition(Value):
 
     nodes: Count | None = None
     hours: Positive | None = None
+
+
+class Batch(Value):
+    """What sbatch is given for every job on the machine, besides what follows from the recipe."""
+
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = Field(None, description="features of the nodes, as `skx|icx`")
+    options: tuple[Text, ...] = Field((), description="further options, a word each, as --exclusive")
+    requires: tuple[Literal["partition", "account", "qos", "constraint"], ...] = Field(
+        (), description="what the site refuses a job without: the profile, or the user, must say it"
+    )
+
+
+class Container(Value):
+    """The image in which the trainer runs, on every rank; the launcher stays outside, and starts it there."""
+
+    image: PathText = Field(description="as every node sees it")
+    program: Literal["apptainer", "singularity"] = "apptainer"
+    options: tuple[Text, ...] = Field((), description="of `exec`, a word each, as --bind, /tmp")
 
 
 class Node(Value):
@@ -80,6 +104,8 @@ class Profile(Value):
     launcher: Launcher = Launcher()
     fabric: Text | None = None
     modules: tuple[Text, ...] = Field((), description="loaded before the launcher is called")
+    container: Container | None = None
+    slurm: Batch = Batch()
     partitions: Frozen[FileName, Partition] = Field(
         {}, validate_default=True, description="queues by their names"
     )

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import (
+    Batch,
+    Container,
     Profile,
     check_partition,
     find_partitions,
@@ -113,6 +115,17 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ),
         ("name: a\ntitle: b\nrates: {link_gb_per_s: 0}\n", "p.yaml:3: rates.link_gb_per_s: must be above 0"),
         ("name: a\ntitle: b\nhead: '-oProxyCommand=x'\n", "p.yaml:3: head: "),
+        (
+            "name: a\ntitle: b\nslurm: {acount: c}\n",
+            "p.yaml:3: slurm.acount: unknown key; did you mean 'account'?",
+        ),
+        ("name: a\ntitle: b\nslurm: {account: 'c d'}\n", "p.yaml:3: slurm.account: "),
+        ("name: a\ntitle: b\nslurm: {requires: [acount]}\n", "p.yaml:3: slurm.requires[0]: must be"),
+        ("name: a\ntitle: b\ncontainer: {program: apptainer}\n", "p.yaml:3: container.image: missing"),
+        (
+            "name: a\ntitle: b\ncontainer: {image: c, program: docker}\n",
+            "p.yaml:3: container.program: must be",
+        ),
         ("name: [\n", "p.yaml:2: not YAML"),
     ],
 )
@@ -138,6 +151,19 @@ def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_pa
     path.write_bytes(b"#" * 200_000)
     with pytest.raises(ClusterError, match="is over 100,000 bytes"):
         load_profile(path)
+
+
+def test_what_a_site_wants_of_a_job_and_its_image_are_values() -> None:
+    profile = parse_profile(
+        "name: a\ntitle: b\n"
+        "slurm: {partition: skx, account: A-1, constraint: 'x|y', options: [--x], requires: [account]}\n"
+        "container: {image: /work/caffe.sif, options: [--bind, /tmp]}\n",
+        "p.yaml",
+    )
+    assert (profile.slurm.account, profile.slurm.qos, profile.slurm.requires) == ("A-1", None, ("account",))
+    assert profile.container == Container(image="/work/caffe.sif", options=("--bind", "/tmp"))
+    bare = load_profile("mpich")
+    assert (bare.slurm, bare.container) == (Batch(), None)
 
 
 def test_a_profile_is_frozen_all_the_way_down() -> None:
