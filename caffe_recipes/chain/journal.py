@@ -6,26 +6,19 @@ read. The open journal is locked, so that no two programs carry on the same run.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from caffe_recipes.chain.checkpoints import Checkpoint
-from caffe_recipes.errors import InputError, RunFailed
-
-Clock = Callable[[], float]
-
-
-class JournalError(InputError):
-    """A journal that is missing or holds what no journal does."""
+from caffe_recipes.chain.lines import Clock as Clock
+from caffe_recipes.chain.lines import Fold, Lines, fold_lines
+from caffe_recipes.chain.lines import JournalError as JournalError
+from caffe_recipes.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunSt
     return replace(state, outputs=outputs)
 
 
-_FOLD: Mapping[str, Callable[[RunState, Mapping[str, Any], float], RunState]] = {
+_FOLD: Fold[RunState] = {
     "created": _created,
     "started": _started,
     "launched": _launched,
@@ -145,19 +138,7 @@ def fold_journal(text: str, where: str | Path) -> RunState:
 
     Raises JournalError, whose `where` is `file:line`, for a whole line that no journal holds.
     """
-    state = RunState()
-    whole, _, _ = text.rpartition("\n")
-    for number, line in enumerate(whole.split("\n") if whole else (), 1):
-        try:
-            said = json.loads(line)
-            time_s = datetime.fromisoformat(said.pop("time")).timestamp()
-            event = said.pop("event")
-            if event in _FOLD:
-                state = _FOLD[event](state, said, time_s)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            hint = "mend it, or start over with --new"
-            raise JournalError(f"{where}:{number}", "is no line of a journal", hint) from None
-    return state
+    return fold_lines(text, where, _FOLD, RunState(), "mend it, or start over with --new")
 
 
 def load_journal(path: Path) -> RunState:
@@ -177,40 +158,21 @@ def _name_process(path: Path) -> str:
     return f"process {state.pid} on {state.host}"
 
 
-class Journal:
-    """An open journal, locked until it is closed; `append` returns when the line is on disk."""
+class Journal(Lines):
+    """An open journal, locked until it is closed."""
 
     def __init__(self, path: Path, clock: Clock = time.time, *, create: bool = False) -> None:
         """Open and lock; raises InputError, which names the process, if another holds the lock."""
-        self.path = path
-        self._clock = clock
-        try:
-            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
-            self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
-        except OSError as error:
-            hint = "check the run's folder, or start over with --new"
-            raise JournalError(path, f"cannot be opened: {error.strerror}", hint) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            what = f"{_name_process(path)} carries on this run"
-            raise InputError(path.parent, what, "wait for it, or stop it") from None
-        except OSError as error:
-            self._file.close()
-            raise InputError(
-                path, f"cannot be locked: {error.strerror}", "use a disk that has flock"
-            ) from None
-
-    def append(self, event: str, **details: object) -> None:
-        """Write one event, and what a crash cut short before it off; raises RunFailed."""
-        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **details}) + "\n"
-        try:
-            self._write_line(line.encode())
-        except OSError as error:
-            what = f"cannot be written: {error.strerror}"
-            raise RunFailed(self.path, what, "make room; the same command goes on") from None
+        super().__init__(
+            path,
+            clock,
+            lambda: InputError(
+                path.parent, f"{_name_process(path)} carries on this run", "wait for it, or stop it"
+            ),
+            hint="check the run's folder, or start over with --new",
+            go_on="the same command goes on",
+            create=create,
+        )
 
     def start(self) -> None:
         """Write that this process carries the run on."""
@@ -219,23 +181,3 @@ class Journal:
     def state(self) -> RunState:
         """Fold what is written so far."""
         return load_journal(self.path)
-
-    def close(self) -> None:
-        """Let go of the lock."""
-        self._file.close()
-
-    def _write_line(self, line: bytes) -> None:
-        whole = self._whole_bytes()
-        self._file.truncate(whole)
-        try:
-            while line:  # a disk that fills up takes a part without a word
-                line = line[self._file.write(line) or 0 :]
-            os.fsync(self._file.fileno())
-        except OSError:
-            with suppress(OSError):  # the next append cuts it off, too
-                self._file.truncate(whole)
-            raise
-
-    def _whole_bytes(self) -> int:
-        self._file.seek(0)
-        return self._file.read().rfind(b"\n") + 1
