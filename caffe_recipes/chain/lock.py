@@ -16,6 +16,8 @@ from caffe_recipes.errors import InputError
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and hold what it held.
 _LINGER_S = 10.0
+_CARRIED = ("script.lock", "another run.sh or caffe-recipes run is at work", "wait for it, or end it")
+_TRAINED = ("lock", "the mpiexec of a killed run is still at work", "wait for its end, or end it")
 
 
 class RecipeLock:
@@ -29,16 +31,28 @@ class RecipeLock:
 
     def take(self) -> None:
         """Become who carries the chain; raises InputError if a run.sh, or another run, does."""
-        what = "another run.sh or caffe-recipes run is at work"
-        self._lock("script.lock", what, "wait for it, or end it", patience_s=0)
+        self._lock(*_CARRIED, patience_s=0)
 
     def take_trainer(self) -> tuple[int, ...]:
         """Return what a trainer is to inherit; raises InputError if one of a killed run still trains.
 
         Empty where the disk has no locks.
         """
-        what = "the mpiexec of a killed run is still at work"
-        return self._lock("lock", what, "wait for its end, or end it", patience_s=self._linger_s)
+        return self._lock(*_TRAINED, patience_s=self._linger_s)
+
+    def check(self) -> None:
+        """Raise InputError as `take` would; nothing is taken, and nothing made."""
+        name, what, hint = _CARRIED
+        if self.is_carried():
+            raise InputError(self.folder / name, what, hint)
+
+    def is_carried(self) -> bool:
+        """Tell whether another carries the chain; False where the disk has no locks."""
+        return _is_held(self.folder / _CARRIED[0])
+
+    def is_trained(self) -> bool:
+        """Tell whether a trainer lives that another has launched; False where the disk has no locks."""
+        return _is_held(self.folder / _TRAINED[0])
 
     def close(self) -> None:
         """Let go; a trainer that has inherited its lock holds it on."""
@@ -69,3 +83,20 @@ class RecipeLock:
                 return ()
             self._files[name] = file
             return (file,)
+
+
+def _is_held(path: Path) -> bool:
+    """Tell whether another process holds a lock; it is held for the moment that this takes."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False

@@ -31,6 +31,7 @@ from caffe_recipes.chain.phase import has_trained, train
 from caffe_recipes.chain.plan import Plan, plan_chain
 from caffe_recipes.chain.policy import LaunchFailed
 from caffe_recipes.chain.preflight import run_preflight
+from caffe_recipes.chain.preflight.under_way import describe_launch
 from caffe_recipes.chain.prepare import prepare
 from caffe_recipes.chain.recovery import recover, replace_hosts
 from caffe_recipes.chain.report import Reporter
@@ -72,6 +73,7 @@ def run_chain(
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
         _check_interval(plan, setting.policy.checkpoint_every)
+        RecipeLock(setting.root, recipe.name).check()
         setting = _preflight(setting, plan, state, reporter)
         lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
@@ -199,7 +201,7 @@ def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
     lock = RecipeLock(setting.root, setting.recipe.name)
     stack.callback(lock.close)
     lock.take()
-    if not (state.launch and Trainer(setting.root / state.launch.log).is_running()):
+    if not describe_launch(setting.root, state):
         lock.take_trainer()
     return lock
 
@@ -207,7 +209,7 @@ def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
 def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> Setting:
     """Look at everything; return the setting with spares in bad hosts' place, if that is the policy."""
     while True:
-        findings = run_preflight(setting, plan, state)
+        findings = run_preflight(setting, plan, state, describe_launch(setting.root, state))
         reporter.show_findings(findings)
         failed = [finding for finding in findings if finding.error]
         if not failed:

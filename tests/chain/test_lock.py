@@ -78,6 +78,24 @@ def test_beside_a_run_sh_at_work_no_run_starts_and_nothing_changes(place: Place)
     assert place.run().outputs
 
 
+def test_beside_a_run_sh_at_work_a_run_tries_nothing(place: Place) -> None:
+    with held(place.root / "logs/small/script.lock"), pytest.raises(InputError):
+        place.run()
+    assert "trainer" not in place.output.getvalue()
+
+
+def test_who_asks_for_a_lock_s_holder_takes_and_makes_nothing(tmp_path: Path) -> None:
+    path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
+    assert not lock.is_trained()
+    assert not path.exists()
+    with held(path):
+        assert lock.is_trained()
+        assert not lock.is_carried()
+        lock.check()
+    assert not lock.is_trained()
+    assert is_free(path)
+
+
 def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()

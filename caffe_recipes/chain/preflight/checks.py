@@ -41,12 +41,13 @@ CHECKS: Mapping[str, Callable[[Look], list[Finding]]] = {
 }
 
 
-def run_preflight(setting: Setting, plan: Plan, state: RunState) -> list[Finding]:
+def run_preflight(setting: Setting, plan: Plan, state: RunState, under_way: str = "") -> list[Finding]:
     """Look at everything, whatever is wrong with the rest; nothing on any disk is changed.
 
-    The checks go on at once: each waits for hosts most of the time.
+    The checks go on at once: each waits for hosts most of the time. `under_way` says what trains there now:
+    launcher and trainer are not tried beside it.
     """
-    look = look_at_nodes(setting, plan, state)
+    look = look_at_nodes(setting, plan, state, under_way)
     pool = ThreadPoolExecutor(len(CHECKS), thread_name_prefix="preflight")
     try:
         futures = [pool.submit(_look, subject, check, look) for subject, check in CHECKS.items()]

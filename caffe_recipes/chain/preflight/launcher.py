@@ -39,6 +39,8 @@ class Places:
 def check_launcher(look: Look) -> list[Finding]:
     """Start a small command on every rank, and compare where each was with the hostfile."""
     setting = look.setting
+    if look.under_way:
+        return look.leave("launcher")
     if look.errors:
         return look.skip("launcher", list(look.errors))
     launcher = setting.find_launcher()

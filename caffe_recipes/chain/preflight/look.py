@@ -21,7 +21,10 @@ _ASK_S = 120.0
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at; `facts` are of the hosts that answered, `errors` of those that did not."""
+    """What is looked at; `facts` are of the hosts that answered, `errors` of those that did not.
+
+    `under_way` says what trains there now, beside which nothing is to be tried.
+    """
 
     setting: Setting
     plan: Plan
@@ -29,6 +32,7 @@ class Look:
     facts: dict[str, NodeFacts]
     errors: dict[str, CaffeRecipesError]
     commands: Commands = field(default_factory=Commands)
+    under_way: str = ""
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
@@ -53,14 +57,18 @@ class Look:
         """Return the finding of what cannot be looked at without hosts that do not answer."""
         return [Finding(subject, f"not looked at without {fold_names(hosts)}", warns=True)]
 
+    def leave(self, subject: str) -> list[Finding]:
+        """Return the finding of what is not tried beside a training."""
+        return [Finding(subject, f"not tried: {self.under_way}", warns=True)]
 
-def look_at_nodes(setting: Setting, plan: Plan, state: RunState) -> Look:
+
+def look_at_nodes(setting: Setting, plan: Plan, state: RunState, under_way: str = "") -> Look:
     """Ask all hosts for their facts, at once."""
     questions = _questions(setting, plan)
     answers = ask_all(setting.hosts, lambda host: ask_node(host, questions), _ASK_S)
     facts = {answer.host.name: answer.value for answer in answers if answer.value is not None}
     errors = {answer.host.name: answer.error for answer in answers if answer.error is not None}
-    return Look(setting, plan, state, facts, errors)
+    return Look(setting, plan, state, facts, errors, under_way=under_way)
 
 
 def snapshot_prefixes(setting: Setting) -> list[str]:

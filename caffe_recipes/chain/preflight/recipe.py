@@ -7,6 +7,7 @@ from caffe_recipes.chain.journal import RunState, load_journal
 from caffe_recipes.chain.plan import plan_chain
 from caffe_recipes.chain.preflight.checks import run_preflight
 from caffe_recipes.chain.preflight.findings import Finding
+from caffe_recipes.chain.preflight.under_way import describe_work
 from caffe_recipes.chain.setting import Connect, Options, find_setting
 from caffe_recipes.recipe.model import Recipe
 
@@ -22,8 +23,9 @@ def preflight_recipe(recipe: Recipe, options: Options, connect: Connect) -> list
     if state.finished.keys() >= {phase.name for phase in recipe.phases}:
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
+    under_way = describe_work(setting.root, recipe.name, state)
     try:
-        return run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state)
+        return run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state, under_way)
     finally:
         for host in setting.hosts:
             host.close()

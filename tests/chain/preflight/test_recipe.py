@@ -94,6 +94,47 @@ def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
         time.sleep(0.05)
 
 
+def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
+    place.behave(init="waits")
+    run = place.start()
+    wait_until_trained(place)
+    assert tried(place) == {"another run of this recipe is at work here"}
+    run.kill()
+    run.communicate()
+    assert tried(place) == {"a launch of this run is under way"}
+    assert tried(place, "--new") == {"the mpiexec of a killed run is still at work"}
+    follower = place.start()
+    assert follower.stdout is not None
+    said = ""
+    while "is still training; going on with it" not in said:
+        line = follower.stdout.readline()
+        assert line, said
+        said += line
+    for subject in ("launcher", "trainer"):
+        assert f"warn    {subject:15}not tried: a launch of this run is under way\n" in said
+    (place.root / "release").touch()
+    follower.communicate(timeout=60)
+    assert follower.returncode == 0
+    assert place.trained() == ["init", "cyc1", "last"]
+
+
+def tried(place: Place, *words: str) -> set[str]:
+    """Say why launcher and trainer are not tried."""
+    rows = {one["subject"]: one for one in json.loads(call(place, "--json", *words)[1])}
+    found = [rows[subject] for subject in ("launcher", "trainer")]
+    assert {one["mark"] for one in found} == {"warn"}
+    return {one["said"].removeprefix("not tried: ") for one in found}
+
+
+def wait_until_trained(place: Place) -> None:
+    """Wait for the first phase to say its last before it waits for the file `release`."""
+    log = place.root / "runs/small-1/logs/init-1.log"
+    until = time.monotonic() + 60
+    while not log.exists() or "Iteration 4, lr" not in log.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def listen() -> None:
     """Undo what a shell's `&` has the tests ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,24 @@
+"""What trains already: nothing is tried beside it, which would cost it time, and perhaps its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.lock import RecipeLock
+from caffe_recipes.chain.trainer import Trainer
+
+
+def describe_launch(root: Path, state: RunState) -> str:
+    """Say that a run's launch, which it is to go on with, lives on this machine; else nothing."""
+    lives = state.launch is not None and Trainer(root / state.launch.log).is_running()
+    return "a launch of this run is under way" if lives else ""
+
+
+def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
+    """Say that another carries the recipe on, or what a killed run has left behind; else nothing."""
+    lock = RecipeLock(root, recipe_name)
+    if lock.is_carried():
+        return "another run of this recipe is at work here"
+    left = "the mpiexec of a killed run is still at work" if lock.is_trained() else ""
+    return describe_launch(root, state) or left
