@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.journal import JournalError
+from caffe_recipes.chain.submitting.submissions import (
+    Submission,
+    SubmissionJournal,
+    Submissions,
+    fold_submissions,
+    load_submissions,
+    submissions_path,
+)
+from caffe_recipes.errors import InputError
+
+SCRIPT = "jobs/small/chain.sbatch"
+
+
+def open_journal(root: Path) -> SubmissionJournal:
+    return SubmissionJournal(submissions_path(root, "small"), lambda: 1_000_000.0)
+
+
+def submission(name: str, group: str = "aaaaaa", phase: str | None = None) -> Submission:
+    return Submission(name, group, SCRIPT, 1_000_000.0, ("sbatch", SCRIPT), "slurm", phase, "runs/a.out")
+
+
+def test_what_was_submitted_is_a_fold_over_the_events(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for name in ("small-a", "small-b", "small-c"):
+        journal.begin(submission(name))
+    assert [each.name for each in journal.state().unsettled] == ["small-a", "small-b", "small-c"]
+    journal.settle("small-a", 12)
+    journal.refuse("small-b", "no such account")
+    journal.settle("small-c", 13)
+    journal.cancel("small-c")
+    state = journal.state()
+    journal.close()
+    outcomes = [(each.outcome, each.job_id, each.reason) for each in state.all]
+    assert outcomes == [
+        ("submitted", 12, ""),
+        ("refused", None, "no such account"),
+        ("cancelled", 13, ""),
+    ]
+    assert state.unsettled == ()
+    assert state.all[0].argv == ("sbatch", SCRIPT)
+
+
+def test_the_latest_are_those_of_the_last_submit(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.begin(submission("small-a"))
+    journal.begin(submission("small-b-init", "bbbbbb", "init"))
+    journal.begin(submission("small-b-cyc1", "bbbbbb", "cyc1"))
+    latest = journal.state().latest
+    journal.close()
+    assert [each.phase for each in latest] == ["init", "cyc1"]
+
+
+def test_where_nothing_was_submitted_there_is_no_file_and_none_is_made(tmp_path: Path) -> None:
+    assert load_submissions(submissions_path(tmp_path, "small")) == Submissions()
+    assert Submissions().latest == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_submits_at_once_are_one_too_many(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(InputError, match="another submit, or cancel, of this recipe is at work; wait for it"):
+        open_journal(tmp_path)
+    journal.close()
+    open_journal(tmp_path).close()
+
+
+def test_a_line_that_a_crash_cut_short_is_not_read_and_then_cut_off(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.begin(submission("small-a"))
+    with journal.path.open("ab") as file:
+        file.write(b'{"time": "2026-11-')
+    assert [each.name for each in journal.state().unsettled] == ["small-a"]
+    journal.settle("small-a", 12)
+    journal.close()
+    assert [json.loads(line)["event"] for line in journal.path.read_text().splitlines()] == [
+        "submitting",
+        "submitted",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "3",
+        '{"time": "2026-11-22T08:00:00+00:00", "event": "submitting"}',
+        '{"time": "2026-11-22T08:00:00+00:00", "event": "submitted", "name": "none", "job_id": 1}',
+    ],
+)
+def test_a_spoilt_line_is_named(line: str) -> None:
+    with pytest.raises(JournalError, match="runs/x:1: is no line of a journal; mend it, or move it away"):
+        fold_submissions(f"{line}\n", "runs/x")
