@@ -135,7 +135,15 @@ class Fatal:
     text: str
 
 
+@dataclass(frozen=True)
+class Complaint:
+    """What protobuf could not read or write; Caffe may go on without it."""
+
+    text: str
+
+
 Event = (
     Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | SnapshotEnded
     | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
+    | Complaint
 )  # fmt: skip

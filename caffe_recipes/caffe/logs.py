@@ -14,6 +14,7 @@ from typing import Any
 
 from caffe_recipes.caffe.log_events import (
     BatchOutput,
+    Complaint,
     Done,
     Event,
     Fatal,
@@ -75,7 +76,8 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
 _CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
 # What a process says last without glog: protobuf, glog's handler of signals, and caffe-torch.
-_LAST_WORDS = re.compile(r"\[libprotobuf (?:ERROR|FATAL) \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
+_LAST_WORDS = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
+_COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
 
 
 def parse_line(line: str, year: int = 2000) -> Entry | None:
@@ -87,8 +89,8 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     rank, line = split_rank(line.rstrip("\r\n"))
     match = _GLOG.fullmatch(line)
     if not match:
-        last = _LAST_WORDS.fullmatch(line)
-        return Entry(Fatal(next(filter(None, last.groups()))), rank) if last else None
+        spoken = _without_glog(line)
+        return Entry(spoken, rank) if spoken else None
     severity, stamp_year, *stamp, said, text = match.groups()
     time = _time(int(stamp_year or year), stamp)
     event = Fatal(text) if severity == "F" else _event(said)
@@ -103,6 +105,14 @@ def _event(said: str) -> Event | None:
             texts = zip(fields(kind), match.groups(), strict=True)
             return kind(*(_CONVERT[field.type](text) for field, text in texts))
     return None
+
+
+def _without_glog(line: str) -> Event | None:
+    """Read what is said past glog."""
+    last, complaint = _LAST_WORDS.fullmatch(line), _COMPLAINT.fullmatch(line)
+    if last:
+        return Fatal(next(filter(None, last.groups())))
+    return Complaint(complaint[1]) if complaint else None
 
 
 def split_rank(line: str) -> tuple[int | None, str]:
@@ -141,7 +151,8 @@ class LogSummary:
     """What a log tells of a run so far. Further elements of an output are named `name#1`, `name#2`.
 
     `times` are when each iteration's loss was printed: images/s is the images between two of them, by their
-    difference. Of several ranks only rank 0 counts, but `fatal` is the first reason to die of any.
+    difference. Of several ranks only rank 0 counts, but `fatal` is the first reason to die of any, behind the
+    last `complaint` before it, which often tells why.
     """
 
     net: str | None = None
@@ -162,14 +173,18 @@ class LogSummary:
     stopped_early: bool = False
     ignored: list[str] = field(default_factory=list)
     fatal: str | None = None
+    complaint: str | None = None
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
         """Take one more line; give its event, if it is one."""
         entry = parse_line(line, year)
         if entry is None:
             return None
-        if isinstance(entry.event, Fatal):
-            self.fatal = self.fatal or entry.event.text
+        if isinstance(entry.event, Complaint):
+            self.complaint = entry.event.text
+        elif isinstance(entry.event, Fatal):
+            before = f"{self.complaint}; then: " if self.complaint else ""
+            self.fatal = self.fatal or f"{before}{entry.event.text}"
         elif entry.rank in (None, 0):
             self._take(entry.event, entry.time)
         return entry

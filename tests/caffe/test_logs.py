@@ -64,9 +64,13 @@ def glog(source: str, text: str, stamp: str = "1120 11:49:33.581089") -> str:
         (
             "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing text-format "
             'caffe.SolverParameter: 19:12: Message type has no field named "x".',
-            ev.Fatal(
+            ev.Complaint(
                 'Error parsing text-format caffe.SolverParameter: 19:12: Message type has no field named "x".'
             ),
+        ),
+        (
+            "[libprotobuf FATAL google/protobuf/message_lite.cc:81] CHECK failed: (size) <= (0): x",
+            ev.Fatal("CHECK failed: (size) <= (0): x"),
         ),
         (
             "*** SIGSEGV (@0x10) received by PID 7 (TID 0x7f) from PID 16; stack trace: ***",
@@ -219,6 +223,15 @@ def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:
     assert summary.losses == {0: 2}
     assert summary.outputs == {0: {"loss": 2}}
     assert summary.fatal == "Check failed: first"
+
+
+def test_what_protobuf_complains_of_kills_nobody_but_tells_why_somebody_died() -> None:
+    complaint = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x"
+    summary = read_log([f"[2] {complaint}"])
+    assert (summary.fatal, summary.complaint) == (None, "Error parsing x")
+    summary.feed("[2] F1120 11:49:33.581089  6374 upgrade_proto.cpp:90] Check failed: y")
+    summary.feed(complaint.replace("x", "z"))
+    assert summary.fatal == "Error parsing x; then: Check failed: y"
 
 
 def test_layers_of_the_weights_that_were_ignored_are_told_once() -> None:
