@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import LogSummary, split_rank
+from caffe_recipes.caffe.log_events import Complaint, Fatal
+from caffe_recipes.caffe.logs import Entry, LogSummary, split_rank
 from caffe_recipes.chain.plan import Training
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
 # Hydra's word on a rank that a signal has ended; its advice after it tells nothing.
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
+_NUMBERS = re.compile(r"\d+")
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
 
@@ -35,17 +37,27 @@ class Progress:
 
 
 class LogTail:
-    """A growing log, read a whole line at a time."""
+    """A growing log, read a whole line at a time.
+
+    `signs` counts its signs of life: what tells of training or testing, and before that each line that says
+    something new. What some library repeats while nothing goes on is none.
+    """
 
     def __init__(self, path: Path, hear: Callable[[list[str]], None] | None = None) -> None:
         """Begin at the beginning; the file may still be missing. `hear` is told all lines."""
         self.path = path
-        self.lines = 0
+        self.lines = self.signs = 0
         self._hear = hear
         self.summary = LogSummary()
         self.last_line = ""
         self.exit_string = ""
         self._offset = 0
+        self._heard: set[str] = set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether iterations, or batches of a test, have come."""
+        return bool(self.summary.losses or self.summary.batches)
 
     def read(self, *, to_end: bool = False) -> None:
         """Take the whole lines that have come, and with `to_end` a last one cut short."""
@@ -63,10 +75,22 @@ class LogTail:
         if self._hear is not None and lines:
             self._hear(lines)
         for line in lines:
-            self.summary.feed(line)
+            self.signs += self._is_sign(line, self.summary.feed(line))
             self.last_line = split_rank(line)[1].strip() or self.last_line
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
+
+    def _is_sign(self, line: str, entry: Entry | None) -> bool:
+        if entry is not None and not isinstance(entry.event, Complaint | Fatal):
+            return True
+        if self.has_begun:
+            self._heard.clear()
+            return False
+        # Ranks, times and counters make nothing new of a line.
+        said = _NUMBERS.sub("", split_rank(line)[1])
+        is_new = bool(said) and said not in self._heard
+        self._heard.add(said)
+        return is_new
 
 
 def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None = None) -> float | None:
@@ -143,5 +167,12 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
         return None
     at = max(summary.losses, default=None)
     reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
-    said = tail.exit_string or tail.last_line[:300]
-    return f"it ended {reached}" + (f", saying: {said}" if said else "")
+    return f"it ended {reached}" + describe_last_words(tail, ", saying: ")
+
+
+def describe_last_words(tail: LogTail, before: str) -> str:
+    """Return what was said last, behind `before`, and protobuf's complaint; "" where nothing was said."""
+    said, complaint = tail.exit_string or tail.last_line[:300], tail.summary.complaint
+    if complaint and complaint[:100] not in said:
+        said = f"{said}; protobuf complained: {complaint[:300]}"
+    return f"{before}{said}" if said else ""

@@ -51,6 +51,44 @@ class Trouble:
         return f"{self.host}: {self.what}" if self.host else self.what
 
 
+class Pace:
+    """A log's pace: how long it has told of no progress, and its longest such pause since it had begun.
+
+    `stall_s` overrides what the pace says of how long is too long.
+    """
+
+    def __init__(self, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to count silence now."""
+        self._stall_s, self._clock = stall_s, clock
+        self._lines = self._signs = 0
+        self._has_begun = False
+        self._looked_at = clock()
+        self.quiet_s = self.longest_s = 0.0
+
+    def look(self, tail: LogTail) -> str | None:
+        """Count on to now; say so if the log has stalled."""
+        now = self._clock()
+        # What we have slept through ourselves, stopped or busy, is no silence of the log's.
+        self.quiet_s += min(now - self._looked_at, _GAP_S)
+        self._looked_at = now
+        if tail.signs != self._signs:
+            if self._has_begun:  # how long loading took tells nothing of iterations
+                self.longest_s = max(self.longest_s, self.quiet_s)
+            self._lines, self._signs, self._has_begun = tail.lines, tail.signs, tail.has_begun
+            self.quiet_s = 0.0
+        if self.quiet_s < self._patience_s(begun=tail.has_begun):
+            return None
+        if tail.lines == self._lines:
+            return f"the log has said nothing for {describe_duration(self.quiet_s)}"
+        said = f"and says only: {tail.last_line[:200]}"
+        return f"the log has told of no progress for {describe_duration(self.quiet_s)}, {said}"
+
+    def _patience_s(self, *, begun: bool) -> float:
+        if self._stall_s is not None:
+            return self._stall_s
+        return max(STALL_S, _PACES * self.longest_s) if begun else START_STALL_S
+
+
 class Watchdog:
     """Looks at the log's pace and at the hosts; `stall_s` overrides what the pace says."""
 
@@ -58,45 +96,26 @@ class Watchdog:
         self, hearing: Hearing, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Begin to count silence now."""
-        self._hearing, self._stall_s, self._clock = hearing, stall_s, clock
-        self._lines = 0
-        self._looked_at = clock()
-        self._quiet_s = self._longest_s = 0.0
+        self._hearing, self._pace = hearing, Pace(stall_s, clock)
         self.suspect: Straggler | None = None
 
     def look(self, tail: LogTail) -> Trouble | None:
         """Say what is wrong, if the launch cannot go on; a mere suspicion is kept as `suspect`."""
-        quiet_s = self._count_silence(tail)
-        patience_s = max(SILENT_S, min(2 * self._longest_s, STALL_S))
+        stalled = self._pace.look(tail)
+        quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
+        patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
         for silence in self._hearing.silent(patience_s):
             if quiet_s > patience_s:
                 said = f" ({silence.reason})" if silence.reason else ""
                 what = f"not heard for {describe_duration(silence.seconds)}{said}"
                 return Trouble(what, silence.host, is_lost=True)
-        # While lines come nobody is held up; at a normal end ranks finish at different times.
-        is_held = quiet_s > max(HELD_S, 2 * self._longest_s)
+        # While progress comes nobody is held up; at a normal end ranks finish at different times.
+        is_held = quiet_s > max(HELD_S, 2 * longest_s)
         self.suspect = straggler = find_straggler(self._hearing.histories()) if is_held else None
         if straggler is not None and straggler.is_certain:
             return Trouble(f"holds the others up: {straggler.reason}", straggler.host)
-        if quiet_s < self._patience_s(begun=bool(tail.summary.losses)):
+        if stalled is None:
             return None
-        what = f"the log has said nothing for {describe_duration(quiet_s)}"
         if straggler is not None:
-            return Trouble(f"{what}; {straggler.reason}", straggler.host)
-        return Trouble(what)
-
-    def _count_silence(self, tail: LogTail) -> float:
-        now = self._clock()
-        # What we have slept through ourselves, stopped or busy, is no silence of the log's.
-        self._quiet_s += min(now - self._looked_at, _GAP_S)
-        self._looked_at = now
-        if tail.lines != self._lines:
-            if tail.summary.losses:
-                self._longest_s = max(self._longest_s, self._quiet_s)
-            self._lines, self._quiet_s = tail.lines, 0.0
-        return self._quiet_s
-
-    def _patience_s(self, *, begun: bool) -> float:
-        if self._stall_s is not None:
-            return self._stall_s
-        return max(STALL_S, _PACES * self._longest_s) if begun else START_STALL_S
+            return Trouble(f"{stalled}; {straggler.reason}", straggler.host)
+        return Trouble(stalled)

@@ -164,3 +164,49 @@ def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path:
     assert find_failure(tail, TRAINING) == "Check failed: x"
     tail = tail_of(tmp_path, "[0] caffe-torch: no such LMDB[0] ")
     assert find_failure(tail, TRAINING) == "no such LMDB"
+
+
+COMPLAINT = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x: 1:2: no field y"
+
+
+def test_what_protobuf_complains_of_is_no_failure_of_a_training_that_goes_on(tmp_path: Path) -> None:
+    assert find_failure(tail_of(tmp_path, COMPLAINT, said("Optimization Done.")), TRAINING) is None
+
+
+def test_what_protobuf_complains_of_is_told_with_the_failure(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, COMPLAINT, *lines((0, 20, "2.5")), "Killed")
+    why = "saying: Killed; protobuf complained: Error parsing x: 1:2: no field y"
+    assert find_failure(tail, TRAINING) == f"it ended after iteration 20 of 100, {why}"
+    tail = tail_of(tmp_path, COMPLAINT)
+    assert find_failure(tail, TRAINING) == f"it ended before the first iteration, saying: {COMPLAINT}"
+    tail = tail_of(tmp_path, COMPLAINT, "F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x")
+    assert find_failure(tail, TRAINING) == "Error parsing x: 1:2: no field y; then: Check failed: x"
+
+
+WAITING = "W1120 11:49:33.768350  6374 a.cpp:1] Waiting for data"
+TESTING = "I1120 11:49:33.768350  6374 caffe.cpp:500] Batch 0, loss = 0.4"
+
+
+@pytest.mark.parametrize(
+    ("log", "signs"),
+    [
+        (["Loading", "[1] Loading", "", "loading"], 2),
+        ([WAITING, WAITING.replace("33", "59")], 1),
+        ([COMPLAINT, COMPLAINT], 1),
+        ([*lines((0, 0, "2")), WAITING, "something new", COMPLAINT], 1),
+        ([*lines((0, 0, "2"), (9, 20, "2")), SNAPSHOT, END], 4),
+        (
+            [
+                *lines((0, 0, "2")),
+                said("Iteration 0, Testing net (#0)"),
+                said("    Test net output #0: a = 1"),
+            ],
+            3,
+        ),
+        ([TESTING, WAITING, TESTING.replace("0", "1"), WAITING], 2),
+    ],
+)
+def test_signs_of_life_are_progress_and_before_it_what_is_new(
+    tmp_path: Path, log: list[str], signs: int
+) -> None:
+    assert tail_of(tmp_path, *log).signs == signs

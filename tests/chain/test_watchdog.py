@@ -34,6 +34,10 @@ class Scene:
             log.write(f"I1120 11:49:33.597563  6374 solver.cpp:312] Iteration {self.iteration}, loss = 2.4\n")
         self.iteration += 1
 
+    def warn(self, text: str) -> None:
+        with self.log.open("a") as log:
+            log.write(f"W1120 11:{self.now:05.2f}.597563  6374 data_reader.cpp:83] {text}\n")
+
     def hold_up(self, state: str) -> None:
         """Let rank 1, on node2, be in a state at the last three pulses, and rank 0 run."""
         for host, rank, seen in (("node1", 0, "R"), ("node2", 1, state)):
@@ -122,6 +126,55 @@ def test_a_limit_of_the_users_is_the_limit(scene: Scene) -> None:
     dog, tail = watch(scene, stall_s=5)
     train(scene, dog, tail, every_s=2)
     assert pass_time(scene, dog, tail, 4) == Trouble("the log has said nothing for 6 s")
+
+
+def pass_time_with_warnings(scene: Scene, dog: Watchdog, tail: LogTail, seconds: int) -> Trouble | None:
+    """Let time pass in which the log only says the same again each second."""
+    trouble = None
+    for second in range(seconds):
+        scene.warn(f"Waiting for data, {second} times")
+        tail.read()
+        trouble = pass_time(scene, dog, tail, 1)
+    return trouble
+
+
+def test_a_warning_said_again_and_again_is_no_sign_of_life(scene: Scene) -> None:
+    dog, tail = watch(scene, stall_s=60)
+    train(scene, dog, tail)
+    assert pass_time_with_warnings(scene, dog, tail, 49) is None
+    what = "the log has told of no progress for 1 min 00 s, and says only: "
+    trouble = pass_time_with_warnings(scene, dog, tail, 1)
+    assert trouble is not None
+    assert trouble.what.startswith(what)
+    assert trouble.what.endswith("Waiting for data, 0 times")
+
+
+def test_a_host_is_lost_though_other_ranks_go_on_warning(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    train(scene, dog, tail)
+    scene.silences = [Silence("node2", 2 * SILENT_S, "no answer")]
+    trouble = pass_time_with_warnings(scene, dog, tail, round(SILENT_S))
+    assert trouble == Trouble("not heard for 40 s (no answer)", "node2", is_lost=True)
+
+
+def test_before_the_first_iteration_a_line_counts_once(scene: Scene) -> None:
+    dog, tail = watch(scene, stall_s=60)
+    for layer in ("conv", "pool", "ip"):
+        scene.warn(f"Setting up {layer}")
+        tail.read()
+        assert pass_time(scene, dog, tail, 59) is None
+    trouble = pass_time_with_warnings(scene, dog, tail, 61)
+    assert trouble is not None
+    assert trouble.what.startswith("the log has told of no progress for 1 min")
+
+
+def test_how_long_loading_took_gives_a_silent_host_no_more_time(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    assert pass_time(scene, dog, tail, 600) is None
+    train(scene, dog, tail, every_s=1)
+    scene.silences = [Silence("node2", 2 * SILENT_S, "")]
+    trouble = pass_time(scene, dog, tail, SILENT_S)
+    assert trouble == Trouble("not heard for 40 s", "node2", is_lost=True)
 
 
 def test_time_in_which_nobody_looked_is_no_silence(scene: Scene) -> None:
