@@ -60,7 +60,7 @@ class ShownRun:
         self._go_on = f"{describe_run_command(given, recipe)} goes on where it was"
         self._journal = b""
         self._log = _Log()
-        self._logs: dict[str, str] = {}
+        self.launches: list[tuple[str, str]] = []  # phase and log of each
 
     @property
     def process(self) -> Process:
@@ -154,7 +154,7 @@ class ShownRun:
 
     def _keep_log(self, event: dict[str, Any]) -> None:
         if event["event"] == "launched":
-            self._logs[event["phase"]] = event["log"]
+            self.launches.append((event["phase"], event["log"]))
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._log.summary.losses:
@@ -176,7 +176,7 @@ class ShownRun:
         if event["event"] != "failed":
             return None
         phase, reason = event.get("phase"), event.get("reason")
-        log = event.get("log") or self._logs.get(str(phase))
+        log = event.get("log") or dict(self.launches).get(str(phase))
         hint = f"log: {log}" if log else ""
         if phase is not None:
             return RunFailed(f"phase {phase}", f"failed: {reason}", hint)
