@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.cluster.harness.cluster import Cluster, why_not  # noqa: E402
+from tests.cluster.harness.lmdbs import make_data  # noqa: E402
 
 RATE = "100mbit"
 FILE_BYTES = 256 * 10**6
@@ -38,9 +39,7 @@ def prepare(cluster: Cluster, size_bytes: int) -> Path:
     """Write the source and a recipe where all hosts see them."""
     source = cluster.shared / "source"
     source.mkdir()
-    with (source / "data.mdb").open("wb") as file:
-        for start in range(0, size_bytes, 1 << 20):
-            file.write(os.urandom(min(1 << 20, size_bytes - start)))
+    (source / "data.mdb").write_bytes(make_data(size_bytes))
     text = (ROOT / "caffe_recipes" / "recipes" / "digits-local.yaml").read_text()
     text = text.replace("lmdb: tmp/digits_train_lmdb", f"lmdb: {LMDB}")
     (cluster.shared / "recipe.yaml").write_text(text)

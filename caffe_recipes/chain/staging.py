@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
+from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.chain.setting import (
     Connect,
     StageOptions,
@@ -25,7 +26,9 @@ from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.chain import RELAY, ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
 from caffe_recipes.cluster.staging.stage import Cleaned, Placed, StagingMeans, clean, stage
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.staging.stamps import DATA
+from caffe_recipes.errors import ClusterError, DataError
+from caffe_recipes.generate.scripts import lmdb_hint
 from caffe_recipes.recipe.model import Recipe
 
 Say = Callable[[str], None]
@@ -35,7 +38,8 @@ T = TypeVar("T")
 def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: Say) -> tuple[Placed, ...]:
     """Put a recipe's training LMDB on every host of a hostfile; what became of each.
 
-    Spares are staged too. Raises InputError for the hostfile, the source and the way.
+    Spares are staged too; fewer hosts than the recipe's are said, since they may be a beginning. Raises
+    InputError for the hostfile, the source, both before any host is reached, and the way.
     """
     root = Path(os.path.realpath(options.root))
     source = options.lmdb_source or recipe.data.train.source
@@ -45,8 +49,12 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
     means = find_means(profile, options.how)
+    names, where = _find_hosts(options)
+    _check_source(recipe, root / source, given=options.lmdb_source is not None)
+    if len(names) < recipe.cluster.nodes:
+        say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all")
     return _with_hosts(
-        options,
+        names,
         lambda name: connect(name, profile.copy_with),
         lambda hosts: stage(hosts, lmdb, root / source, means, say),
     )
@@ -56,7 +64,8 @@ def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> lis
     """Take a recipe's training LMDB away where staging has put it; what was done on each host."""
     lmdb = str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb)
     copy_with = find_profile(recipe, options.profile).copy_with
-    return _with_hosts(options, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))
+    names, _ = _find_hosts(options)
+    return _with_hosts(names, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))
 
 
 def find_means(profile: Profile, how: How | None) -> StagingMeans:
@@ -127,12 +136,27 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     return ClusterError(f"{host}:{lmdb}", f"{reason}{others}", hint)
 
 
-def _with_hosts(
-    options: StageOptions, connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
-) -> T:
+def _find_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path]:
+    """Return all hosts, and where they are named; raises ClusterError if nothing names any."""
     names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
         raise ClusterError(where, "no such file", "write one host a line there, or give --hostfile")
+    return names, where
+
+
+def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
+    """Raise DataError for what is no whole LMDB: nodes could only say that they hold what they were sent."""
+    try:
+        open_datums(folder).close()
+    except DataError as error:
+        if given or (folder / DATA).exists():
+            raise
+        raise DataError(folder, error.what, lmdb_hint(recipe, str(folder))) from None
+
+
+def _with_hosts(
+    names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
+) -> T:
     hosts = open_all(names, connect)
     try:
         return act(hosts)

@@ -40,7 +40,7 @@ def render_run_script(recipe: Recipe) -> str:
         "more": " STOP_ITER NEEDED..." if keeps else " STOP_ITER" if stops else "",
         "given_weights": _given_weights(recipe),
         "model": _model_file(recipe.phases[-1]),
-        "lmdb_hint": _lmdb_hint(recipe),
+        "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }
     return _templates().get_template("run.sh.j2").render(values)
 
@@ -87,9 +87,8 @@ def _given_weights(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(start for start in starts if isinstance(start, str)))
 
 
-def _lmdb_hint(recipe: Recipe) -> str:
-    """Say what to do about a missing LMDB."""
-    source = recipe.data.train.source
+def lmdb_hint(recipe: Recipe, source: str | None) -> str:
+    """Say what to do about a recipe's missing LMDB, which is looked for at `source`."""
     if recipe.data.prepare and source:
         folder = shlex.quote(posixpath.dirname(source) or ".")
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"

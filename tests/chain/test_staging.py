@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.chain.setting import StageOptions, find_profile
 from caffe_recipes.chain.staging import find_means, stage_recipe
 from caffe_recipes.cluster.profiles import Profile, parse_profile
 from caffe_recipes.cluster.staging.chain import ChainMeans
 from caffe_recipes.cluster.staging.costs import Rates
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, DataError
 from caffe_recipes.recipe.source import load_recipe
 
 pytest.importorskip("mpi4py", reason="the extra `local` is not installed")
@@ -58,6 +62,7 @@ def test_a_chain_is_started_by_the_launcher_that_the_profile_names(
 ) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))  # a machine of a Slurm cluster has srun
     assert find_means(profile("launcher: {program: srun}\n"), None).chain is None
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     started = argv(chain(profile("launcher: {program: srun}\n")))
@@ -70,25 +75,86 @@ def test_inside_a_job_of_ibrun_hydra_starts_the_chain_since_it_can_start_one_ran
     assert " ".join(argv(means)) == "mpiexec.hydra -l -n 2 -ppn 1 -f hosts -genv A b python"
 
 
-def test_staging_finds_its_hosts_as_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    recipe, asked = load_recipe("digits-local"), list[tuple[str, str]]()
+class Unreached:
+    """Hosts that are asked for, and cannot be reached."""
 
-    def refuse(name: str, copy_with: str) -> None:
-        asked.append((name, copy_with))
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, copy_with: str) -> NoReturn:
+        self.asked.append((name, copy_with))
         raise ClusterError(name, "is none", "")
 
-    def stage(**options: object) -> str:
-        asked.clear()
-        given = StageOptions(root=tmp_path, lmdb_source=tmp_path, **options)  # type: ignore[arg-type]
-        with pytest.raises(ClusterError) as caught:
-            stage_recipe(recipe, given, refuse, print)  # type: ignore[arg-type]
-        return str(caught.value)
 
-    assert stage().startswith(f"{tmp_path}/hostfile: no such file; write one host a line there")
+def write_lmdb(path: Path) -> Path:
+    write_datums(path, [("image", pb.Datum(channels=1, height=1, width=1, data=b"x", label=0))])
+    return path
+
+
+def test_staging_finds_its_hosts_as_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    recipe, source = load_recipe("digits-local"), write_lmdb(tmp_path / "lmdb")
+
+    def stage(profile: str | None = None) -> tuple[str, list[tuple[str, str]]]:
+        hosts = Unreached()
+        options = StageOptions(root=tmp_path, lmdb_source=source, profile=profile)
+        with pytest.raises(ClusterError) as caught:
+            stage_recipe(recipe, options, hosts, print)
+        return str(caught.value), hosts.asked
+
+    assert stage()[0].startswith(f"{tmp_path}/hostfile: no such file; write one host a line there")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[3-4]")
-    stage()
-    assert asked == [("c3", "auto")]
+    assert stage()[1] == [("c3", "auto")]
     (tmp_path / "hostfile").write_text("c9\n")
-    stage(profile="mpich")
-    assert asked == [("c9", "ssh")]
+    assert stage("mpich")[1] == [("c9", "ssh")]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (None, "holds no data.mdb; give the folder that holds data.mdb"),
+        (b"", "is empty: data.mdb has 0 bytes"),
+        (b"x", "is no LMDB"),
+        (b"<html><title>404</title>" + 8192 * b"." + b"</html>", "is no LMDB"),
+    ],
+)
+def test_a_spoilt_source_is_named_before_any_host_is_reached(
+    tmp_path: Path, data: bytes | None, what: str
+) -> None:
+    source, hosts = tmp_path / "spoilt", Unreached()
+    source.mkdir()
+    if data is not None:
+        (source / "data.mdb").write_bytes(data)
+    (tmp_path / "hostfile").write_text("c[1-64]\n")
+    with pytest.raises(DataError) as caught:
+        stage_recipe(load_recipe("digits-local"), StageOptions(tmp_path, lmdb_source=source), hosts, print)
+    assert str(caught.value).startswith(f"{source}: {what}")
+    assert hosts.asked == []
+
+
+def test_a_source_that_is_cut_short_is_named_before_any_host_is_reached(tmp_path: Path) -> None:
+    source, hosts = write_lmdb(tmp_path / "lmdb"), Unreached()
+    whole = (source / "data.mdb").stat().st_size
+    os.truncate(source / "data.mdb", whole - 1)
+    (tmp_path / "hostfile").write_text("c1\n")
+    with pytest.raises(DataError, match=f"lmdb: is cut short: data.mdb has {whole - 1:,} of {whole:,} bytes"):
+        stage_recipe(load_recipe("digits-local"), StageOptions(tmp_path, lmdb_source=source), hosts, print)
+    assert hosts.asked == []
+
+
+def test_who_has_not_built_the_digits_yet_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("c1\n")
+    with pytest.raises(DataError) as caught:
+        stage_recipe(load_recipe("digits-local"), StageOptions(tmp_path), Unreached(), print)
+    folder = f"{tmp_path}/examples/digits"
+    assert str(caught.value) == (
+        f"{folder}/digits_train_lmdb: no such LMDB; build it: caffe-recipes data build digits --out {folder}"
+    )
+
+
+def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("c[1-2]\n")
+    options, said = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
+    with pytest.raises(ClusterError, match="c1: is none"):
+        stage_recipe(load_recipe("stampede2-64n-72ep"), options, Unreached(), said.append)
+    assert said == [f"{tmp_path}/hostfile: 2 of the recipe's 64 hosts; a run needs all"]

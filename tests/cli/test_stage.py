@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from tests.cluster.harness.cluster import ROOT
+from tests.cluster.harness.lmdbs import make_data
 
-CONTENT = os.urandom(1_000_000)
+CONTENT = make_data(1_000_000)
 # Not root, and yet able to read this interpreter and this checkout wherever they lie.
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.harness.cluster import ROOT, Cluster
+from tests.cluster.harness.lmdbs import make_data
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +29,7 @@ class Staging:
 
     def __init__(self, cluster: Cluster, folder: Path, size_bytes: int = 24 * MB) -> None:
         self.cluster, self.folder = cluster, folder
-        self.content = os.urandom(size_bytes)
+        self.content = make_data(size_bytes)
         (folder / "source").mkdir()
         (folder / "source" / "data.mdb").write_bytes(self.content)
         text = (ROOT / "caffe_recipes" / "recipes" / "digits-local.yaml").read_text()
