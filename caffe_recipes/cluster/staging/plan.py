@@ -120,7 +120,8 @@ def render_plan(plan: StagingPlan) -> list[str]:
     """Write what would be done, one line a way."""
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
-        return [*lines, f"{plan.lmdb} is on {len(plan.present)} hosts, nothing to send"]
+        rest = f"{len(plan.refused)} cannot take it" if plan.refused else "nothing to send"
+        return [*lines, f"{plan.lmdb} is on {len(plan.present)} hosts, {rest}"]
     lines.append(
         f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {len(plan.missing)} hosts; "
         f"{len(plan.present)} have it"
