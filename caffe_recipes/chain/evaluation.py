@@ -7,35 +7,41 @@ import time
 from caffe_recipes.chain.plan import Testing
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.trainer import POLL_S, Trainer, launch_trainer
-from caffe_recipes.chain.watch import LogTail
+from caffe_recipes.chain.watch import LogTail, describe_last_words
+from caffe_recipes.chain.watchdog import Pace
 from caffe_recipes.errors import RunFailed
 
 
 def evaluate(run: Run, testing: Testing) -> None:
-    """Test the last phase's model and journal what it gave; raises RunFailed."""
+    """Test the last phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
     log = _next_log(run)
     run.reporter.say(f"evaluating {testing.weights}")
-    tail = _follow(run, testing, log)
+    tail, stalled = _follow(run, testing, log)
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:
-        reason = tail.summary.fatal or f"no outputs; it said: {tail.last_line[:300]}"
+        said = describe_last_words(tail, "; it said: ")
+        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
         run.journal.append("failed", reason=reason, log=log)
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.journal.append("evaluated", outputs=outputs, log=log)
 
 
-def _follow(run: Run, testing: Testing, log: str) -> LogTail:
-    setting, tail = run.setting, LogTail(run.path(log))
+def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
+    """Wait for the end, or make it where the log stalls; return the log, and how it has stalled."""
+    setting, tail, pace = run.setting, LogTail(run.path(log)), Pace(run.setting.policy.stall_s)
+    stalled: str | None = None
     argv = setting.trainer_argv(testing.arguments)
     try:
         with run.interrupts.held():
             trainer = launch_trainer(argv, setting.root, setting.environment, run.path(log))
-        while trainer.is_running():
+        while trainer.is_running() and stalled is None:
             time.sleep(POLL_S)
+            tail.read()
+            stalled = pace.look(tail)
     finally:
         Trainer(run.path(log)).stop()
     tail.read(to_end=True)
-    return tail
+    return tail, stalled
 
 
 def _next_log(run: Run) -> str:

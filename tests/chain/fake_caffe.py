@@ -143,8 +143,12 @@ def train(flags: dict[str, str]) -> int:
 
 def test(flags: dict[str, str]) -> int:
     behaviours = json.loads(Path("behaviour.json").read_text()) if Path("behaviour.json").exists() else {}
-    if not Path(flags["weights"]).exists() or "evaluation" in behaviours:
+    behaviour = behaviours.get("evaluation", "well")
+    if not Path(flags["weights"]).exists() or behaviour not in ("well", "waits"):
         return 134
+    say("caffe.cpp:500", "Batch 0, loss = 0.25")
+    if behaviour == "waits":
+        wait_for(Path("release"))
     say("caffe.cpp:517", "loss = 0.25 (* 1 = 0.25 loss)")
     say("caffe.cpp:517", "loss3/top-1 = 0.75")
     say("caffe.cpp:517", "loss3/top-5 = 0.9375")
