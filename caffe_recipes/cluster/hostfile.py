@@ -7,6 +7,7 @@ there twice for two, and silently wraps around when there are too few; here each
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,16 @@ from caffe_recipes.errors import ClusterError
 _ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
 _MOST_BYTES = 10_000_000
 _HINT = "write `host` or `host:ranks`, one a line"
+_RANKS_HINT = "ranks are a number from 1 on, which -ppn overrides"
+# What other programs read, and what hydra says of it at most by crashing; the first that fits.
+_MISTAKES = (
+    (re.compile(r".*\s#.*"), "hydra takes a comment in a line of its own only"),
+    (re.compile(r"\S+@\S+.*"), "write the host alone, and its user in ~/.ssh/config"),
+    (re.compile(r".*\bslots\s*=.*"), "that is for Open MPI; for hydra write `host:ranks`"),
+    (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write `host:ranks`, one a line"),
+    (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "a host's own options are not taken; write `host:ranks`"),
+    (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
+)
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,9 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
     Raises ClusterError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
     """
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = _read(path)
+        if not data and Path(path).is_fifo():
+            raise ClusterError(path, "is a pipe that nobody has written to", "give a file")
         if len(data) > _MOST_BYTES:
             raise ClusterError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
         text = data.decode("utf-8-sig")
@@ -82,7 +94,7 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         at = f"{where}:{number}"
         found = _ENTRY.fullmatch(entry)
         if found is None:
-            raise ClusterError(at, f"{entry[:80]!r} is no host", _HINT)
+            raise ClusterError(at, f"{entry[:80]!r} is no host", _hint(entry[:80]))
         ranks = int(found["ranks"]) if found["ranks"] else None
         hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
         if len(hosts) > MOST_HOSTS:
@@ -114,3 +126,14 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise ClusterError(where, what, f"give {nodes} hosts")
     return hosts[:nodes]
+
+
+def _read(path: str | Path) -> bytes:
+    """Read a file, or a pipe, as a shell's `<(...)` is; one that nobody writes to would be waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        os.set_blocking(file.fileno(), True)
+        return file.read(_MOST_BYTES + 1)
+
+
+def _hint(entry: str) -> str:
+    return next((hint for pattern, hint in _MISTAKES if pattern.fullmatch(entry)), _HINT)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,47 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("root@a", "write the host alone, and its user in ~/.ssh/config"),
+        ("a slots=4", "that is for Open MPI; for hydra write `host:ranks`"),
+        ("root@a slots=4 max_slots=4", "write the host alone"),
+        ("a max-slots=2", "that is for Open MPI"),
+        ("a 4", "for hydra write `host:ranks`, one a line"),
+        ("a:4 # rack 1", "hydra takes a comment in a line of its own only"),
+        ("a:4 binding=user:0", "a host's own options are not taken; write `host:ranks`"),
+        ("a:0", "ranks are a number from 1 on, which -ppn overrides"),
+        ("a:-1", "ranks are a number"),
+        ("a: 2", "ranks are a number"),
+        ("a:two", "ranks are a number"),
+        ("n[1-4]:", "ranks are a number"),
+        ("ssh://a", "write `host` or `host:ranks`, one a line"),
+        ("fe80::1", "write `host` or `host:ranks`, one a line"),
+        ('"a"', "write `host` or `host:ranks`, one a line"),
+        ("a;b", "write `host` or `host:ranks`, one a line"),
+    ],
+)
+def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
+    with pytest.raises(ClusterError, match=r"^hostfile:1: .* is no host; ") as caught:
+        parse_hostfile(f"{line}\n", "hostfile")
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ClusterError, match="pipe: is a pipe that nobody has written to"):
+        load_hostfile(pipe)
+    reader, writer = os.pipe()
+    with ThreadPoolExecutor(1) as pool, os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as file:
+        read = pool.submit(load_hostfile, f"/dev/fd/{reader}")
+        file.write(b"a\n")
+        file.write(b"b\n")
+        file.close()
+        assert read.result() == ("a", "b")
 
 
 def test_a_missing_a_binary_and_a_folder_hostfile_are_refused(tmp_path: Path) -> None:
