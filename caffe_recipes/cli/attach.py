@@ -9,20 +9,14 @@ import click
 from caffe_recipes.chain.attach import AttachOptions
 from caffe_recipes.chain.attach import attach as attach_run
 from caffe_recipes.chain.report import Reporter
+from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RUN
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.option(
-    "--caffe-root",
-    metavar="DIR",
-    envvar="CAFFE_ROOT",
-    default=".",
-    show_envvar=True,
-    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
-)
-@click.option("--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils.")
+@given.runs_root
+@given.on
 @click.option("--once", is_flag=True, help="Say where the run stands, and end.")
 def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     """Watch a run until it is finished; nothing is written, and Ctrl-C stops nothing but the watching.

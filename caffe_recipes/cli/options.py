@@ -57,6 +57,17 @@ caffe_root = click.option(
     show_envvar=True,
     help="The working directory of the trainer, seen by all hosts [default: the profile's, else this folder]",
 )
+runs_root = click.option(
+    "--caffe-root",
+    metavar="DIR",
+    envvar="CAFFE_ROOT",
+    default=".",
+    show_envvar=True,
+    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
+)
+on = click.option(
+    "--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils."
+)
 lmdb_source = click.option(
     "--lmdb-source",
     type=_PATH,

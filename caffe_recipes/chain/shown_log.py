@@ -1,0 +1,155 @@
+"""A run's logs as its watcher reads them: all of a launch or one rank's words, and as they grow."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from caffe_recipes.caffe.logs import split_rank
+from caffe_recipes.chain.eyes import HERE_S, THERE_S, Eyes, Means, check_end, open_files
+from caffe_recipes.chain.find_run import find_run, load_frozen
+from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.run_files import NOBODY, Process, Wanted
+from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.errors import InputError
+
+Write = Callable[[bytes], object]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What the user says of a log besides the run; `root` is a path on the host `on`."""
+
+    root: str = "."
+    on: str | None = None
+    follow: bool = False
+    phase: str | None = None
+    rank: int | None = None
+
+
+def show_log(run: str, options: LogOptions, write: Write, say: Say, means: Means | None = None) -> None:
+    """Write the log of the phase that trains, or of the last launch; `follow` goes on until the run ends.
+
+    `say` is told which log it is, and what else is not the log's. Raises InputError for a run, a phase or a
+    log that is not there; with `follow` RunFailed as attach does.
+    """
+    means = means or Means()
+    reporter = Reporter(Console(quiet=True))
+    with ExitStack() as stack:
+        files = open_files(options.on, means)
+        stack.callback(files.close)
+        path = find_run(files, options.root, run)
+        shown = ShownRun(run, path, load_frozen(files, path), reporter)
+        if options.phase is not None and options.phase not in [each.name for each in shown.recipe.phases]:
+            there = ", ".join(each.name for each in shown.recipe.phases)
+            raise InputError(shown.folder, f"has no phase {options.phase!r}", f"there are: {there}")
+        eyes = Eyes(files, reporter, means, once=not options.follow)
+        stack.callback(eyes.close)
+        lines = _Lines(write, options.rank)
+        stack.callback(lines.end)
+        follower = _Follower(shown, options, eyes, lines, say)
+        follower.begin()
+        while follower.step():
+            means.pause(THERE_S if options.on else HERE_S)
+
+
+class _Follower:
+    """Reads the logs of a run's launches, one after another."""
+
+    def __init__(self, shown: ShownRun, options: LogOptions, eyes: Eyes, lines: _Lines, say: Say) -> None:
+        self._shown, self._options, self._eyes, self._lines, self._say = shown, options, eyes, lines, say
+        self._index = -1
+        self._offset = 0
+
+    @property
+    def process(self) -> Process:
+        """Who carries the run on; nobody where nothing is waited for."""
+        return self._shown.process if self._options.follow else NOBODY
+
+    def wanted(self) -> list[Wanted]:
+        """Return what is to be read: of the journal and of the log all that is new."""
+        wanted = self._shown.wanted()[:1]
+        if self._index >= 0:
+            name = posixpath.basename(self._logs()[self._index])
+            wanted.append(Wanted(f"{self._shown.path}/logs/{name}", self._offset))
+        return wanted
+
+    def begin(self) -> None:
+        """Read the journal, and begin with the last log; raises InputError if there is none to wait for."""
+        self._shown.take(self._eyes.look(self).pieces)
+        if self._logs():
+            self._open(len(self._logs()) - 1)
+        elif not self._options.follow:
+            phase = self._options.phase
+            what = f"phase {phase} has not been launched" if phase else "no phase has been launched"
+            raise InputError(self._shown.folder, what, "wait for it with -f")
+
+    def step(self) -> bool:
+        """Write what is new; tell whether more is to come. Raises RunFailed when the run has ended so."""
+        process, is_over = self.process, self._is_over()
+        look = self._eyes.look(self)
+        journal, *logs = look.pieces
+        is_new = self._shown.take([journal])
+        if logs and logs[0] is not None and logs[0].data:
+            self._offset = logs[0].start + len(logs[0].data)
+            self._lines.feed(logs[0].data)
+            is_new = True
+        if is_new:
+            self._eyes.saw_news()
+        if not self._options.follow:
+            return False
+        has_next = self._index + 1 < len(self._logs())
+        if is_over and has_next:  # nothing was written after it was known to be over
+            self._open(self._index + 1)
+        elif is_over and self._is_done():
+            return False
+        elif not has_next and self.process == process and not self._is_done():
+            check_end(self._shown, look, is_final=self._eyes.is_quiet)
+        return True
+
+    def _open(self, index: int) -> None:
+        self._lines.end()
+        self._index, self._offset = index, 0
+        self._say(f"==> {self._logs()[index]} <==")
+
+    def _logs(self) -> list[str]:
+        phase = self._options.phase
+        return [log for name, log in self._shown.launches if phase in (None, name)]
+
+    def _is_over(self) -> bool:
+        """Whether the launch whose log is read has ended, and all of it is written."""
+        launch = self._shown.state.launch
+        return self._index < 0 or launch is None or launch.log != self._logs()[self._index]
+
+    def _is_done(self) -> bool:
+        """Whether no other launch is to come."""
+        return self._shown.is_complete or self._options.phase in self._shown.state.finished
+
+
+class _Lines:
+    """Writes a log, or the lines of one rank."""
+
+    def __init__(self, write: Write, rank: int | None) -> None:
+        self._write, self._rank = write, rank
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come; a line cut short waits for its end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rank is None:
+            self._write(b"".join(line + b"\n" for line in lines))
+            return
+        for line in lines:
+            rank, said = split_rank(line.decode(errors="replace"))
+            if rank == self._rank:
+                self._write(f"{said}\n".encode())
+
+    def end(self) -> None:
+        """Write what no line feed ends."""
+        if self._rest:
+            self.feed(b"\n")

@@ -1,0 +1,40 @@
+"""`caffe-recipes logs`: print a run's log, and follow it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from caffe_recipes.chain.shown_log import LogOptions, show_log
+from caffe_recipes.cli import options as given
+from caffe_recipes.cli.names import RUN
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@given.runs_root
+@given.on
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with what comes, over all phases, until the run ends."
+)
+@click.option("--phase", metavar="NAME", help="Of this phase [default: the one that trains, or did last]")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="What this rank says, and nothing else."
+)
+def logs(
+    run: str, caffe_root: str, on: str | None, follow: bool, phase: str | None, rank: int | None
+) -> None:
+    """Print the log of the phase that trains, or of the last one; nothing is written or locked.
+
+    RUN is a run's folder, its name (`digits-local-1`), or a recipe's name or YAML, whose latest run is meant.
+    """
+    options = LogOptions(caffe_root, on, follow, phase, rank)
+    try:
+        show_log(run, options, _print, lambda text: click.echo(text, err=True))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print(data: bytes) -> None:
+    click.echo(data, nl=False)

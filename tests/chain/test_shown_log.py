@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.eyes import Means
+from caffe_recipes.chain.journal import Journal
+from caffe_recipes.chain.shown_log import LogOptions, show_log
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.errors import InputError, RunFailed
+from tests.chain.told_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+
+class Reader:
+    """Reads as `logs` does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.now_s = place, 0.0
+        self.log = b""
+        self.said: list[str] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        self.until = time.monotonic() + 60
+
+    def read(self, run: str = "small", **options: object) -> str:
+        given = LogOptions(str(self.place.root), **options)  # type: ignore[arg-type]
+        means = Means(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        show_log(run, given, self._write, self.said.append, means)
+        return self.log.decode()
+
+    def _write(self, data: bytes) -> None:
+        self.log += data
+
+    def _pause(self, seconds: float) -> None:
+        assert time.monotonic() < self.until, self.log
+        self.now_s += seconds
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+
+def two_logs(place: Place) -> None:
+    folder = tell_run(
+        place.root, place.recipe, started(), launched(), finished("init"), launched("cyc1"), log=LOG
+    )
+    (folder / "logs" / "cyc1-1.log").write_text("[0] of cyc1\n")
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_the_log_of_the_phase_that_trains_is_written(place: Place, on: str | None) -> None:
+    two_logs(place)
+    reader = Reader(place)
+    assert reader.read(on=on) == "[0] of cyc1\n"
+    assert reader.said == ["==> runs/small-1/logs/cyc1-1.log <=="]
+
+
+def test_that_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> None:
+    two_logs(place)
+    assert Reader(place).read(phase="init") == f"{LOG}\n"
+
+
+def test_the_words_of_a_rank_come_without_its_label(place: Place) -> None:
+    two_logs(place)
+    said = Reader(place).read(phase="init", rank=1)
+    assert said == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
+
+
+def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place) -> None:
+    folder = tell_run(
+        place.root, place.recipe, started(), launched(), failed("init", "x"), launched("init", 2)
+    )
+    (folder / "logs" / "init-2.log").write_text("[0] again\n")
+    assert Reader(place).read() == "[0] again\n"
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("cyc9", "runs/small-1: has no phase 'cyc9'; there are: init, cyc1, last"),
+        ("cyc1", "runs/small-1: phase cyc1 has not been launched; wait for it with -f"),
+        (None, "runs/small-1: no phase has been launched; wait for it with -f"),
+    ],
+)
+def test_a_log_that_is_not_there_is_one_line(place: Place, phase: str | None, said: str) -> None:
+    tell_run(place.root, place.recipe, started())
+    with pytest.raises(InputError) as caught:
+        Reader(place).read(phase=phase)
+    assert str(caught.value) == said
+
+
+def test_a_log_is_followed_over_the_phases_until_the_run_is_finished(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(host="elsewhere"))
+    logs = folder / "logs"
+    reader = Reader(place)
+
+    def begin() -> None:
+        tell(folder, launched())
+        (logs / "init-1.log").write_text("a\nb")
+
+    def go_on() -> None:
+        with (logs / "init-1.log").open("a") as file:
+            file.write("b\nthe last")
+        tell(folder, finished("init"), launched("cyc1"))
+        (logs / "cyc1-1.log").write_text("c\n")
+
+    def end() -> None:
+        (logs / "last-1.log").write_text("d\n")
+        tell(folder, finished("cyc1"), launched("last"), finished("last"), WHOLE[-1])
+
+    reader.meanwhile = [begin, lambda: None, go_on, lambda: None, end]
+    assert reader.read(follow=True) == "a\nbb\nthe last\nc\nd\n"
+    assert reader.said == [f"==> runs/small-1/logs/{phase}-1.log <==" for phase in ("init", "cyc1", "last")]
+
+
+def test_one_phase_is_followed_to_its_end(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(host="elsewhere"), launched(), log="a\n")
+    reader = Reader(place)
+    reader.meanwhile = [lambda: tell(folder, finished("init"), launched("cyc1"))]
+    assert reader.read(follow=True, phase="init") == "a\n"
+
+
+def test_who_follows_a_run_that_fails_is_told_as_attach_tells(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"), log="a\nb")
+    reader = Reader(place)
+    with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):
+        reader.read(follow=True)
+    assert reader.log == b"a\nb\n"
+
+
+def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
+    two_logs(place)
+    before = place.tree()
+    with closing(Journal(place.root / "runs/small-1/journal.jsonl")):
+        Reader(place).read()
+    assert place.tree() == before

@@ -1,0 +1,82 @@
+"""A run as its journal and its log tell of it, which no process has carried on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from caffe_recipes.chain.folder import create_run
+from caffe_recipes.chain.journal import Journal
+from caffe_recipes.recipe.source import load_recipe
+
+HERE = socket.gethostname()
+Event = tuple[str, dict[str, object]]
+# No process has this number.
+NO_PID = 2**22 + 1
+# The images are 64 an iteration; the log begins at 2023-11-20 11:49:33.
+LOG = """\
+[0] I1120 11:49:33.000000  6374 solver.cpp:312] Iteration 0, loss = 2.5
+[1] I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9
+[0] I1120 11:49:33.000000  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.1
+[0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
+[0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
+_FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
+EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
+
+
+def tell_run(root: Path, recipe: Path, *events: Event, log: str = "", number: int = 1) -> Path:
+    """Write a run as far as these events, all at one time, with the log of its first launch."""
+    folder, loaded = root / "runs" / f"small-{number}", load_recipe(recipe)
+    folder.parent.mkdir(exist_ok=True)
+    create_run(folder, loaded, {}, lambda: 1_700_000_000.0).close()
+    tell(folder, *events)
+    (folder / "logs" / "init-1.log").write_text(log)
+    return folder
+
+
+def tell(folder: Path, *events: Event) -> None:
+    """Write more events into a journal."""
+    journal = Journal(folder / "journal.jsonl", lambda: 1_700_000_000.0)
+    for event, details in events:
+        journal.append(event, **details)
+    journal.close()
+
+
+def started(pid: int = NO_PID, host: str = HERE, **more: object) -> Event:
+    """Tell who carries the run on."""
+    return "started", {"pid": pid, "host": host, **more}
+
+
+def launched(phase: str = "init", attempt: int = 1, run: str = "small-1") -> Event:
+    """Tell of a launch."""
+    log = f"runs/{run}/logs/{phase}-{attempt}.log"
+    return "launched", {"phase": phase, "attempt": attempt, "log": log, "host": HERE, "stamp": None}
+
+
+def finished(phase: str) -> Event:
+    """Tell of a phase's end."""
+    return "finished", {"phase": phase, "snapshot": f"runs/small-1/snapshots/{phase}.caffemodel", **_FINISHED}
+
+
+def failed(phase: str, reason: str) -> Event:
+    """Tell of a phase's failure."""
+    return "failed", {"phase": phase, "reason": reason}
+
+
+WHOLE: Sequence[Event] = (
+    started(),
+    launched(),
+    finished("init"),
+    launched("cyc1"),
+    finished("cyc1"),
+    launched("last"),
+    finished("last"),
+    EVALUATED,
+)
+
+
+def events_of(path: Path) -> list[dict[str, object]]:
+    """Read a journal's lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

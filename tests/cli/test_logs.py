@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chain.conftest import RECIPE
+from tests.chain.told_run import finished, launched, started, tell_run
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from caffe_recipes.cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "logs", *words]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(RECIPE)
+    tell_run(tmp_path, recipe, started(), launched(), finished("init"), log="[0] größe\n[1] b\n")
+    return tmp_path
+
+
+def test_the_log_goes_to_standard_output_and_its_name_beside_it(root: Path) -> None:
+    done = call(root, "small", "--rank", "0")
+    assert (done.returncode, done.stdout) == (0, "größe\n")
+    assert done.stderr == "==> runs/small-1/logs/init-1.log <==\n"
+
+
+def test_what_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
+    done = call(root, "smal")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: runs: no run, and no recipe's, is called 'smal'; did you mean 'small-1'?\n"
+
+
+def test_a_run_whose_process_is_gone_is_followed_to_the_end_of_what_it_said(root: Path) -> None:
+    done = call(root, "small", "-f")
+    assert (done.returncode, done.stdout) == (3, "[0] größe\n[1] b\n")
+    assert "is gone; `caffe-recipes run`" in done.stderr
