@@ -214,7 +214,8 @@ def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter
         failed = [finding for finding in findings if finding.error]
         if not failed:
             return setting
-        bad = {name for finding in failed for name in finding.hosts}
+        ours = {host.name for host in setting.hosts}  # a finding may be about this machine, too
+        bad = {name for finding in failed for name in finding.hosts} & ours
         if setting.policy.on_failure != "replace" or not bad or len(bad) > len(setting.spares):
             error = failed[0].error
             assert error is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.chain.checkpoints import Checkpoint
 from caffe_recipes.chain.journal import Finish, RunState
 from caffe_recipes.chain.plan import plan_chain
+from caffe_recipes.chain.policy import Policy
 from caffe_recipes.chain.preflight.disk import check_disk, check_snapshots
 from caffe_recipes.chain.preflight.look import Look, lmdb_path
 from caffe_recipes.chain.preflight.nodes import Folder, NodeFacts, Processors, Stray
@@ -67,6 +70,69 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: Look, place: Pla
     finish = Finish("init", "runs/small-1/snapshots/small_init_iter_8.caffemodel", "", 1.0, None, None)
     state = RunState(finished={"init": finish})
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
+
+
+def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(look: Look) -> None:
+    away = elsewhere(look)
+    assert [(one.subject, one.mark) for one in check_disk(away)] == [("disk", "ok"), ("disk here", "ok")]
+    full = check_disk(away, room_at=lambda folder: 4096)
+    assert [(one.subject, one.mark) for one in full] == [("disk", "ok"), ("disk here", "failed")]
+    root = look.setting.root
+    assert full[1].said.startswith(f"this machine:{root}: 4.1 kB are free, ")
+    assert [one.subject for one in check_disk(look, room_at=lambda folder: 4096)] == ["disk"]
+
+
+def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look: Look) -> None:
+    away = elsewhere(look)
+    kept = counted(away, "disk here")
+    model = kept / 3  # of as many phases
+    assert counted(with_checkpoints(away), "disk here") == pytest.approx(kept + 6 * model, rel=0.01)
+    written = counted(away, "disk")
+    assert counted(with_checkpoints(away), "disk") == pytest.approx(written + 6 * model, rel=0.01)
+    together = counted(look, "disk")
+    assert together == pytest.approx(written + kept, rel=0.01)
+    assert counted(with_checkpoints(look), "disk") == pytest.approx(together + 12 * model, rel=0.01)
+
+
+def test_what_is_kept_already_needs_no_more_room_here(look: Look, place: Place) -> None:
+    away = elsewhere(look)
+    model = counted(away, "disk here") / 3
+    fetched = place.root / away.plan.trainings[0].fetched
+    fetched.parent.mkdir(parents=True)
+    fetched.touch()
+    assert counted(away, "disk here") == pytest.approx(2 * model, rel=0.01)
+    finish = Finish("cyc1", away.plan.trainings[1].fetched, "", 1.0, None, None)
+    state = RunState(finished={"cyc1": finish})
+    assert counted(replace(away, state=state), "disk here") == pytest.approx(model, rel=0.01)
+    phases = ("init", "last")
+    kept = {phase: (Checkpoint(phase, 2, "", "", "", "", "", ""),) for phase in phases}
+    resumed = with_checkpoints(replace(away, state=replace(state, checkpoints=kept)))
+    assert counted(resumed, "disk here") == pytest.approx(5 * model, rel=0.01)
+
+
+def elsewhere(look: Look) -> Look:
+    """Have Caffe write its snapshots to a folder that the first host alone has."""
+    recipe = look.setting.recipe
+    phases = tuple(
+        phase.model_copy(update={"snapshot_prefix": f"/nowhere/{phase.name}"}) for phase in recipe.phases
+    )
+    recipe = recipe.model_copy(update={"phases": phases})
+    lmdb = str(look.setting.root / "tmp/train_lmdb")
+    away = changed(look, folders={lmdb: ROOM, "/nowhere": ROOM}, sizes={lmdb_path(look.setting): (1, True)})
+    setting = replace(look.setting, recipe=recipe)
+    return replace(away, setting=setting, plan=plan_chain(recipe, "runs/small-1"))
+
+
+def with_checkpoints(look: Look) -> Look:
+    return replace(look, setting=replace(look.setting, policy=Policy(checkpoint_every=2)))
+
+
+def counted(look: Look, subject: str) -> float:
+    """Return the bytes of snapshots that a row says it counts on, three digits of them."""
+    said = next(one.said for one in check_disk(look) if one.subject == subject)
+    found = re.search(r"for ([\d.]+) (k|M)B of snapshots", said)
+    assert found, said
+    return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]]
 
 
 def test_files_under_the_names_of_snapshots_must_be_ours(look: Look, place: Place) -> None:
