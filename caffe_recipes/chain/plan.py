@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from caffe_recipes.cluster.launcher import (
     thread_environment,
 )
 from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.errors import InputError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.arithmetic import images_per_iter
 from caffe_recipes.recipe.model import Recipe
@@ -80,10 +82,29 @@ class Plan:
     testing: Testing | None
 
 
-def plan_chain(recipe: Recipe, folder: str) -> Plan:
-    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before."""
-    trainings = tuple(_plan_phase(recipe, phase, folder) for phase in recipe.phases)
-    return Plan(plan_prototxts(recipe), trainings, _plan_test(recipe, trainings[-1].fetched))
+def plan_chain(recipe: Recipe, folder: str, until: str | None = None) -> Plan:
+    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before.
+
+    `until` is the phase to stop after; the evaluation belongs to the last one. Raises InputError.
+    """
+    phases = phases_until(recipe, until)
+    trainings = tuple(_plan_phase(recipe, phase, folder) for phase in phases)
+    testing = _plan_test(recipe, trainings[-1].fetched) if phases == recipe.phases else None
+    return Plan(plan_prototxts(recipe), trainings, testing)
+
+
+def phases_until(recipe: Recipe, until: str | None) -> tuple[Phase, ...]:
+    """Return the phases up to and with one, all without; raises InputError for a name that no phase has."""
+    names = [phase.name for phase in recipe.phases]
+    if until is None:
+        return recipe.phases
+    if until not in names:
+        near = difflib.get_close_matches(until, names, n=1)
+        meant = f"did you mean '{near[0]}'? " if near else ""
+        raise InputError(
+            "--until", f"no phase '{until[:80]}' in {recipe.name}", f"{meant}there are {', '.join(names)}"
+        )
+    return recipe.phases[: names.index(until) + 1]
 
 
 def plan_prototxts(recipe: Recipe) -> dict[str, str]:

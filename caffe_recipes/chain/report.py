@@ -105,11 +105,12 @@ class Reporter:
     def show_result(
         self, recipe: Recipe, finished: Mapping[str, Finish], outputs: Mapping[str, float] | None
     ) -> None:
-        """Write the table of the phases, what the evaluation gave, and where the model lies."""
+        """Write the table of finished phases, what the evaluation gave, and where the model lies."""
         self._console.print(_table_of_phases(recipe, finished))
         for line in describe_accuracy(recipe, outputs or {}):
             self.say(line)
-        self.say(f"model: {finished[recipe.phases[-1].name].snapshot}")
+        last = [phase.name for phase in recipe.phases if phase.name in finished][-1]
+        self.say(f"model: {finished[last].snapshot}")
 
     def _show_live(self, progress: Progress) -> None:
         if self._bar is None:

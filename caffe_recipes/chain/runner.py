@@ -28,7 +28,7 @@ from caffe_recipes.chain.folder import (
 from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
 from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.chain.phase import has_trained, train
-from caffe_recipes.chain.plan import Plan, plan_chain
+from caffe_recipes.chain.plan import Plan, phases_until, plan_chain
 from caffe_recipes.chain.policy import LaunchFailed
 from caffe_recipes.chain.preflight import run_preflight
 from caffe_recipes.chain.preflight.under_way import describe_launch
@@ -44,6 +44,7 @@ from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
 
 
 def run_chain(
@@ -60,18 +61,20 @@ def run_chain(
     Interrupted when told to stop; no trainer is left behind in any of these.
     """
     options, reporter, interrupts = options or Options(), reporter or Reporter(), Interrupts()
+    phases = phases_until(recipe, options.until)
     with interrupts.raised(), ExitStack() as stack:
         latest = _open_latest(recipe, options, clock, stack)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
-        if latest and _is_complete(recipe, state):
-            last = state.finished[recipe.phases[-1].name]
+        if latest and _is_complete(recipe, phases, state):
+            last = state.finished[phases[-1].name]
             verify_kept(options.root / last.snapshot, last.sha256, last.phase)
-            reporter.say(f"{folder} is finished; --new starts another run")
+            what = "is finished" if phases == recipe.phases else f"is finished up to {last.phase}"
+            reporter.say(f"{folder} {what}; --new starts another run")
             reporter.show_result(recipe, state.finished, state.outputs)
             return state
         setting = find_setting(recipe, options, _closing(connect, stack))
-        plan = plan_chain(recipe, f"{RUNS}/{folder.name}")
+        plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
         RecipeLock(setting.root, recipe.name).check()
         setting = _preflight(setting, plan, state, reporter)
@@ -224,6 +227,7 @@ def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter
         setting = replace_hosts(setting, bad)
 
 
-def _is_complete(recipe: Recipe, state: RunState) -> bool:
-    evaluated = recipe.evaluation is None or state.outputs is not None
-    return evaluated and all(phase.name in state.finished for phase in recipe.phases)
+def _is_complete(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
+    """Tell whether these phases, the recipe's first ones, are finished, and the last of all evaluated."""
+    evaluated = phases != recipe.phases or recipe.evaluation is None or state.outputs is not None
+    return evaluated and all(phase.name in state.finished for phase in phases)

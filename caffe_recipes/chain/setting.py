@@ -52,6 +52,7 @@ class Options(StageOptions):
     """What the user says of a run besides the recipe."""
 
     new: bool = False
+    until: str | None = None
     overwrite: bool = False
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)

@@ -1,14 +1,15 @@
-"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes."""
+"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes, and SIGUSR1 before a job's time is over."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGUSR1 comes from a batch script: a background job of a shell's ignores SIGINT.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -34,12 +35,12 @@ class Interrupts:
         self._pending: int | None = None
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
+    def raised(self, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
         """Raise Interrupted while inside. What nohup ignores stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        listened = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        listened = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._take) for number in listened}
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from caffe_recipes.chain.policy import ON_FAILURE, RETRIES, OnFailure, Policy
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
 from caffe_recipes.chain.setting import STOP_GRACE_S, Options, find_root
-from caffe_recipes.chain.signals import Interrupted
+from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.recipe.model import Recipe
 
 
 @click.command()
@@ -66,6 +68,7 @@ from caffe_recipes.cluster.staging.costs import How
     metavar="SECONDS",
     help="Silence of the log after which a launch is given up [default: by the log's own pace]",
 )
+@click.option("--until", metavar="PHASE", help="Stop when this phase is finished; called again, it goes on.")
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
 @click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
@@ -83,6 +86,7 @@ def run(
     retries: int,
     checkpoint_every: int | None,
     stall_s: float | None,
+    until: str | None,
     new: bool,
     overwrite: bool,
     detach: bool,
@@ -90,9 +94,9 @@ def run(
     """Train a recipe's chain: preflight, stage, the phases, evaluate. Called again, it goes on where it was.
 
     The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/. Ctrl-C asks
-    Caffe for a snapshot, from which the same command goes on, and stops; a second one stops at once.
+    Caffe for a snapshot, from which the same command goes on, and stops; a second one stops at once. SIGUSR1,
+    as a batch system sends it before a job's time is over, asks for the same.
     """
-    loaded = given.load_given(recipe, dialect, caffe)
     options = Options(
         root=find_root(caffe_root, profile),
         hostfile=hostfile,
@@ -100,22 +104,29 @@ def run(
         how=how,
         profile=profile,
         new=new,
+        until=until,
         overwrite=overwrite,
         stop_grace_s=stop_grace_s,
         policy=Policy(on_failure, retries, checkpoint_every, stall_s),
     )
-    started = leave_terminal(options.root, loaded, _relay) if detach else None
-    if started is not None:
-        if started.exit_code is not None:
-            sys.exit(started.exit_code)
-        for line in describe_detached(started, options.root):
-            click.echo(line)
-        return
     try:
-        run_chain(loaded, options, Reporter())
+        # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.
+        with Interrupts().raised((signal.SIGUSR1,)):
+            _run(given.load_given(recipe, dialect, caffe), options, detach=detach)
     except Interrupted as stop:
         click.echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
         sys.exit(128 + stop.number)
+
+
+def _run(recipe: Recipe, options: Options, *, detach: bool) -> None:
+    started = leave_terminal(options.root, recipe, _relay) if detach else None
+    if started is None:
+        run_chain(recipe, options, Reporter())
+        return
+    if started.exit_code is not None:
+        sys.exit(started.exit_code)
+    for line in describe_detached(started, options.root):
+        click.echo(line)
 
 
 def _relay(line: str) -> None:

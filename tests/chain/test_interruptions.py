@@ -123,7 +123,12 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
 
 @pytest.mark.parametrize(
     ("number", "behaviour", "code"),
-    [(signal.SIGINT, "waits", 130), (signal.SIGTERM, "ignores-term", 143), (signal.SIGHUP, "waits", 129)],
+    [
+        (signal.SIGINT, "waits", 130),
+        (signal.SIGTERM, "ignores-term", 143),
+        (signal.SIGHUP, "waits", 129),
+        (signal.SIGUSR1, "waits", 138),
+    ],
 )
 def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
     place: Place, number: signal.Signals, behaviour: str, code: int
@@ -143,6 +148,18 @@ def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
     place.behave()
     assert place.call()[0] == 0
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
+
+
+def test_a_run_that_only_begins_takes_the_signal_of_a_batch_script_for_a_stop(place: Place) -> None:
+    place.recipe.unlink()
+    os.mkfifo(place.recipe)
+    process = place.start()
+    with place.recipe.open("w"):  # it reads the recipe, and waits for more of it
+        process.send_signal(signal.SIGUSR1)
+        _, complained = process.communicate(timeout=60)
+    assert process.returncode == 138
+    assert complained == "interrupted by SIGUSR1; the same command goes on where it was\n"
+    assert not (place.root / "runs").exists()
 
 
 def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(place: Place) -> None:

@@ -24,12 +24,19 @@ def tell(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_to_stop_is_raised(number: signal.Signals) -> None:
     interrupts = Interrupts()
     with pytest.raises(Interrupted) as raised, interrupts.raised():
         tell(number)
     assert raised.value.number == number
+
+
+def test_one_signal_alone_may_be_listened_for() -> None:
+    with pytest.raises(Interrupted, match="SIGUSR1"), Interrupts().raised((signal.SIGUSR1,)):
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        tell(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def test_what_comes_while_held_is_raised_at_the_end() -> None:

@@ -37,7 +37,8 @@ def check_test_lmdb(look: Look) -> list[Finding]:
     """Look into the test LMDB, where anything is tested; raises DataError."""
     setting, recipe = look.setting, look.setting.recipe
     path = setting.root / recipe.data.test.lmdb
-    if not recipe.evaluation and not any(phase.test_iter for phase in recipe.phases):
+    phases = [recipe.phase(step.phase) for step in look.plan.trainings]
+    if not look.plan.testing and not any(phase.test_iter for phase in phases):
         said = "none is needed"
     elif path in setting.built_lmdbs and not path.exists():
         said = _builder(setting, path)
