@@ -1,0 +1,113 @@
+"""Tables V and VI, and what is read between and beyond their points."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from caffe_recipes.recipe import measured
+from caffe_recipes.recipe.measured import (
+    EPOCHS_V,
+    EPOCHS_VI,
+    PAPER_IMAGES,
+    TABLE_V,
+    TABLE_VI,
+    Table,
+    find_throughput,
+)
+
+
+@pytest.mark.parametrize(("batch", "nodes", "seconds"), EPOCHS_V)
+def test_a_point_of_table_v_is_given_back(batch: int, nodes: int, seconds: float) -> None:
+    found = find_throughput(TABLE_V, nodes, batch)
+    assert found.epoch_s == pytest.approx(seconds)
+    assert (found.how, found.notes) == ("measured", ())
+
+
+@pytest.mark.parametrize(("batch", "sockets", "speed", "seconds"), EPOCHS_VI)
+def test_a_point_of_table_vi_is_given_back_at_half_as_many_nodes_as_sockets(
+    batch: int, sockets: int, speed: float, seconds: float
+) -> None:
+    found = find_throughput(TABLE_VI, sockets // 2, batch)
+    assert found.images_per_s == pytest.approx(speed)
+    assert found.how == "measured"
+    # The paper's epoch is 1.28 million images: its seconds follow from its throughput.
+    assert seconds == pytest.approx(PAPER_IMAGES / speed, abs=0.1)
+
+
+def test_between_node_counts_images_per_second_are_linear_in_nodes() -> None:
+    found = find_throughput(TABLE_V, 640, 16)
+    ends = [find_throughput(TABLE_V, nodes, 16).images_per_s for nodes in (512, 768)]
+    assert found.images_per_s == pytest.approx(sum(ends) / 2)
+    assert (found.how, found.notes) == ("interpolated", ())
+
+
+def test_between_local_batches_the_seconds_of_an_iteration_are_linear_in_the_batch() -> None:
+    seconds = [256 * batch / find_throughput(TABLE_V, 256, batch).images_per_s for batch in (16, 24, 32)]
+    assert seconds[1] == pytest.approx((seconds[0] + seconds[2]) / 2)
+
+
+def left_out() -> list[tuple[bool, float]]:
+    """Whether each inner point of Table V lies between two of its node count, and the error without it."""
+    errors = []
+    for point in TABLE_V.points:
+        rest = Table("rest", "", tuple(other for other in TABLE_V.points if other != point))
+        found = find_throughput(rest, point.nodes, point.batch_per_node)
+        if found.how == "interpolated":
+            at_512 = point.nodes == 512 and point.batch_per_node in (20, 24)
+            errors.append((at_512, abs(found.images_per_s / point.images_per_s - 1)))
+    return errors
+
+
+def test_each_inner_point_is_found_from_the_others_within_9_percent() -> None:
+    errors = [error for _, error in left_out()]
+    assert len(errors) == 6
+    assert max(errors) < 0.09
+    assert sum(errors) / 6 < 0.045
+
+
+def test_those_between_local_batches_are_found_within_2_percent() -> None:
+    errors = [error for between_batches, error in left_out() if between_batches]
+    assert len(errors) == 2
+    assert max(errors) < 0.02
+
+
+def test_beyond_the_measured_nodes_a_node_is_as_fast_as_at_the_nearest_and_it_is_said() -> None:
+    for nodes, nearest in ((64, 256), (2048, 1536)):
+        found = find_throughput(TABLE_V, nodes, 32)
+        there = find_throughput(TABLE_V, nearest, 32)
+        assert found.images_per_s / nodes == pytest.approx(there.images_per_s / nearest)
+        assert found.how == "beyond"
+        assert f"{nodes} nodes, where 256 to 1536 are measured with 32 images a node" in found.notes[0]
+
+
+def test_below_the_measured_batches_the_line_goes_on_and_finds_table_iv_s_first_row_within_3_percent() -> (
+    None
+):
+    found = find_throughput(TABLE_V, 256, 8)
+    assert 18120 * 2048 / found.images_per_s / 60 == pytest.approx(64, rel=0.03)
+    assert (found.how, len(found.notes)) == ("beyond", 1)
+    assert "8 images a node, where 16 is the nearest measured" in found.notes[0]
+
+
+def test_a_larger_batch_and_a_node_more_are_never_slower() -> None:
+    for table in (TABLE_V, TABLE_VI):
+        for nodes in (1, 64, 256, 300, 512, 900, 1024, 1536, 4096):
+            speeds = [find_throughput(table, nodes, batch).images_per_s for batch in (1, 16, 32, 512)]
+            assert speeds == sorted(speeds)
+            assert speeds[0] > 0
+    for batch in (8, 16, 32, 64):
+        speeds = [find_throughput(TABLE_V, nodes, batch).images_per_s for nodes in (64, 256, 512, 768, 1024)]
+        assert speeds == sorted(speeds)
+
+
+def test_one_local_batch_alone_tells_the_seconds_of_an_image() -> None:
+    alone = Table("one", "", tuple(point for point in TABLE_V.points if point.batch_per_node == 32))
+    found = find_throughput(alone, 256, 64)
+    assert found.epoch_s == pytest.approx(85)
+    assert found.how == "beyond"
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(measured).failed == 0
