@@ -12,7 +12,12 @@ from caffe_recipes.chain.eyes import HERE_S, THERE_S, Eyes, check_end, open_file
 from caffe_recipes.chain.eyes import Means as Means
 from caffe_recipes.chain.find_run import find_run, load_frozen
 from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.run_files import RunFiles, Wanted
 from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.errors import InputError
+
+# No file is as long: nothing of it is read.
+_BEYOND = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -55,5 +60,15 @@ def attach(run: str, options: AttachOptions, reporter: Reporter, means: Means | 
             means.pause(THERE_S if options.on else HERE_S)
         if shown.is_complete:
             shown.show_result()
+            if _is_gone(files, shown.model):
+                reporter.say(f"{shown.model}: the model is gone; restore it, or train again with --new")
         elif progress := shown.progress():
             reporter.show_now(progress)
+
+
+def _is_gone(files: RunFiles, path: str) -> bool:
+    """Tell whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        return files.look([Wanted(path, _BEYOND)]).pieces == (None,)
+    except InputError:
+        return False

@@ -74,6 +74,12 @@ class ShownRun:
         """Whether nothing is left to be done."""
         return is_complete(self.state, self.recipe)
 
+    @property
+    def model(self) -> str:
+        """The file that a finished run leaves, in its folder, wherever that lies now."""
+        snapshot = self.state.finished[self.recipe.phases[-1].name].snapshot
+        return f"{self.path}/snapshots/{posixpath.basename(snapshot)}"
+
     def wanted(self) -> list[Wanted]:
         """Return what is to be read next: of the journal all that is new, and of the log of a launch."""
         wanted = [Wanted(f"{self.path}/journal.jsonl", len(self._journal))]

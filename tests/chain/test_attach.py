@@ -69,6 +69,7 @@ def make_run(place: Place, *events: Event, log: str = "") -> Path:
         journal.append(event, **details)
     journal.close()
     (folder / "logs" / "init-1.log").write_text(log)
+    (folder / "snapshots" / "last.caffemodel").write_bytes(b"weights")
     return folder
 
 
@@ -160,6 +161,16 @@ def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, give
         "loss3/top-1: 75.00 % (reported: 76.3 %)",
         "model: runs/small-1/snapshots/last.caffemodel",
     ]
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_of_a_finished_run_whose_model_is_gone_that_is_said(place: Place, on: str | None) -> None:
+    folder = make_run(place, *WHOLE)
+    model, named = folder / "snapshots/last.caffemodel", "model: runs/small-1/snapshots/last.caffemodel"
+    assert Watcher(place).watch(on=on, once=True).splitlines()[-1] == named
+    model.unlink()
+    gone = f"{model}: the model is gone; restore it, or train again with --new"
+    assert Watcher(place).watch(on=on, once=True).splitlines()[-2:] == [named, gone]
 
 
 def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
