@@ -5,23 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass
 
-from caffe_recipes.chain.checkpoints import STATE_NAME, drop_checkpoints, fetch_checkpoint
 from caffe_recipes.chain.journal import Launch
+from caffe_recipes.chain.keeper import Keeper
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.rank_logs import RankLogs
 from caffe_recipes.chain.run import Run
-from caffe_recipes.chain.snapshots import learned_ignored
 from caffe_recipes.chain.trainer import POLL_S, Trainer
 from caffe_recipes.chain.watch import (
-    SATURATED_LOSS,
     LogTail,
     find_divergence,
     find_failure,
+    find_ignored,
     has_passed,
-    last_value,
     losses_until,
     measure,
 )
@@ -30,7 +27,6 @@ from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.pulses import Pulses
 from caffe_recipes.cluster.ranks import ask_snapshot, end_ranks
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.generate.nets import build_net
 
 # Hydra ends all ranks where a signal ended one, but waits for the others where one has merely exited.
 _DYING_S = 5.0
@@ -84,16 +80,6 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     return Followed(tail, lead, trouble, tuple(unheard))
 
 
-def find_ignored(run: Run, training: Training, tail: LogTail) -> str | None:
-    """Say which learned layer of its weights Caffe has left out: it trains on without a word of it."""
-    if training.weights is None or not tail.summary.ignored:
-        return None
-    ignored = learned_ignored(tail.summary.ignored, run.path(training.weights))
-    return (
-        f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks" if ignored else None
-    )
-
-
 def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     """End every rank of the run on every host but one that is lost; say, and return, where that failed."""
     hosts = [host for host in run.setting.hosts if host.name != lost]
@@ -130,9 +116,8 @@ class _Attendant:
         self._watchdog = Watchdog(pulses, run.setting.policy.stall_s)
         self._look_at = 0.0
         self._end_at: float | None = None
-        self._states = self._ignored = 0
-        # Of a launch that is taken over, these are kept already.
-        self._kept = set(run.journal.state().kept)
+        self._keeper = Keeper(run, training, tail, self.lead)
+        self._ignored = 0
         self._is_asked = False
         self._suspects: set[str] = set()
 
@@ -157,7 +142,7 @@ class _Attendant:
             return True
         if run.interrupts.asked is not None and not self._is_asked and not self._ask():
             return True
-        if self._take_checkpoints() and self._is_asked:  # whether it could be kept or not
+        if self._keeper.take() and self._is_asked:  # whether it could be kept or not
             return True
         if self._end_at is None and tail.summary.fatal:
             self._end_at = time.monotonic() + _DYING_S
@@ -170,14 +155,15 @@ class _Attendant:
 
     def _find_ignored(self) -> Trouble | None:
         known, self._ignored = self._ignored, len(self._tail.summary.ignored)
-        said = find_ignored(self._run, self._training, self._tail) if self._ignored > known else None
+        root = self._run.setting.root
+        said = find_ignored(self._tail, self._training, root) if self._ignored > known else None
         return Trouble(said) if said else None
 
     def take_last(self) -> None:
         """Keep what was snapshotted just before the launch ended, if rank 0's host can still be asked."""
         self._tail.read(to_end=True)
         if self._pulses.is_well(self.lead().name) and find_failure(self._tail, self._training) is not None:
-            self._take_checkpoints()
+            self._keeper.take()
 
     def _show(self) -> None:
         steps = self._run.plan.trainings
@@ -194,7 +180,7 @@ class _Attendant:
 
     def _ask(self) -> bool:
         """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
-        run, self._is_asked = self._run, True
+        run, self._is_asked, self._keeper.is_wanted = self._run, True, True
         word = next((word for word in self._launch.arguments if word.startswith(SOLVER)), "")
         try:
             answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
@@ -204,51 +190,10 @@ class _Attendant:
         if answer != "asked":
             run.reporter.say("no snapshot can be asked for: Caffe is not there yet, or no more")
             return False
-        self._states = len(self._tail.summary.solverstates)
+        self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
         run.reporter.say("asked Caffe for a snapshot; once more stops at once")
         return True
-
-    def _take_checkpoints(self) -> bool:
-        """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was there."""
-        if self._run.setting.policy.checkpoint_every is None and not self._is_asked:
-            return False
-        summary, taken = self._tail.summary, False
-        while self._states < len(summary.solverstates):
-            path = summary.solverstates[self._states]
-            found = STATE_NAME.fullmatch(path)
-            iteration = int(found[1]) if found else self._training.last_iter
-            if iteration < self._training.last_iter:
-                if not has_passed(summary, str(PurePosixPath(path).with_suffix(".caffemodel")), iteration):
-                    break
-                if str(self._run.path(path)) not in self._kept and self._is_sound():
-                    self._keep(path)
-                taken = True
-            self._states += 1
-        return taken
-
-    def _is_sound(self) -> bool:
-        """Tell whether to go on from here later: Caffe took all weights, and the last loss is not lost."""
-        if find_ignored(self._run, self._training, self._tail):
-            return False
-        loss = last_value(losses_until(self._tail.summary, self._training.last_iter).values())
-        return loss is None or loss < SATURATED_LOSS
-
-    def _keep(self, path: str) -> None:
-        run, training = self._run, self._training
-        net = build_net(run.setting.recipe, training.net)
-        folder = f"{run.folder}/checkpoints"
-        before = run.journal.state().checkpoints.get(training.phase, ())
-        try:
-            kept = fetch_checkpoint(
-                self.lead(), run.setting.root, training.phase, path, folder, net, training.last_iter
-            )
-            run.journal.append("checkpointed", **asdict(kept))
-        except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
-            run.reporter.say(f"{training.phase}: no checkpoint: {error}")
-            return
-        run.reporter.say(f"{training.phase}: checkpoint at iteration {kept.iteration:,}")
-        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
 
     def _look(self) -> Trouble | None:
         if time.monotonic() < self._look_at:

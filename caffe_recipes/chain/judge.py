@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.chain.follow import Followed, find_ignored
+from caffe_recipes.chain.follow import Followed
 from caffe_recipes.chain.journal import Finish, Launch
 from caffe_recipes.chain.plan import Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.snapshots import BadSnapshot, fetch_snapshot
-from caffe_recipes.chain.watch import find_failure, images_per_s, last_value, losses_until
+from caffe_recipes.chain.watch import find_failure, find_ignored, images_per_s, last_value, losses_until
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.parallel import ask_all
 from caffe_recipes.errors import RunFailed
@@ -36,7 +36,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
         # Whatever the launcher said of a host that is dead, that is why.
         host = trouble.host if trouble else next(iter(followed.unheard), None)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
-    ignored = find_ignored(run, training, tail)
+    ignored = find_ignored(tail, training, run.setting.root)
     if ignored:
         raise LaunchFailed(ignored, "name the layers of the net as the weights do")
     net = build_net(run.setting.recipe, training.net)

@@ -12,6 +12,7 @@ from pathlib import Path
 from caffe_recipes.caffe.log_events import Complaint, Fatal
 from caffe_recipes.caffe.logs import Entry, LogSummary, split_rank
 from caffe_recipes.chain.plan import Training
+from caffe_recipes.chain.snapshots import learned_ignored
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
@@ -150,6 +151,16 @@ def find_divergence(losses: Mapping[int, float]) -> str | None:
         if min(before, loss) >= SATURATED_LOSS:
             return f"the loss is stuck at {loss} at iteration {at}"
     return None
+
+
+def find_ignored(tail: LogTail, training: Training, root: Path) -> str | None:
+    """Say which learned layer of its weights Caffe has left out: it trains on without a word of it."""
+    if training.weights is None or not tail.summary.ignored:
+        return None
+    ignored = learned_ignored(tail.summary.ignored, root / training.weights)
+    return (
+        f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks" if ignored else None
+    )
 
 
 def find_failure(tail: LogTail, training: Training) -> str | None:
