@@ -1,0 +1,104 @@
+"""What has become of submitted jobs, as far as Slurm tells: a scheduler that is away makes nothing fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from caffe_recipes.chain.submitting.submissions import Submission
+from caffe_recipes.cluster.slurm.jobs import Job
+from caffe_recipes.cluster.slurm.reasons import describe_state
+from caffe_recipes.errors import ClusterError
+
+# Asks Slurm for jobs by their numbers and names; raises ClusterError if it does not answer.
+Ask = Callable[[Collection[int], Collection[str]], Sequence[Job]]
+Standing = Literal["waiting", "running", "over", "unknown"]
+
+
+@dataclass(frozen=True)
+class SeenJob:
+    """A submission and the job that Slurm knows of it, if any; `away` is why Slurm was not asked."""
+
+    submission: Submission
+    standing: Standing
+    job: Job | None = None
+    away: str = ""
+
+    @property
+    def job_id(self) -> int | None:
+        """The job's number, if it has one."""
+        return self.job.job_id if self.job else self.submission.job_id
+
+    @property
+    def is_live(self) -> bool:
+        """Whether Slurm says that it waits or runs."""
+        return self.standing in ("waiting", "running")
+
+
+def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
+    """Return what Slurm says of each submission, in order; nothing is asked for what it refused."""
+    asked = [each for each in submissions if each.outcome != "refused"]
+    ids = [each.job_id for each in asked if each.job_id is not None]
+    names = [each.name for each in asked if each.job_id is None]
+    found: Sequence[Job] = ()
+    away = ""
+    if asked:
+        try:
+            found = ask(ids, names)
+        except ClusterError as error:
+            away = str(error)
+    # A number comes round again; a name does not.
+    jobs = {job.name: job for job in found}
+    return tuple(_see(each, jobs.get(each.name), away) for each in submissions)
+
+
+def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> str:
+    """Say what a job does in words that follow its number.
+
+    `last` is what was last known of it, at `last_s`; without, that it was submitted.
+    """
+    each = seen.submission
+    if seen.away and each.outcome != "refused":
+        moment = datetime.fromtimestamp(each.time_s if last_s is None else last_s).astimezone()
+        known = last or {"submitting": "it was being submitted", "cancelled": "it was cancelled"}.get(
+            each.outcome, "it was submitted"
+        )
+        return f"unknown since {_clock(moment)} ({known}): {seen.away}"
+    if seen.job is not None:
+        return describe_state(seen.job)
+    return {
+        "refused": f"was refused: {each.reason}",
+        "cancelled": "was cancelled",
+        "submitting": "is being submitted, or was when its submit was ended; the next submit looks first",
+        "submitted": "is over: Slurm knows it no more",
+    }[each.outcome]
+
+
+def name_seen(seen: SeenJob) -> str:
+    """Name a job as a user of Slurm does; by its name where it has no number.
+
+    >>> name_seen(SeenJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
+    'job small-3fa210'
+    """
+    phase = f" ({seen.submission.phase})" if seen.submission.phase else ""
+    return f"job {seen.job_id or seen.submission.name}{phase}"
+
+
+def _see(each: Submission, job: Job | None, away: str) -> SeenJob:
+    if each.outcome == "refused":
+        return SeenJob(each, "over")
+    if away:
+        return SeenJob(each, "unknown", away=away)
+    if job is None:
+        return SeenJob(each, "over" if each.is_settled else "unknown")
+    if job.state.is_over:
+        return SeenJob(each, "over", job)
+    return SeenJob(each, "waiting" if job.state.is_waiting else "running", job)
+
+
+def _clock(moment: datetime) -> str:
+    """Write the time of the day, with the day where that is another."""
+    today = datetime.now().astimezone().date()
+    return moment.strftime("%H:%M" if moment.date() == today else "%Y-%m-%d %H:%M")

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from caffe_recipes.chain.submitting.seen import describe_job, name_seen, see_jobs
+from caffe_recipes.chain.submitting.submissions import Submission
+from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.errors import ClusterError
+
+SUBMITTED = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="submitted", job_id=12)
+
+
+def away(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
+    raise ClusterError("squeue", "gives no answer", "wait for it")
+
+
+def test_a_job_is_told_in_words() -> None:
+    (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")])
+    assert (seen.standing, seen.is_live) == ("waiting", True)
+    assert f"{name_seen(seen)} {describe_job(seen)}" == (
+        "job 12 waits: jobs of higher priority go first (Priority)"
+    )
+
+
+def test_a_scheduler_that_is_away_makes_a_job_unknown_and_not_failed() -> None:
+    now = time.time()
+    (seen,) = see_jobs([SUBMITTED], away)
+    assert (seen.standing, seen.is_live) == ("unknown", False)
+    clock = time.strftime("%H:%M", time.localtime(now))
+    assert describe_job(seen, now, "it was running") == (
+        f"unknown since {clock} (it was running): squeue: gives no answer; wait for it"
+    )
+    assert describe_job(seen).startswith("unknown since 1970-01-01 ")
+    assert "(it was submitted)" in describe_job(seen)
+
+
+def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:
+    (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
+    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm knows it no more")
+
+
+def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
+    asked: list[Collection[str]] = []
+
+    def ask(ids: Collection[int], names: Collection[str]) -> list[Job]:
+        asked.append(names)
+        return [Job(13, "small-b", State.RUNNING)]
+
+    (seen,) = see_jobs([Submission("small-b", "b", "chain.sbatch", 0.0)], ask)
+    assert (asked, seen.job_id, seen.standing) == ([["small-b"]], 13, "running")
+
+
+def test_of_what_was_refused_nobody_is_asked() -> None:
+    refused = Submission("small-c", "c", "chain.sbatch", 0.0, outcome="refused", reason="no such account")
+    (seen,) = see_jobs([refused], away)
+    assert (seen.standing, describe_job(seen)) == ("over", "was refused: no such account")
