@@ -64,6 +64,7 @@ case " \"fixed\" KNOWN " in
     ;;
 esac
 """
+LAUNCH = "0123456789abcdef/init-1"
 KNOWING = CAFFE.replace("KNOWN", r"\"poly_cyc\"")
 # Hands hydra another hostfile than it was given.
 SHIM = """#!/bin/sh
@@ -273,6 +274,19 @@ def spare_without_key(ground: Ground) -> None:
     ground.known_hosts(unknown_key)
 
 
+def one_host_twice(ground: Ground) -> None:
+    ground.write("hostfile", "node[1-3]\n10.77.0.4\n")
+
+
+def other_launch(ground: Ground) -> None:
+    for rank in (4, 5):
+        environment = {"CAFFE_RECIPES_LAUNCH": LAUNCH, "PMI_RANK": f"{rank}"}
+        process = ground.cluster.popen(
+            "node3", ["sh", "-c", "read -r _"], env=environment, stdin=subprocess.PIPE
+        )
+        ground.spoilt.callback(process.communicate)  # which ends its input
+
+
 # What is wrong; the subject of its finding, the mark, the hosts it names, and what it says.
 CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     "an unknown host key": (
@@ -282,6 +296,14 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     "a changed host key": (
         lambda on: on.known_hosts(changed_key), "hosts", "failed", ["node3"],
         r"node3: its host key has CHANGED",
+    ),
+    "a host under two names": (
+        one_host_twice, "hosts", "failed", ["10.77.0.4"],
+        r"10\.77\.0\.4: is the machine that node3 is, too: node3",
+    ),
+    "ranks of another launch": (
+        other_launch, "launches", "failed", ["node3"],
+        rf"node3: 2 ranks of another launch, {LAUNCH}, are at work here",
     ),
     "a spare that cannot be reached": (
         spare_without_key, "spares", "warn", ["node3"], "node3: its host key is not in known_hosts"

@@ -17,6 +17,7 @@ from caffe_recipes.chain.preflight.machine import (
     check_clocks,
     check_cores,
     check_hosts,
+    check_launches,
     check_memory,
     check_spares,
 )
@@ -26,6 +27,7 @@ from caffe_recipes.errors import CaffeRecipesError
 
 CHECKS: Mapping[str, Callable[[Look], list[Finding]]] = {
     "hosts": check_hosts,
+    "launches": check_launches,
     "spares": check_spares,
     "cores": check_cores,
     "memory": check_memory,

@@ -13,6 +13,7 @@ from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.preflight.nodes import NodeFacts
 from caffe_recipes.chain.units import describe_bytes
 from caffe_recipes.cluster.parallel import connect_all
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 
 MOST_SKEW_S = 2.0
 # Of the others' memory, or of the profile's.
@@ -24,10 +25,29 @@ def check_hosts(look: Look) -> list[Finding]:
     """Name the hosts that cannot be reached, each in its own words, and those with another Caffe root."""
     cluster = look.setting.recipe.cluster
     troubles = [trouble_of(name, error) for name, error in look.errors.items()]
-    troubles += list(_other_roots(look))
+    troubles += [*_other_roots(look), *_same_machines(look)]
     named = fold_names([host.name for host in look.setting.hosts])
     ranks = f"{cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
     return tell("hosts", troubles, f"{named}: {ranks}")
+
+
+def check_launches(look: Look) -> list[Finding]:
+    """Name the hosts where ranks of another launch are at work; nothing without any.
+
+    What a run that is gone on with has left there is its own. This machine may well train several recipes.
+    """
+    launch = look.state.launch
+    ours = look.state.id or (launch.id.partition("/")[0] if launch else "")
+    local = {host.name for host in look.setting.hosts if host.is_local}
+    troubles: list[Trouble] = []
+    for facts in look.facts.values():
+        counts = Counter(launch for launch, _ in facts.ranks if launch.partition("/")[0] != ours)
+        for name, count in sorted(counts.items()):
+            ranks = f"{count} rank{'s' if count > 1 else ''} of another launch, {name}, "
+            what = f"{ranks}{'are' if count > 1 else 'is'} at work here"
+            hint = f"wait for its end, or end what has {LAUNCH_VARIABLE}={name} in its environment"
+            troubles.append(Trouble(facts.host, what, hint, fails=facts.host not in local))
+    return tell("launches", troubles)
 
 
 def check_spares(look: Look) -> list[Finding]:
@@ -114,6 +134,18 @@ def _other_roots(look: Look) -> Iterator[Trouble]:
             yield Trouble(
                 facts.host, what, "later phases start from what a run keeps in it", root, fails=False
             )
+
+
+def _same_machines(look: Look) -> Iterator[Trouble]:
+    """Yield the hosts that are one machine with a host before them: ranks of both would share its cores."""
+    seen: dict[tuple[str, str], str] = {}
+    for facts in look.facts.values():
+        if facts.boot_id is None:
+            continue
+        first = seen.setdefault((facts.boot_id, facts.node_name), facts.host)
+        if first != facts.host:
+            what = f"is the machine that {first} is, too: {facts.node_name}"
+            yield Trouble(facts.host, what, "leave one of the two names out of the hostfile")
 
 
 def _judge_cores(look: Look, facts: NodeFacts, needed: int) -> Iterator[Trouble]:

@@ -63,14 +63,52 @@ look_at_program() {
     say program "$kind"
 }
 
+# The ranks that are at work there, as `RANK LAUNCH`, of all users whose processes we can read. As ranks.sh reads them: one
+# `tail` for all, and a line break within a value is none.
+list_ranks() {
+    newline='
+'
+    IFS=$newline near='' found='' files=''
+    for folder in /proc/[0-9]*; do
+        if [ -r "$folder/environ" ]; then files="$files$newline$folder/environ"; fi
+    done
+    set -f
+    # shellcheck disable=SC2086
+    for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
+        case $entry in
+        '==> /proc/'*'/environ <==') near=${entry#'==> /proc/'} near=${near%%/*} ;;
+        CAFFE_RECIPES_LAUNCH=*) case $newline$found in *"$newline$near$newline"*) ;; *) found="$found$near$newline" ;; esac ;;
+        esac
+    done
+    for pid in $found; do
+        launch='' rank='' step='' slurm='' comm=''
+        for entry in $( (tr '\n\0' '\1\n' <"/proc/$pid/environ") 2>/dev/null); do
+            case $entry in
+            CAFFE_RECIPES_LAUNCH=*) launch=${launch:-"${entry#*=}"} ;;
+            PMI_RANK=* | PMIX_RANK=* | OMPI_COMM_WORLD_RANK=*) rank=${entry#*=} ;;
+            SLURM_PROCID=*) slurm=${entry#*=} ;;
+            SLURM_STEP_ID=*) step=1 ;;
+            esac
+        done
+        { read -r comm <"/proc/$pid/comm"; } 2>/dev/null
+        case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) continue ;; esac
+        rank=${rank:-${step:+$slurm}}
+        case $rank in '' | *[!0-9]* | ?????????*) continue ;; esac
+        case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) printf '%s %s\n' "$rank" "$launch" ;; esac
+    done
+}
+
 say clock "$(date +%s.%N)"
 say name "$(uname -n)"
+say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
 unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
 say usable "$(nproc)"
 say cpuinfo
 tr -d '\t' </proc/cpuinfo | sort -u
 say meminfo
 cat /proc/meminfo
+say ranks
+(list_ranks)
 say paths
 while [ "$#" -gt 1 ]; do
     case $1 in

@@ -56,7 +56,8 @@ class Stray:
 class NodeFacts:
     """What a node says of itself; paths are those that were asked for.
 
-    `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back.
+    `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back. `boot_id` is
+    its kernel's, None if that does not tell. `ranks` are the launch and the number of each rank there.
     """
 
     host: str
@@ -73,6 +74,8 @@ class NodeFacts:
     digests: dict[str, str | None] = field(default_factory=dict)
     folders: dict[str, Folder] = field(default_factory=dict)
     strays: tuple[Stray, ...] = ()
+    boot_id: str | None = None
+    ranks: frozenset[tuple[str, int]] = frozenset()
 
 
 Question = tuple[str, str]
@@ -113,6 +116,8 @@ def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tupl
         processors=parse_cpuinfo(heads["cpuinfo"][1], int(heads["usable"][0][0])),
         memory_bytes=_kilobytes(heads["meminfo"][1], "MemTotal"),
         available_bytes=_kilobytes(heads["meminfo"][1], "MemAvailable"),
+        boot_id=heads["boot"][0][0].replace("-", "") or None,
+        ranks=frozenset(_parse_rank(line) for line in heads["ranks"][1] if line),
     )
     start = next(index for index, (name, _) in enumerate(sections) if name == "paths") + 1
     answers = [section for section in sections[start:-1] if not section[0].startswith("found ")]
@@ -138,6 +143,11 @@ def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
     if not sockets or "cpu cores" not in values:
         return Processors(numbers, len(numbers), None)
     return Processors(numbers, min(len(numbers), sockets * max(values["cpu cores"])), sockets)
+
+
+def _parse_rank(line: str) -> tuple[str, int]:
+    rank, launch = line.split(" ")
+    return launch, int(rank)
 
 
 def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -> NodeFacts:

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.chain.plan import plan_chain
 from caffe_recipes.chain.preflight.findings import Finding
 from caffe_recipes.chain.preflight.look import Look
-from caffe_recipes.chain.preflight.machine import check_clocks, check_cores, check_memory
+from caffe_recipes.chain.preflight.machine import (
+    check_clocks,
+    check_cores,
+    check_hosts,
+    check_launches,
+    check_memory,
+)
 from caffe_recipes.chain.preflight.nodes import NodeFacts, Processors
 from caffe_recipes.chain.setting import Options, find_setting
 from caffe_recipes.cluster.profiles import load_profile
@@ -51,6 +57,43 @@ def test_nodes_as_the_profile_has_them_are_well(look: Look) -> None:
     assert only(check_cores(look)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
     assert only(check_memory(look)) == ("ok", (), "192 GB a host, 180 GB free")
     assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of ours")
+
+
+def test_two_names_of_one_machine_are_told(look: Look) -> None:
+    root = str(look.setting.root.stat().st_ino)
+    known = replace(NODE, boot_id="1", root_inode=root)
+    boots = {name: replace(known, host=name, node_name=name) for name in look.facts}
+    assert only(check_hosts(replace(look, facts=boots)))[0] == "ok"
+    twice = {**boots, "n3": replace(boots["n3"], node_name="n1")}
+    mark, hosts, said = only(check_hosts(replace(look, facts=twice)))
+    assert (mark, hosts) == ("failed", ("n3",))
+    assert said.startswith("n3: is the machine that n1 is, too: n1; leave one of the two names out")
+    other = {**twice, "n3": replace(twice["n3"], boot_id="2")}
+    assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
+
+
+def test_ranks_of_another_launch_are_told_with_their_hosts(look: Look) -> None:
+    assert check_launches(look) == []
+    ranks = frozenset({("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)})
+    there = changed(look, ranks=ranks)
+    found = check_launches(there)
+    assert [(one.mark, one.hosts) for one in found] == [("failed", ("n2",))] * 2
+    assert found[0].said.startswith(
+        "n2: 2 ranks of another launch, ab/init-1, are at work here; wait for its end"
+    )
+    assert found[1].said.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
+    # What a killed run left is its own.
+    assert only(check_launches(replace(there, state=RunState(id="ab"))))[2].startswith("n2: 1 rank")
+    launch = Launch("last", 1, "log", "here", None, 0.0, id="cd/last-1")
+    found = check_launches(replace(there, state=RunState(launch=launch)))
+    assert only(found)[2].startswith("n2: 2 ranks")
+
+
+def test_on_this_machine_another_launch_is_a_warning(look: Look) -> None:
+    hosts = (StandInHost("n2", is_local=True),)
+    there = changed(look, ranks=frozenset({("ab/init-1", 2)}))
+    alone = replace(there, setting=replace(look.setting, hosts=hosts))
+    assert only(check_launches(alone))[:2] == ("warn", ("n2",))
 
 
 def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: Look) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
+import shutil
+import subprocess
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -74,13 +78,42 @@ def test_an_answer_that_is_cut_short_is_an_error_of_its_host(said: str) -> None:
 
 def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     answer = (
-        "caffe-recipes: clock 1005.5\ncaffe-recipes: name n1\ncaffe-recipes: usable 2\n"
-        "caffe-recipes: cpuinfo\ncaffe-recipes: meminfo\ncaffe-recipes: paths\ncaffe-recipes: end\n"
+        "caffe-recipes: clock 1005.5\ncaffe-recipes: name n1\ncaffe-recipes: boot -\n"
+        "caffe-recipes: usable 2\ncaffe-recipes: cpuinfo\ncaffe-recipes: meminfo\n"
+        "caffe-recipes: ranks\ncaffe-recipes: paths\ncaffe-recipes: end\n"
     )
     host, times = StandInHost("n1", lambda argv, stdin: Completed(0, answer, "")), iter([1000.0, 1001.0])
     facts = ask_node(host, [], clock=lambda: next(times))
     assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
     assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
+    assert (facts.boot_id, facts.ranks) == (None, frozenset())
+
+
+def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
+    launch, other = f"{secrets.token_hex(8)}/init-1", f"{secrets.token_hex(8)}/last-2"
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.symlink_to(shutil.which("sleep") or "")
+    environments = [
+        {"CAFFE_RECIPES_LAUNCH": launch, "PMI_RANK": "0"},
+        {"CAFFE_RECIPES_LAUNCH": launch, "PMI_RANK": "0"},  # what a rank has started
+        {"CAFFE_RECIPES_LAUNCH": launch, "PMI_RANK": "1"},
+        {"CAFFE_RECIPES_LAUNCH": other, "SLURM_PROCID": "7", "SLURM_STEP_ID": "0"},
+        {"CAFFE_RECIPES_LAUNCH": other, "SLURM_PROCID": "0"},  # the batch script
+        {"NOTE": f"\nCAFFE_RECIPES_LAUNCH={other}", "PMI_RANK": "5"},
+        {"CAFFE_RECIPES_LAUNCH": f"{other}\ncaffe-recipes: end", "PMI_RANK": "6"},
+    ]
+    with ExitStack() as stack:
+        for environment in environments:
+            stack.callback(end, subprocess.Popen(["sleep", "600"], env=environment))
+        stack.callback(end, subprocess.Popen([str(mpiexec), "600"], env={**environments[0], "PMI_RANK": "9"}))
+        facts = ask_node(LocalHost(), [])
+    assert {one for one in facts.ranks if one[0] in (launch, other)} == {(launch, 0), (launch, 1), (other, 7)}
+    assert facts.boot_id
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
