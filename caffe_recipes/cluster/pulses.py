@@ -85,6 +85,7 @@ class Pulses:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._kept: dict[str, deque[Pulse]] = {host.name: deque(maxlen=KEPT) for host in hosts}
+        self._local = {host.name for host in hosts if host.is_local}
         self._errors: dict[str, str] = {}
         self._opened_at_s = clock()
         self._threads = [
@@ -121,7 +122,10 @@ class Pulses:
             return bool(self._kept[host]) and host not in self._errors
 
     def silent(self, patience_s: float) -> tuple[Silence, ...]:
-        """Return the hosts that have not been heard for longer than `patience_s`, in their order."""
+        """Return the hosts that have not been heard for longer than `patience_s`, in their order.
+
+        This machine is none of them, however busy: no link lies between, and it would have to be left alone.
+        """
         now = self._clock()
         with self._lock:
             heard = {
@@ -130,7 +134,7 @@ class Pulses:
             return tuple(
                 Silence(name, now - at, self._errors.get(name, _NO_ANSWER))
                 for name, at in heard.items()
-                if now - at > patience_s
+                if now - at > patience_s and name not in self._local
             )
 
     def close(self) -> None:

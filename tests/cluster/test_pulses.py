@@ -22,9 +22,10 @@ from caffe_recipes.errors import ClusterError
 
 @dataclass(frozen=True)
 class Doubtful(LocalHost):
-    """This machine, which can be told to refuse, or to answer nobody."""
+    """A node, played by this machine, which can be told to refuse, or to answer nobody."""
 
     name: str = "node1"
+    is_local: bool = False
     refusing: threading.Event = field(default_factory=threading.Event)
     mute: threading.Event = field(default_factory=threading.Event)
     woken: threading.Event = field(default_factory=threading.Event)
@@ -143,6 +144,14 @@ def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(lau
         mute.woken.set()
     assert until(lambda: all(thread.name != "pulse-node2" for thread in threading.enumerate()))
     assert until(lambda: not commands(launch))  # what came late is ended, too
+
+
+def test_this_machine_is_never_lost(launch: str) -> None:
+    here, node = Doubtful("here", is_local=True), Doubtful("node1")
+    for host in (here, node):
+        host.refusing.set()
+    with Pulses([here, node], launch, every_s=0.05, again_s=0.05) as pulses:
+        assert [silence.host for silence in pulses.silent(-1.0)] == ["node1"]
 
 
 def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
