@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.errors import InputError, RunFailed
 
 OnFailure = Literal["stop", "retry", "replace"]
 ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
@@ -24,6 +24,13 @@ class Policy:
     retries: int = RETRIES
     checkpoint_every: int | None = None
     stall_s: float | None = None
+
+
+def check_policy(policy: Policy, launcher: str) -> None:
+    """Raise InputError for spares under a launcher that takes the first hosts of its job whatever it is told."""
+    if policy.on_failure == "replace" and launcher == "ibrun":
+        what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
+        raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
 
 
 class LaunchFailed(RunFailed):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from caffe_recipes.chain.plan import launch_argv, trainer_environment
-from caffe_recipes.chain.policy import Policy
+from caffe_recipes.chain.policy import Policy, check_policy
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
@@ -123,11 +123,15 @@ class Setting:
 
 
 def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
-    """Find hosts and programs; raises ClusterError for a hostfile or a program that is missing."""
+    """Find hosts and programs; raises ClusterError for a hostfile or a program that is missing.
+
+    And InputError for a policy that the launcher cannot follow.
+    """
     if not options.root.is_dir():
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
+    check_policy(options.policy, profile.launcher.program)
     names, spares = choose_hosts(recipe, root, options.hostfile)
     check_job_hosts(profile, names)
     ours = recipe.trainer == OUR_TRAINER

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.chain.policy import Policy
 from caffe_recipes.chain.setting import choose_hosts, find_launcher, search_path
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 
@@ -166,6 +167,15 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
     (place.root / "hostfile").write_text("c2\n")
     with pytest.raises(ClusterError, match="ibrun takes its hosts from the job, c1, c2, c3, "):
         place.run(profile=profile)
+    assert not (place.root / "runs").exists()
+
+
+def test_ibrun_is_refused_spares_that_it_would_not_use(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
+    said = "--on-failure replace: ibrun starts ranks on the first hosts of the job, .*; use .* retry"
+    with pytest.raises(InputError, match=said):
+        place.run(profile=str(place.root / "mine.yaml"), policy=Policy("replace"))
     assert not (place.root / "runs").exists()
 
 
