@@ -27,7 +27,7 @@ class Policy:
 
 
 def check_policy(policy: Policy, launcher: str) -> None:
-    """Raise InputError for spares under a launcher that takes the first hosts of its job whatever it is told."""
+    """Raise InputError for spares under a launcher that would start no rank on them."""
     if policy.on_failure == "replace" and launcher == "ibrun":
         what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
         raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
