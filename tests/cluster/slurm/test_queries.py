@@ -1,0 +1,158 @@
+"""What is asked of Slurm, and what is made of its answers; those of accounting are on recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.queries import (
+    NoCommand,
+    SchedulerAway,
+    ask_node_groups,
+    ask_partitions,
+    find_jobs,
+    has_slurm,
+)
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+
+Recorded = Callable[[str], str]
+DISABLED = Completed(1, "", "Slurm accounting storage is disabled\n")
+NO_JOB = Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+AWAY = Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+
+
+class Answers:
+    """What each of Slurm's commands answers; `asked` holds what they were asked."""
+
+    def __init__(self, **answers: Completed | Callable[[tuple[str, ...]], Completed]) -> None:
+        self.answers = {"sacct": DISABLED, "scontrol": NO_JOB, "squeue": Completed(0, "", ""), **answers}
+        self.asked: list[tuple[str, ...]] = []
+        self.host = StandInHost("login1", self.answer)
+
+    def answer(self, argv: tuple[str, ...], _: bytes) -> Completed:
+        assert argv[0] == "env"
+        assert "LC_ALL=C" in argv and "SLURM_TIME_FORMAT=standard" in argv
+        command = argv[argv.index("SLURM_TIME_FORMAT=standard") + 1 :]
+        self.asked.append(command)
+        answer = self.answers[command[0]]
+        return answer if isinstance(answer, Completed) else answer(command)
+
+
+def told(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
+    """Answer as scontrol does, one job at a time."""
+
+    def answer(argv: tuple[str, ...]) -> Completed:
+        line = next((line for line in recorded.splitlines() if f"JobId={argv[-1]} " in line), None)
+        return NO_JOB if line is None else Completed(0, line + "\n", "")
+
+    return answer
+
+
+def test_jobs_are_found_by_number_in_their_longest_form_the_last_first(recorded: Recorded) -> None:
+    slurm = Answers(scontrol=told(recorded("scontrol_jobs")))
+    jobs = find_jobs(slurm.host, ids=[4714, 4717, 99])
+    assert [(job.job_id, job.state) for job in jobs] == [(4717, State.PENDING), (4714, State.TIMEOUT)]
+    assert jobs[0].dependency == "afterok:4715(failed)"
+
+
+def test_names_are_matched_exactly(recorded: Recorded) -> None:
+    squeue = recorded("squeue")
+    slurm = Answers(squeue=Completed(0, squeue, ""))
+    (job,) = find_jobs(slurm.host, names=["a name | with a bar"])
+    assert job.reason == "ReqNodeNotAvail, UnavailableNodes:c401-003"
+    assert "--name=a name | with a bar" in slurm.asked[0]
+    assert "--states=all" in slurm.asked[0]
+    assert find_jobs(slurm.host, names=["chain"]) == ()
+
+
+def test_a_name_with_a_comma_is_not_taken_for_two() -> None:
+    row = "7|7|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a,b\n8|8|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a\n"
+    slurm = Answers(squeue=Completed(0, row, ""))
+    (job,) = find_jobs(slurm.host, names=["a,b"])
+    assert job.job_id == 7
+    assert not any(word.startswith("--name") for command in slurm.asked for word in command)
+
+
+def test_accounting_tells_what_the_controller_has_forgotten_and_who_cancelled(recorded: Recorded) -> None:
+    sacct = Completed(0, recorded("sacct"), "")
+    slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=sacct)
+    jobs = {job.job_id: job for job in find_jobs(slurm.host, ids=[4719, 4740, 4714])}
+    assert jobs[4719].cancelled_by == 1000
+    assert jobs[4719].exit_code == 0
+    assert jobs[4740].state is State.PREEMPTED
+    (asked,) = (command for command in slurm.asked if command[0] == "sacct")
+    assert "--jobs=4719,4740" in asked, "one that is told whole needs no second asking"
+
+
+def test_accounting_is_asked_for_names_as_far_back_as_told(recorded: Recorded) -> None:
+    slurm = Answers(sacct=Completed(0, recorded("sacct"), ""))
+    (job,) = find_jobs(slurm.host, names=["oom | with a bar"], since=datetime(2026, 11, 1, 12))
+    assert job.state is State.OUT_OF_MEMORY
+    assert "--starttime=2026-11-01T12:00:00" in slurm.asked[-1]
+
+
+def test_without_accounting_what_the_controller_forgot_is_not_there() -> None:
+    assert find_jobs(Answers().host, ids=[7], names=["chain"]) == ()
+    no_sacct = Completed(127, "", "env: 'sacct': No such file or directory\n")
+    assert find_jobs(Answers(sacct=no_sacct).host, ids=[7]) == ()
+
+
+def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(recorded: Recorded) -> None:
+    away = Completed(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
+    slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=away)
+    (job,) = find_jobs(slurm.host, ids=[4719])
+    assert (job.state, job.cancelled_by) == (State.CANCELLED, None)
+    with pytest.raises(SchedulerAway, match="Problem talking to the database"):
+        find_jobs(slurm.host, ids=[4719, 99])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Something that no version of ours says",
+        "",
+    ],
+)
+def test_no_answer_is_told_as_that_and_never_as_no_job(said: str) -> None:
+    slurm = Answers(scontrol=Completed(1, "", f"{said}\n"), squeue=Completed(1, "", f"{said}\n"))
+    for asking in ({"ids": [7]}, {"names": ["chain"]}):
+        with pytest.raises(SchedulerAway) as caught:
+            find_jobs(slurm.host, **asking)
+        assert "login1" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
+    host = StandInHost("login1", fault=ClusterError("login1", "env did not end within 20 s", "check it"))
+    with pytest.raises(SchedulerAway, match="scontrol did not end within 20 s"):
+        find_jobs(host, ids=[7])
+
+
+def test_a_host_without_the_commands_says_so() -> None:
+    lacking = Completed(127, "", "env: 'scontrol': No such file or directory\n")
+    with pytest.raises(NoCommand, match="scontrol is not on its PATH"):
+        ask_partitions(Answers(scontrol=lacking).host)
+    assert not has_slurm(StandInHost(answer=lambda argv, stdin: Completed(127, "", "")))
+    assert has_slurm(StandInHost())
+
+
+def test_partitions_and_nodes_are_asked_for(recorded: Recorded) -> None:
+    slurm = Answers(
+        scontrol=Completed(0, recorded("partitions"), ""), sinfo=Completed(0, recorded("sinfo"), "")
+    )
+    assert [partition.name for partition in ask_partitions(slurm.host)] == ["debug", "normal", "old"]
+    assert ask_node_groups(slurm.host, "debug")[0].partition == "debug"
+    assert slurm.asked[-1][-1] == "--partition=debug"
+
+
+def test_nothing_asked_asks_nobody() -> None:
+    slurm = Answers()
+    assert find_jobs(slurm.host) == ()
+    assert slurm.asked == []

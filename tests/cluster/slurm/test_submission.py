@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.slurm import submission
+from caffe_recipes.cluster.slurm.queries import SchedulerAway
+from caffe_recipes.cluster.slurm.submission import (
+    Refused,
+    Request,
+    Submitted,
+    Unsure,
+    cancel_jobs,
+    find_submission,
+    sbatch_argv,
+    submit,
+)
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+
+REQUEST = Request("jobs/digits/chain.sbatch", "chain-0123456789abcdef")
+HOSTILE = ["a b", "'", '"', "$(reboot)", "`reboot`", "; reboot", "-n", "--wrap=reboot", "*", "\\", "é", "a,b"]
+
+
+def answering(code: int, stdout: str = "", stderr: str = "") -> StandInHost:
+    return StandInHost("login1", lambda argv, stdin: Completed(code, stdout, stderr))
+
+
+def test_every_setting_is_one_word_before_the_script() -> None:
+    request = Request(
+        script="chain.sbatch",
+        name="chain-1",
+        partition="normal",
+        account="physics",
+        qos="long",
+        constraint="skx&ib",
+        time_s=7200,
+        nodes=64,
+        exclude=("c401-001", "c401-002"),
+        dependency=4711,
+        mail_user="anna@example.org",
+        options=("--reservation", "course"),
+        environment={"RUN": "runs/a b, c"},
+        arguments=("--resume",),
+    )
+    assert sbatch_argv(request) == (
+        *("env", "RUN=runs/a b, c", "sbatch", "--parsable", "--job-name=chain-1", "--partition=normal"),
+        *("--account=physics", "--qos=long", "--constraint=skx&ib", "--time=02:00:00", "--nodes=64"),
+        *("--exclude=c401-001,c401-002", "--dependency=afterok:4711", "--kill-on-invalid-dep=yes"),
+        *("--mail-user=anna@example.org", "--mail-type=END,FAIL,REQUEUE", "--export=ALL"),
+        *("--reservation", "course", "--", "chain.sbatch", "--resume"),
+    )
+
+
+def test_a_test_submits_nothing() -> None:
+    assert sbatch_argv(REQUEST, test_only=True)[:2] == ("sbatch", "--test-only")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_strings_stay_one_word_each(text: str) -> None:
+    request = Request(
+        text, text, text, text, text, text, mail_user=text, environment={"A": text}, arguments=(text,)
+    )
+    argv = sbatch_argv(request)
+    assert argv[-3:] == ("--", text, text)
+    for option in ("job-name", "partition", "account", "qos", "constraint", "mail-user"):
+        assert f"--{option}={text}" in argv
+    assert argv[1] == f"A={text}"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("", "chain"),
+        Request("chain.sbatch", ""),
+        Request("chain.sbatch", "two\nlines"),
+        Request("chain.sbatch", "chain", options=("other.sbatch",)),
+        Request("chain.sbatch", "chain", environment={"A B": ""}),
+        Request("chain.sbatch", "chain", environment={"-u": ""}),
+        Request("chain.sbatch", "chain", exclude=("node1,node2",)),
+        Request("chain.sbatch", "chain", time_s=0),
+    ],
+)
+def test_what_would_be_read_as_something_else_is_refused_before_anything_is_run(request_: Request) -> None:
+    host = answering(0, "7\n")
+    with pytest.raises(ClusterError):
+        submit(host, request_)
+    assert host.asked == []
+
+
+@pytest.mark.parametrize("said", ["4711\n", "4711;stampede\n", "Welcome to the machine\n--> ok\n4711\n"])
+def test_a_number_alone_on_its_line_is_a_job(said: str) -> None:
+    assert submit(answering(0, said), REQUEST) == Submitted(4711)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "text"),
+    [
+        (
+            1,
+            "sbatch: error: invalid partition: nope\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
+            "invalid partition: nope; Batch job submission failed: Invalid partition name specified",
+        ),
+        (1, "sbatch: error: Unable to open file no.sbatch\n", "Unable to open file no.sbatch"),
+        (
+            255,
+            "sbatch: unrecognized option '--nosuch'\nTry \"sbatch --help\" for more information\n",
+            "unrecognized option '--nosuch'; Try \"sbatch --help\" for more information",
+        ),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_one_line(code: int, said: str, text: str) -> None:
+    assert submit(answering(code, "", said), REQUEST) == Refused(text)
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr"),
+    [
+        (1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"),
+        (1, "", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (x)\n"),
+        (1, "", "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received\n"),
+        (1, "", ""),
+        (0, "", ""),
+        (137, "", "sbatch: error: a plugin complains\n"),
+        (143, "", ""),
+        (1, "4711\n", "sbatch: error: write error\n"),
+    ],
+)
+def test_anything_else_without_a_number_may_have_been_submitted(code: int, stdout: str, stderr: str) -> None:
+    answer = submit(answering(code, stdout, stderr), REQUEST)
+    assert isinstance(answer, Unsure)
+    assert answer.text
+    assert "\n" not in answer.text
+
+
+def test_a_submission_is_never_tried_twice() -> None:
+    host = answering(1, "", "sbatch: error: Batch job submission failed: Socket timed out\n")
+    submit(host, REQUEST)
+    assert len(host.asked) == 1
+
+
+def test_a_host_that_was_never_reached_submitted_nothing() -> None:
+    gone = ClusterError("login1", "does not answer", "check it")
+    assert submit(StandInHost("login1", fault=gone), REQUEST) == Refused(str(gone))
+    lacking = answering(127, "", "env: 'sbatch': No such file or directory\n")
+    answer = submit(lacking, REQUEST)
+    assert isinstance(answer, Refused)
+    assert "sbatch is not on its PATH" in answer.text
+
+
+def test_slurms_reason_against_a_job_is_told_and_its_silence_is_none() -> None:
+    assert submission.test_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
+    refusing = answering(1, "", "allocation failure: Requested node configuration is not available\n")
+    reason = submission.test_submission(refusing, REQUEST)
+    assert reason == "allocation failure: Requested node configuration is not available"
+    away = answering(1, "", "allocation failure: Unable to contact slurm controller (connect failure)\n")
+    with pytest.raises(SchedulerAway):
+        submission.test_submission(away, REQUEST)
+
+
+def test_a_submission_is_looked_for_by_its_name() -> None:
+    row = "7|7|PENDING|1|p|1:00|N/A|N/A|N/A||Priority|chain-1\n"
+
+    def answer(argv: tuple[str, ...], _: bytes) -> Completed:
+        if "squeue" in argv:
+            return Completed(0, row, "")
+        return Completed(1, "", "Invalid job id specified; Slurm accounting storage is disabled")
+
+    host = StandInHost("login1", answer)
+    found = find_submission(host, "chain-1")
+    assert found is not None
+    assert found.job_id == 7
+    assert find_submission(host, "chain-2") is None
+
+
+def test_cancelling_what_has_ended_is_no_error() -> None:
+    cancel_jobs(answering(0), [7])
+    ended = answering(1, "", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
+    cancel_jobs(ended, [7], signal="USR1", batch=True)
+    assert ended.asked[0][0][-4:] == ("scancel", "--signal=USR1", "--batch", "7")
+
+
+def test_cancelling_nothing_does_not_cancel_all() -> None:
+    host = answering(0)
+    cancel_jobs(host, [])
+    assert host.asked == []
+
+
+def test_a_job_that_may_not_be_cancelled_says_so_and_a_scheduler_that_is_away_too() -> None:
+    denied = answering(1, "", "scancel: error: Kill job error on job id 7: Access/permission denied\n")
+    with pytest.raises(ClusterError, match="Access/permission denied"):
+        cancel_jobs(denied, [7])
+    away = answering(
+        8,
+        "",
+        "scancel: error: Kill job error on job id 7: Unable to contact slurm controller (connect failure)\n",
+    )
+    with pytest.raises(SchedulerAway):
+        cancel_jobs(away, [7])
