@@ -1,0 +1,155 @@
+"""What a recipe costs in time: an estimate by one pace, its parts, node-hours, and the traffic it makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from caffe_recipes.cluster.staging.costs import Rates, chain_s, copy_s
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.arithmetic import images_of, total_epochs
+from caffe_recipes.recipe.duration import Duration, duration_at
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import Pace, Shape, shape_of
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """One phase's training."""
+
+    name: str
+    iterations: int
+    epochs: float
+    training_s: float
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A way of staging the training LMDB, and its seconds."""
+
+    how: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the ranks exchange in an iteration: each sends and receives a complete model."""
+
+    each_way_bytes: int
+    all_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A recipe's time on a shape at a pace; `others` are the paces that were known and not taken.
+
+    `staging` begins with the quickest way, which counts; it is empty where the LMDB's size is not known.
+    """
+
+    recipe: str
+    shape: Shape
+    images: int
+    epochs: float
+    pace: Pace
+    others: tuple[Pace, ...]
+    epoch_s: float
+    phases: tuple[PhaseTime, ...]
+    duration: Duration
+    staging: tuple[Staging, ...]
+    traffic: Traffic | None
+    notes: tuple[str, ...]
+
+    @property
+    def total_s(self) -> float:
+        """All parts."""
+        return self.duration.total_s + self.duration.joins_s
+
+    @property
+    def node_hours(self) -> float:
+        """What the whole of it costs on all nodes."""
+        return self.shape.nodes * self.total_s / 3600
+
+
+def estimate_recipe(
+    recipe: Recipe,
+    paces: Sequence[Pace],
+    *,
+    shape: Shape | None = None,
+    rates: Rates | None = None,
+    model_bytes: int | None = None,
+) -> Estimate:
+    """Estimate a recipe by the first of some paces, each of `shape`, by default the recipe's own.
+
+    On another shape the images, and so the epochs, stay what they are, and the iterations change. Staging
+    takes the quickest of `copy` and `chain`. Raises InputError where there is no pace.
+    """
+    if not paces:
+        hint = "give Caffe's --log, --images-per-s, or --profile stampede2-knl or marenostrum4"
+        raise InputError(recipe.name, "nothing is known of its speed", hint)
+    shape, rates = shape or shape_of(recipe), rates or Rates()
+    pace, train = paces[0], recipe.data.train
+    duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
+    staging = _staging(recipe, shape.nodes, rates)
+    return Estimate(
+        recipe=recipe.name,
+        shape=shape,
+        images=train.images,
+        epochs=total_epochs(recipe),
+        pace=pace,
+        others=tuple(paces[1:]),
+        epoch_s=train.images / pace.images_per_s,
+        phases=tuple(_phases(recipe, shape, pace.images_per_s)),
+        duration=replace(duration, staging_s=staging[0].seconds if staging else 0.0),
+        staging=staging,
+        traffic=traffic_of(model_bytes, shape, pace.images_per_s) if model_bytes else None,
+        notes=tuple(_notes(recipe, shape)),
+    )
+
+
+def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
+    """Return what the ranks exchange.
+
+    Source: arXiv:1711.04291, V-A: after each iteration 256 nodes, of a rank each, send and receive 98 MB,
+    49 GB in all; both are multiples of 1024.
+
+    >>> round(traffic_of(98 << 20, Shape(256, 1, 32), 15000).all_bytes / 2**30)
+    49
+    """
+    in_all = 2 * model_bytes * shape.ranks
+    return Traffic(model_bytes, in_all, in_all * images_per_s / shape.global_batch)
+
+
+def _phases(recipe: Recipe, shape: Shape, images_per_s: float) -> Iterator[PhaseTime]:
+    for phase in recipe.phases:
+        images = images_of(recipe, phase)
+        # Rounded up: the last images are trained too.
+        iterations = math.ceil(images / (shape.global_batch * (phase.iter_size or 1)))
+        yield PhaseTime(phase.name, iterations, images / recipe.data.train.images, images / images_per_s)
+
+
+def _staging(recipe: Recipe, nodes: int, rates: Rates) -> tuple[Staging, ...]:
+    train = recipe.data.train
+    if train.size_gb is None:
+        return ()
+    size = math.ceil(train.size_gb * 1e9)
+    # A path from the Caffe root is one folder, which all nodes see.
+    hosts = nodes if PurePosixPath(train.lmdb).is_absolute() else 1
+    ways = (Staging("chain", chain_s(size, hosts, rates)), Staging("copy", copy_s(size, hosts, rates)))
+    return tuple(sorted(ways, key=lambda way: way.seconds))
+
+
+def _notes(recipe: Recipe, shape: Shape) -> Iterator[str]:
+    if recipe.data.train.size_gb is None:
+        yield "staging is left out: the recipe does not say the training LMDB's size_gb"
+    tested = [phase.name for phase in recipe.phases if phase.test_interval]
+    if tested:
+        yield f"tests during {', '.join(tested)} are left out, unless the pace is that of a log with them"
+    own = shape_of(recipe)
+    if shape.global_batch != own.global_batch:
+        yield (
+            f"{shape.global_batch:,} images an iteration, not the recipe's {own.global_batch:,}: "
+            "the same epochs; rates and accuracy are another matter"
+        )

@@ -1,0 +1,181 @@
+"""How fast a recipe trains, and who says so: the user's log, the recipe's source, or the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import PurePath
+from typing import Literal
+
+from caffe_recipes.caffe.log_events import Loss, Started
+from caffe_recipes.caffe.logs import parse_line
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.arithmetic import images_per_iter, total_images
+from caffe_recipes.recipe.measured import TABLES, find_throughput
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+Kind = Literal["log", "given", "reported", "measured"]
+# The first that there is counts.
+KINDS: tuple[Kind, ...] = ("log", "given", "reported", "measured")
+_PAPER_CROP_PX = 224
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Images a second of all ranks, who says so, and a word on each doubt."""
+
+    images_per_s: float
+    kind: Kind
+    said: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """So many nodes, ranks and images, which may be others than the recipe's."""
+
+    nodes: int
+    ranks_per_node: int
+    batch_per_rank: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of MPI ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def batch_per_node(self) -> int:
+        """Images of an iteration on one node, which the paper calls the local batch."""
+        return self.ranks_per_node * self.batch_per_rank
+
+    @property
+    def global_batch(self) -> int:
+        """Images of an iteration over all ranks."""
+        return self.ranks * self.batch_per_rank
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """Return the recipe's own shape."""
+    cluster = recipe.cluster
+    return Shape(cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank)
+
+
+def reported_pace(recipe: Recipe) -> Pace | None:
+    """Return what the source says: its rate, else a node's times the nodes, else all images in its minutes.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> reported_pace(load_recipe("stampede2-64n-72ep")).images_per_s
+    6303.0
+    """
+    said = recipe.reported
+    if said.images_per_s is not None:
+        return Pace(said.images_per_s, "reported", "the recipe's reported rate")
+    if said.images_per_s_per_node is not None:
+        rate = said.images_per_s_per_node * recipe.cluster.nodes
+        return Pace(rate, "reported", "the recipe's reported rate of a node")
+    if said.minutes is not None:
+        rate = total_images(recipe) / (60 * said.minutes)
+        return Pace(rate, "reported", f"all images in the recipe's reported {said.minutes:g} minutes")
+    return None
+
+
+def given_pace(images_per_s: float) -> Pace:
+    """Return the rate that the user gives."""
+    return Pace(images_per_s, "given", "as given")
+
+
+def measured_pace(recipe: Recipe, machine: str | None, shape: Shape) -> Pace | None:
+    """Return what the paper's table of a machine says of a shape; None without one, or for another net.
+
+    `machine` is a profile's name.
+    """
+    if machine not in TABLES or recipe.net.builder not in ("resnet50", None):
+        return None
+    table = TABLES[machine]
+    found = find_throughput(table, shape.nodes, shape.batch_per_node)
+    notes = list(found.notes)
+    if machine == "stampede2-skx":
+        notes.append(f"{table.name} is of {table.machine}, which have the same processors")
+    if recipe.net.builder is None or recipe.data.crop_size != _PAPER_CROP_PX:
+        notes.append(f"{table.name} is of ResNet-50 on crops of {_PAPER_CROP_PX} px")
+    between = ", between its points" if found.how == "interpolated" else ""
+    return Pace(found.images_per_s, "measured", f"the paper's {table.name}{between}", tuple(notes))
+
+
+def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pace:
+    """Return the pace of Caffe's logs, each a path and its lines, of a run of the recipe's own shape.
+
+    It is the images between each two loss lines by the seconds between them, tests and snapshots included;
+    what lies between two starts of the solver, or goes back in time, counts for nothing. Raises InputError
+    if no two loss lines with a time follow one another.
+    """
+    images, seconds, lines = 0, 0.0, 0
+    paths: list[str] = []
+    notes: list[str] = []
+    for path, text in logs:
+        paths.append(path)
+        phase, guessed = _phase_of(recipe, path)
+        if guessed:
+            notes.append(f"{path} is taken for the log of phase {phase.name}")
+        steps, found = _steps(text)
+        lines += found
+        images += sum(iterations for iterations, _ in steps) * images_per_iter(recipe, phase)
+        seconds += sum(passed for _, passed in steps)
+    if not seconds:
+        where, known = (paths[0] if len(paths) == 1 else ""), "no" if not lines else f"{lines}"
+        what = f"{known} lines `Iteration N, loss = ...` with a time, none that tells a pace"
+        raise InputError(where, what, "give a log of Caffe's with at least two, one after the other")
+    several = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
+
+
+def moved_pace(pace: Pace, recipe: Recipe, shape: Shape) -> Pace:
+    """Return the pace of the recipe's own shape for another: each node as fast; `measured` knows better."""
+    own = shape_of(recipe)
+    if pace.kind == "measured" or shape == own:
+        return pace
+    notes = []
+    if shape.nodes != own.nodes:
+        notes.append(f"known for {own.nodes} nodes: a node is taken to be as fast among {shape.nodes}")
+    if shape.batch_per_node != own.batch_per_node:
+        notes.append(
+            f"known for {own.batch_per_node} images a node: an image is taken to take as long "
+            f"with {shape.batch_per_node}"
+        )
+    faster = shape.nodes / own.nodes
+    return replace(pace, images_per_s=pace.images_per_s * faster, notes=(*pace.notes, *notes))
+
+
+def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
+    """Return the phase that a log is of, as a run names its logs; and whether it matters and is a guess."""
+    stem = PurePath(path).name.rpartition("-")[0]
+    named = [phase for phase in recipe.phases if phase.name == stem]
+    if named:
+        return named[0], False
+    first = recipe.phases[0]
+    return first, len({images_per_iter(recipe, phase) for phase in recipe.phases}) > 1
+
+
+def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
+    """Return iterations and seconds between each two loss lines, and how many such lines there are."""
+    steps, found, before = [], 0, None
+    for mark in _marks(lines):
+        found += mark is not None
+        if before and mark and mark[0] > before[0] and mark[1] > before[1]:
+            steps.append((mark[0] - before[0], (mark[1] - before[1]).total_seconds()))
+        before = mark
+    return steps, found
+
+
+def _marks(lines: Iterable[str]) -> Iterator[tuple[int, datetime] | None]:
+    """Yield iteration and time of each loss line of rank 0; None where a solver starts."""
+    for line in lines:
+        entry = parse_line(line)
+        if entry is None or entry.rank not in (None, 0):
+            continue
+        if isinstance(entry.event, Loss) and entry.time:
+            yield entry.event.iteration, entry.time
+        elif isinstance(entry.event, Started):
+            yield None

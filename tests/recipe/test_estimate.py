@@ -1,0 +1,86 @@
+"""What a recipe costs: the parts of its time, node-hours and traffic."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from caffe_recipes.cluster.staging.costs import Rates, chain_s, copy_s
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe import estimate
+from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import Shape, given_pace, reported_pace
+from caffe_recipes.recipe.source import load_recipe
+
+MODEL_BYTES = (25_557_096 + 53_173) * 4
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("stampede2-64n-72ep")
+
+
+def at_reported(recipe: Recipe) -> Estimate:
+    found = reported_pace(recipe)
+    assert found
+    return estimate_recipe(recipe, [found, given_pace(7000)], model_bytes=MODEL_BYTES)
+
+
+def test_the_72_epochs_at_6303_images_per_second_are_245_minutes(recipe: Recipe) -> None:
+    found = at_reported(recipe)
+    assert round(found.duration.training_s / 60) == 245
+    assert sum(phase.training_s for phase in found.phases) == pytest.approx(found.duration.training_s)
+    assert found.epoch_s == pytest.approx(1_281_167 / 6303)
+    assert [phase.iterations for phase in found.phases] == [7800, 3750, 4750, 4750, 1560]
+    assert [other.images_per_s for other in found.others] == [7000]
+
+
+def test_the_total_is_training_staging_joins_and_evaluation(recipe: Recipe) -> None:
+    found = at_reported(recipe)
+    parts = found.duration
+    assert found.total_s == parts.training_s + parts.staging_s + parts.joins_s + parts.evaluation_s
+    assert parts.joins_s == 300 + 5 * 120
+    assert parts.evaluation_s == pytest.approx(50_000 * 128 / 6303)
+    assert found.node_hours == pytest.approx(64 * found.total_s / 3600)
+
+
+def test_staging_takes_the_quickest_way_and_names_the_other(recipe: Recipe) -> None:
+    slow, fast = Rates(), Rates(link=12.5e9, shared=2e12, disk=5e9)
+    ways = [estimate_recipe(recipe, [given_pace(1)], rates=rates).staging for rates in (slow, fast)]
+    assert [[way.how for way in each] for each in ways] == [["chain", "copy"], ["copy", "chain"]]
+    assert ways[0][0].seconds == chain_s(42 * 10**9, 64, slow)
+    assert ways[1][0].seconds == copy_s(42 * 10**9, 64, fast)
+
+
+def test_without_the_lmdb_s_size_staging_is_left_out_and_it_is_said(recipe: Recipe) -> None:
+    train = recipe.data.train.model_copy(update={"size_gb": None})
+    sizeless = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
+    found = estimate_recipe(sizeless, [given_pace(6303)])
+    assert (found.staging, found.duration.staging_s) == ((), 0)
+    assert found.notes == ("staging is left out: the recipe does not say the training LMDB's size_gb",)
+
+
+def test_on_other_nodes_the_epochs_stay_and_the_iterations_change(recipe: Recipe) -> None:
+    found = estimate_recipe(recipe, [given_pace(12606)], shape=Shape(128, 2, 32))
+    assert [phase.iterations for phase in found.phases] == [3900, 1875, 2375, 2375, 780]
+    assert found.epochs == at_reported(recipe).epochs
+    assert round(found.duration.training_s / 60) == 122
+    assert "8,192 images an iteration, not the recipe's 4,096" in found.notes[0]
+
+
+def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
+    found = traffic_of(MODEL_BYTES, Shape(256, 1, 32), 15_000)
+    assert round(found.each_way_bytes / 2**20) == 98
+    assert round(found.all_bytes / 2**30) == 49
+    assert found.bytes_per_s == pytest.approx(found.all_bytes * 15_000 / 8192)
+
+
+def test_a_recipe_of_unknown_speed_is_refused_with_what_to_give() -> None:
+    with pytest.raises(InputError, match=r"^digits-local: nothing is known of its speed; give Caffe's --log"):
+        estimate_recipe(load_recipe("digits-local"), [])
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(estimate).failed == 0

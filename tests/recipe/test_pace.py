@@ -1,0 +1,144 @@
+"""How fast a recipe trains: by a log, by its source, by the paper's tables."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe import pace
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import (
+    Shape,
+    given_pace,
+    logged_pace,
+    measured_pace,
+    moved_pace,
+    reported_pace,
+    shape_of,
+)
+from caffe_recipes.recipe.source import load_recipe
+
+KNL = Shape(256, 1, 32)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("stampede2-64n-72ep")
+
+
+def loss(iteration: int, time: str, rank: int = 0) -> str:
+    return f"[{rank}] I1120 {time}.000000  6374 solver.cpp:228] Iteration {iteration}, loss = 6.9"
+
+
+SOLVING = "[0] I1120 10:00:00.000000  6374 solver.cpp:288] Solving ResNet-50"
+
+
+def images_per_s(recipe: Recipe, *lines: str) -> float:
+    return logged_pace(recipe, [("train.log", lines)]).images_per_s
+
+
+def test_a_log_s_pace_is_the_images_between_two_lines_by_the_seconds_between_them(recipe: Recipe) -> None:
+    found = logged_pace(
+        recipe, [("a.log", [SOLVING, loss(0, "10:00:10"), loss(40, "10:00:30"), loss(80, "10:00:50")])]
+    )
+    assert found.images_per_s == pytest.approx(80 * 4096 / 40)
+    assert (found.kind, found.said, found.notes) == ("log", "a.log", ())
+
+
+def test_what_passes_between_two_starts_counts_for_nothing(recipe: Recipe) -> None:
+    first = [loss(0, "10:00:00"), loss(40, "10:00:20")]
+    again = [SOLVING, loss(40, "11:00:00"), loss(80, "11:00:20")]
+    assert images_per_s(recipe, *first, *again) == pytest.approx(40 * 4096 / 20)
+
+
+def test_iterations_and_times_that_go_back_count_for_nothing(recipe: Recipe) -> None:
+    lines = [loss(40, "23:59:40"), loss(80, "00:00:00"), loss(0, "00:01:00"), loss(40, "00:01:20")]
+    assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
+
+
+def test_other_ranks_lines_are_not_looked_at(recipe: Recipe) -> None:
+    lines = [loss(0, "10:00:00"), loss(40, "10:00:05", rank=7), loss(40, "10:00:20")]
+    assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
+
+
+def test_several_logs_are_one_pace_and_nothing_counts_between_them(recipe: Recipe) -> None:
+    logs = [
+        ("init-1.log", [loss(0, "10:00:00"), loss(40, "10:00:20")]),
+        ("cyc1-1.log", [loss(0, "10:10:00"), loss(40, "10:10:40")]),
+    ]
+    found = logged_pace(recipe, logs)
+    assert found.images_per_s == pytest.approx(80 * 4096 / 60)
+    assert found.said == "init-1.log and 1 more"
+
+
+def with_iter_size(recipe: Recipe) -> Recipe:
+    doubled = recipe.phases[1].model_copy(update={"iter_size": 2})
+    return recipe.model_copy(update={"phases": (recipe.phases[0], doubled, *recipe.phases[2:])})
+
+
+def test_a_run_s_log_tells_its_phase_whose_iterations_may_be_larger(recipe: Recipe) -> None:
+    lines = [loss(0, "10:00:00"), loss(40, "10:00:20")]
+    found = logged_pace(with_iter_size(recipe), [("logs/cyc1-2.log", lines)])
+    assert found.images_per_s == pytest.approx(40 * 2 * 4096 / 20)
+    assert found.notes == ()
+
+
+def test_where_it_matters_whose_log_it_is_the_guess_is_said(recipe: Recipe) -> None:
+    found = logged_pace(with_iter_size(recipe), [("x.log", [loss(0, "10:00:00"), loss(40, "10:00:20")])])
+    assert found.notes == ("x.log is taken for the log of phase init",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"), [([], "no lines"), (["hello"], "no lines"), ([loss(0, "10:00:00")], "1 lines")]
+)
+def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str], what: str) -> None:
+    with pytest.raises(InputError, match=r"^a.log: " + what + r".*; give a log of Caffe's"):
+        logged_pace(recipe, [("a.log", lines)])
+
+
+def test_the_source_s_rate_goes_before_that_of_a_node_and_before_its_minutes(recipe: Recipe) -> None:
+    found = reported_pace(recipe)
+    assert found
+    assert (found.images_per_s, found.said) == (6303, "the recipe's reported rate")
+    minutes = reported_pace(load_recipe("stampede2-448n-90ep"))
+    assert minutes
+    assert minutes.images_per_s == pytest.approx((8040 + 402) * 14336 / (65 * 60))
+    assert reported_pace(load_recipe("digits-local")) is None
+
+
+def test_the_paper_s_tables_are_of_their_machines(recipe: Recipe) -> None:
+    knl, skylake = (measured_pace(recipe, name, KNL) for name in ("stampede2-knl", "marenostrum4"))
+    assert knl
+    assert skylake
+    assert knl.images_per_s == pytest.approx(1.28e6 / 85)
+    assert skylake.images_per_s == 15170
+    assert (knl.said, knl.notes) == ("the paper's Table V", ())
+
+
+def test_a_machine_with_the_same_processors_has_the_other_s_table_and_it_is_said(recipe: Recipe) -> None:
+    found = measured_pace(recipe, "stampede2-skx", KNL)
+    assert found
+    assert found.notes == ("Table VI is of MareNostrum 4's nodes, which have the same processors",)
+
+
+def test_no_table_tells_of_another_net_or_machine(recipe: Recipe) -> None:
+    assert measured_pace(load_recipe("digits-local"), "stampede2-knl", KNL) is None
+    assert measured_pace(recipe, "mpich", KNL) is None
+    assert measured_pace(recipe, None, KNL) is None
+
+
+def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe: Recipe) -> None:
+    known = given_pace(6400)
+    assert moved_pace(known, recipe, shape_of(recipe)) is known
+    moved = moved_pace(known, recipe, Shape(128, 2, 16))
+    assert moved.images_per_s == 12800
+    assert moved.notes == (
+        "known for 64 nodes: a node is taken to be as fast among 128",
+        "known for 64 images a node: an image is taken to take as long with 32",
+    )
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(pace).failed == 0
