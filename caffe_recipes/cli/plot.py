@@ -10,7 +10,8 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
 from caffe_recipes.generate.tree import write_file
 from caffe_recipes.review.iterations import find_epochs_per_iter
-from caffe_recipes.review.schedule.plot import format_of, render_plot
+from caffe_recipes.review.pictures import format_of
+from caffe_recipes.review.schedule.plot import render_plot
 from caffe_recipes.review.schedule.schedules import load_schedules
 
 _COUNT = click.IntRange(1, 2**31 - 1)

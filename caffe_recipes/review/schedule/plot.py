@@ -6,16 +6,14 @@ phase trains past the snapshot that the next one starts from is thin.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.pictures import line_colour, line_style, need_matplotlib, render_figure
 from caffe_recipes.review.schedule.curves import Curve, Mark, curve_of, marks_of
 from caffe_recipes.review.schedule.labels import Label, place_labels
 from caffe_recipes.review.schedule.schedules import Schedule, Stretch
@@ -24,39 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What each format would say of the machine and the day.
-_METADATA: dict[str, dict[str, None]] = {
-    "svg": {"Date": None, "Creator": None},
-    "png": {"Software": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-_STYLES = ("solid", (0, (5, 1.5)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)))
-_COLOURS = ("black", "#b3331d", "#1f5a9c", "#3f7d20", "#7a4a9e")
 _GREYS = ("0.93", "0.84")
-_SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "caffe-recipes",
-    "font.size": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "pdf.fonttype": 42,
-    "text.parse_math": False,  # a $ in a path is meant
-    "axes.formatter.limits": (-5, 7),
-}
 _MOST_PARTS, _MOST_POINTS = 100, 6000
 _MOST_LABELS = 40  # of a page; beyond, those of the largest jumps
 _WIDTH_IN, _RATE_IN, _STRIP_IN = 7.2, 3.1, 0.34
 _DECAY_IN, _MOST_DECAY_IN, _TEXT_IN = 0.9, 2.2, 0.13
-
-
-def format_of(path: Path) -> str:
-    """Return the picture format that a file's name asks for; InputError for one that we do not write."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in _METADATA:
-        raise InputError(path, "no picture's name", "end it in .svg, .png or .pdf")
-    return kind
 
 
 def render_plot(schedules: Sequence[Schedule], kind: str, *, log: bool = False) -> bytes:
@@ -64,10 +34,7 @@ def render_plot(schedules: Sequence[Schedule], kind: str, *, log: bool = False) 
 
     Raises InputError where matplotlib is missing, and where no iteration has a rate that can be drawn.
     """
-    if find_spec("matplotlib") is None:
-        raise InputError("", "plot needs matplotlib", "pip install 'caffe-recipes[plot]'")
-    import matplotlib as mpl
-
+    need_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
     if parts > _MOST_PARTS:
         raise InputError(schedules[0].name, f"{parts} phases to draw", f"give {_MOST_PARTS} at most")
@@ -76,13 +43,7 @@ def render_plot(schedules: Sequence[Schedule], kind: str, *, log: bool = False) 
     highest = max((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=math.nan)
     if not math.isfinite(highest):
         raise InputError(schedules[0].name, "no iteration has a rate above 0 to draw", "mend the schedule")
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        figure = _draw(schedules, curves, highest, log=log)
-        picture = io.BytesIO()
-        figure.savefig(picture, format=kind, dpi=200, metadata=_METADATA[kind])
-    return picture.getvalue()
+    return render_figure(lambda: _draw(schedules, curves, highest, log=log), kind)
 
 
 def _draw(
@@ -128,7 +89,7 @@ def _draw_strips(axes: Axes, schedules: Sequence[Schedule]) -> None:
     axes.axis("off")
     end = axes.get_xlim()[1]
     for row, schedule in enumerate(schedules):
-        style = _style(row)
+        style = line_style(row)
         axes.plot([0, end * 0.05], [row + 0.24] * 2, **style, linewidth=1.3)
         axes.text(end * 0.06, row + 0.26, schedule.name, va="center", fontsize=8, color=style["color"])
         for index, (stretch, left, right) in enumerate(_spans(schedule.stretches)):
@@ -160,7 +121,7 @@ def _scale_rates(axes: Axes, highest: float, curves: Sequence[Sequence[Curve]], 
 
 
 def _draw_rates(axes: Axes, schedule: Schedule, curves: Sequence[Curve], index: int) -> None:
-    style = _style(index)
+    style = line_style(index)
     for curve in curves:
         taken = curve.taken
         axes.plot(curve.xs[:taken], curve.rates[:taken], **style, linewidth=1.3, zorder=3)
@@ -176,7 +137,7 @@ def _draw_rates(axes: Axes, schedule: Schedule, curves: Sequence[Curve], index: 
 
 
 def _draw_decays(axes: Axes, schedule: Schedule, index: int) -> None:
-    style, before = _style(index), None
+    style, before = line_style(index), None
     for stretch, left, right in _spans(schedule.stretches):
         value = stretch.solver.weight_decay
         if before is not None and before != value:
@@ -218,7 +179,7 @@ def _decay_in(values: Sequence[float]) -> float:
 
 def _labels(schedules: Sequence[Schedule], curves: Sequence[Sequence[Curve]], index: int) -> Iterator[Label]:
     """Yield a label for each jump of a schedule; of several schedules, the highest point has its name too."""
-    schedule, colour = schedules[index], _colour(index)
+    schedule, colour = schedules[index], line_colour(index)
     marks = sorted(marks_of(schedule), key=lambda mark: -abs(mark.after - mark.before))[
         : _MOST_LABELS // len(schedules)
     ]
@@ -234,12 +195,3 @@ def _labels(schedules: Sequence[Schedule], curves: Sequence[Sequence[Curve]], in
 
 def _jump(mark: Mark) -> str:
     return f"{mark.before:.4g} → {mark.after:.4g}"
-
-
-def _style(index: int) -> dict[str, Any]:
-    return {"color": _colour(index), "linestyle": _STYLES[index % len(_STYLES)]}
-
-
-def _colour(index: int) -> str:
-    # With as many colours as styles, the second round pairs them anew.
-    return _COLOURS[(index + index // len(_STYLES)) % len(_COLOURS)]

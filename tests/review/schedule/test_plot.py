@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli.plot import plot
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.pictures import format_of
 from caffe_recipes.review.schedule.labels import Label, place_labels
-from caffe_recipes.review.schedule.plot import format_of, render_plot
+from caffe_recipes.review.schedule.plot import render_plot
 from caffe_recipes.review.schedule.schedules import Schedule, schedule_solvers
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
