@@ -27,7 +27,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
     if given.endswith(_YAML):
-        return posixpath.join(runs, _latest(files, runs, load_recipe(given).name))
+        return posixpath.join(runs, _latest(files, runs, name_recipe(given)))
     plain = given.rstrip("/") or given
     folders = dict.fromkeys(
         [*([plain] if "/" in plain else []), posixpath.join(root, plain), posixpath.join(runs, plain)]
@@ -48,6 +48,21 @@ def load_frozen(files: RunFiles, folder: str) -> Recipe:
     except (ValidationError, ValueError, RecursionError) as error:
         what = "no such file" if piece is None else f"is no run's recipe: {_first(error)}"
         raise InputError(path, what, "watch the run with the version that started it") from None
+
+
+def name_recipe(given: str) -> str:
+    """Return the name of the recipe that a word would name; raises RecipeError for a spoilt YAML."""
+    return load_recipe(given).name if given.endswith(_YAML) else given
+
+
+def numbered_run(name: str) -> tuple[str, int] | None:
+    """Return the recipe and the number in a run's name; None for what is no run's.
+
+    >>> numbered_run("digits-local-12"), numbered_run("digits-local")
+    (('digits-local', 12), None)
+    """
+    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
+    return (found[1], int(found[2])) if found else None
 
 
 def _latest(files: RunFiles, runs: str, recipe: str) -> str:

@@ -15,6 +15,11 @@ from typing import Protocol
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.errors import ClusterError, InputError
 
+_RECIPES = """\
+for each in "$1"/*"$2"; do
+    if [ -f "$each" ]; then each=${each%"$2"} && printf '%s\\n' "${each##*/}"; fi
+done
+"""
 _LIST = """\
 for each in "$1"/*/journal.jsonl; do
     if [ -f "$each" ]; then each=${each%/journal.jsonl} && printf '%s\\n' "${each##*/}"; fi
@@ -76,6 +81,9 @@ class RunFiles(Protocol):
     def names(self, runs: str) -> list[str]:
         """Return the names of the folders in `runs` that hold a journal."""
 
+    def recipes(self, runs: str, suffix: str) -> list[str]:
+        """Return what the names of the files in `runs` that end so begin with."""
+
     def close(self) -> None:
         """Let go of the connection."""
 
@@ -94,6 +102,10 @@ class LocalFiles:
     def names(self, runs: str) -> list[str]:
         """List a folder; none of one that is not there."""
         return sorted(path.parent.name for path in Path(runs).glob("*/journal.jsonl"))
+
+    def recipes(self, runs: str, suffix: str) -> list[str]:
+        """List a folder; none of one that is not there."""
+        return sorted(path.name.removesuffix(suffix) for path in Path(runs).glob(f"*{suffix}"))
 
     def close(self) -> None:
         """Hold nothing."""
@@ -123,6 +135,10 @@ class HostFiles:
     def names(self, runs: str) -> list[str]:
         """List a folder; none of one that is not there."""
         return sorted(self._ask(_LIST, runs))
+
+    def recipes(self, runs: str, suffix: str) -> list[str]:
+        """List a folder; none of one that is not there."""
+        return sorted(self._ask(_RECIPES, runs, suffix))
 
     def close(self) -> None:
         """Close the connection."""

@@ -6,6 +6,7 @@ import json
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from caffe_recipes.caffe.logs import LogSummary
@@ -57,10 +58,14 @@ class ShownRun:
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
-        self._go_on = f"{describe_run_command(given, recipe)} goes on where it was"
+        self.go_on = f"{describe_run_command(given, recipe)} goes on where it was"
         self._journal = b""
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
+        self.last_failure: RunFailed | None = None  # also one that the run went on after
+        self.last_s: float | None = None  # when the journal grew last
+        self.job_id: int | None = None  # the job that carries the run on, or did
+        self.job_ids: tuple[int, ...] = ()
 
     @property
     def process(self) -> Process:
@@ -126,9 +131,9 @@ class ShownRun:
     def gone(self) -> RunFailed:
         """Return the error of a run whose process has ended without saying so."""
         if self.process == NOBODY:
-            return RunFailed(self.folder, "no process carries it on", self._go_on)
+            return RunFailed(self.folder, "no process carries it on", self.go_on)
         what = f"process {self.state.pid} on {self.state.host} is gone"
-        return RunFailed(self.folder, what, self._go_on)
+        return RunFailed(self.folder, what, self.go_on)
 
     def _take_journal(self, piece: Piece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
@@ -155,19 +160,26 @@ class ShownRun:
         earlier = b"".join(whole.splitlines(keepends=True)[:first])
         self.state = fold_journal(earlier.decode(errors="replace"), self.path)
         for event in said[:first]:
-            self._keep_log(event)
+            self._keep(event)
         return said[first:]
 
-    def _keep_log(self, event: dict[str, Any]) -> None:
+    def _keep(self, event: dict[str, Any]) -> None:
+        """Keep what is told of launches, jobs and failures, whoever carried the run on then."""
         if event["event"] == "launched":
             self.launches.append((event["phase"], event["log"]))
+        if event["event"] == "started":
+            job = event.get("job")
+            self.job_id = job if isinstance(job, int) else None
+            self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
+        self.last_s = datetime.fromisoformat(event["time"]).timestamp()
+        self.last_failure = self._find_failure(event) or self.last_failure
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._log.summary.losses:
             self.reporter.end_progress()
         if self.failure is not None:  # that was not the end
             self.reporter.say(str(self.failure))
-        self._keep_log(event)
+        self._keep(event)
         self.failure = self._find_failure(event)
         line = describe_event(event, self.recipe, self.folder)
         before = describe_before(self.state, self.recipe, self.folder) if event["event"] == "started" else []
@@ -178,7 +190,7 @@ class ShownRun:
     def _find_failure(self, event: dict[str, Any]) -> RunFailed | None:
         """Return the error that a run ends with, if this event is its last."""
         if event["event"] == "interrupted":
-            return RunFailed(self.folder, f"interrupted by {event.get('signal')}", self._go_on)
+            return RunFailed(self.folder, f"interrupted by {event.get('signal')}", self.go_on)
         if event["event"] != "failed":
             return None
         phase, reason = event.get("phase"), event.get("reason")

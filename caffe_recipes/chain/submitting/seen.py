@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Literal
 
 from caffe_recipes.chain.submitting.submissions import Submission
+from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.slurm.jobs import Job
+from caffe_recipes.cluster.slurm.queries import find_jobs
 from caffe_recipes.cluster.slurm.reasons import describe_state
 from caffe_recipes.errors import ClusterError
 
@@ -35,6 +37,11 @@ class SeenJob:
     def is_live(self) -> bool:
         """Whether Slurm says that it waits or runs."""
         return self.standing in ("waiting", "running")
+
+
+def slurm_of(host: Host) -> Ask:
+    """Return what asks the Slurm of a host."""
+    return lambda ids, names: find_jobs(host, ids=ids, names=names)
 
 
 def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:

@@ -1,0 +1,196 @@
+"""Where runs stand: local ones, those on other hosts, and those that are in a queue of Slurm's. Only read.
+
+A state that cannot be asked for is unknown, and never a failure.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from caffe_recipes.chain.event_lines import is_trained
+from caffe_recipes.chain.eyes import Eyes, Means, open_files
+from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
+from caffe_recipes.chain.folder import RUNS
+from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
+from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.chain.submitting.seen import Ask, SeenJob, see_jobs, slurm_of
+from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, fold_submissions
+from caffe_recipes.chain.watch import Progress
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.errors import CaffeRecipesError, InputError
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """Where the runs are; `root` is a path on the host `on`."""
+
+    root: str = "."
+    on: str | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
+
+    `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
+    """
+
+    name: str
+    recipe: str
+    run: ShownRun | None = None
+    lives: bool | None = None
+    jobs: tuple[SeenJob, ...] = ()
+    spoilt: CaffeRecipesError | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where the phase is that trains, or did when the run was heard of last."""
+        return self.run.progress() if self.run else None
+
+    @property
+    def state(self) -> str:
+        """One word: finished, running, waiting, failed, interrupted, stopped, over or unknown."""
+        standings = {job.standing for job in self.jobs}
+        if self.run is not None and self.run.is_complete:
+            return "finished"
+        if self.lives or "running" in standings:
+            return "running"
+        if "waiting" in standings:
+            return "waiting"
+        if self.spoilt or "unknown" in standings:
+            return "unknown"
+        if self.run is None:
+            return "over"
+        if self.run.failure is not None:
+            return "interrupted" if self.run.failure.what.startswith("interrupted by ") else "failed"
+        return (
+            "stopped" if self.lives is False or self.run.state.pid is None or self._is_job_over else "unknown"
+        )
+
+    @property
+    def _is_job_over(self) -> bool:
+        """Whether the run's process was a job's that Slurm says is over."""
+        over = [job.job_id for job in self.jobs if job.standing == "over"]
+        return self.run is not None and self.run.job_id is not None and self.run.job_id in over
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether all phases are finished, and what is left is the evaluation."""
+        return self.run is not None and is_trained(self.run.state, self.run.recipe)
+
+
+def find_standings(
+    options: StatusOptions, means: Means | None = None, ask: Ask | None = None
+) -> list[Standing]:
+    """Return where all runs stand: by recipe, the latest first. Raises ClusterError for the host."""
+    with ExitStack() as stack:
+        files = open_files(options.on, means or Means())
+        stack.callback(files.close)
+        ask = ask or _slurm(files)
+        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
+        found = [_read_run(files, f"{runs}/{name}") for name in files.names(runs)]
+        submitted = {name: _submissions(files, runs, name) for name in files.recipes(runs, SUFFIX)}
+    return _join(found, submitted, ask)
+
+
+def find_standing(
+    run: str, options: StatusOptions, means: Means | None = None, ask: Ask | None = None
+) -> Standing:
+    """Return where one run stands, given as attach is; raises InputError if there is neither it nor a job."""
+    means = means or Means()
+    with ExitStack() as stack:
+        files = open_files(options.on, means)
+        stack.callback(files.close)
+        ask = ask or _slurm(files)
+        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
+        recipe = name_recipe(run)
+        submitted = _submissions(files, runs, recipe)
+        try:
+            path = find_run(files, options.root, run)
+        except InputError:
+            if not submitted:
+                raise
+            return Standing(recipe, recipe, jobs=see_jobs(submitted, ask))
+        standing = _read_run(files, path, given=run)
+        if standing.spoilt:
+            raise standing.spoilt
+        submitted = submitted or _submissions(files, posixpath.dirname(path), standing.recipe)
+        is_latest = find_run(files, options.root, standing.recipe) == path
+        if submitted and (is_latest or _is_of(standing, submitted)):
+            standing = replace(standing, jobs=see_jobs(submitted, ask))
+        if standing.state == "unknown" and not standing.jobs and standing.run is not None:
+            eyes = Eyes(files, _silent(), means, once=True)
+            stack.callback(eyes.close)
+            eyes.look(standing.run)  # which host it is, so that the run's own can be another
+            return replace(standing, lives=eyes.look(standing.run).lives)
+        return standing
+
+
+def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
+    """Read a run's files; what cannot be read is told in the standing."""
+    name = posixpath.basename(path)
+    found = numbered_run(name)
+    recipe = found[0] if found else name
+    try:
+        shown = ShownRun(given or recipe, path, load_frozen(files, path), _silent())
+        shown.take(files.look(shown.wanted()).pieces)
+        look = files.look(shown.wanted(), shown.process)
+        shown.take(look.pieces, live=False)
+    except CaffeRecipesError as error:
+        return Standing(name, recipe, spoilt=error)
+    return Standing(name, shown.recipe.name, shown, look.lives)
+
+
+def _submissions(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
+    """Return what the last submit of a recipe has submitted; nothing where that cannot be read."""
+    path = f"{runs}/{recipe}{SUFFIX}"
+    piece = files.look([Wanted(path)]).pieces[0]
+    if piece is None:
+        return ()
+    return fold_submissions(piece.data.decode(errors="replace"), path).latest
+
+
+def _join(
+    found: Sequence[Standing], submitted: dict[str, tuple[Submission, ...]], ask: Ask
+) -> list[Standing]:
+    """Put jobs to the runs that they carry on, or are to; of Slurm all is asked at once."""
+    everything = [each for group in submitted.values() for each in group]
+    seen = dict(zip(everything, see_jobs(everything, ask), strict=True))
+    joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
+    for recipe, group in submitted.items():
+        jobs = tuple(seen[each] for each in group)
+        of_recipe = [index for index, each in enumerate(joined) if each.recipe == recipe]
+        own = next((index for index in of_recipe if _is_of(joined[index], group)), None)
+        at = own if own is not None else next(iter(of_recipe), None)
+        begins_new = at is None or (own is None and joined[at].state == "finished")
+        if at is not None and not begins_new:
+            joined[at] = replace(joined[at], jobs=jobs)
+        elif begins_new and (at is None or any(job.standing != "over" for job in jobs)):
+            place = at if at is not None else len(joined)
+            joined.insert(place, Standing(recipe, recipe, jobs=jobs))
+    return sorted(joined, key=lambda each: each.recipe)
+
+
+def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:
+    """Tell whether one of the jobs has carried the run on."""
+    ids = standing.run.job_ids if standing.run else ()
+    return any(each.job_id in ids for each in submitted)
+
+
+def _number(name: str) -> int:
+    found = numbered_run(name)
+    return found[1] if found else 0
+
+
+def _slurm(files: RunFiles) -> Ask:
+    return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
+
+
+def _silent() -> Reporter:
+    return Reporter(Console(quiet=True))

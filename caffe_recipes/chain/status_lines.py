@@ -1,0 +1,188 @@
+"""Where runs stand, as people and as programs read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.table import Table
+
+from caffe_recipes.chain.report import describe_accuracy
+from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.chain.status import Standing
+from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen
+from caffe_recipes.chain.units import describe_duration
+from caffe_recipes.chain.watch import Progress
+from caffe_recipes.recipe.arithmetic import images_per_iter
+
+
+def summarize_standing(standing: Standing) -> str:
+    """Say on one line where a run stands, behind its name and the word for its state."""
+    run = standing.run
+    if standing.spoilt is not None:
+        return str(standing.spoilt)
+    jobs = [f"{name_seen(job)} {_told(standing, job)}" for job in _telling(standing)]
+    if run is None:
+        return "; ".join(jobs)
+    if standing.state == "finished":
+        return ", ".join(describe_accuracy(run.recipe, run.state.outputs or {})) or "all phases are finished"
+    if standing.state in ("running", "unknown"):
+        return "; ".join([_describe_work(standing), *(jobs or [_describe_process(standing)])])
+    if standing.state == "waiting":
+        return "; ".join(jobs)
+    ended = str(run.failure) if run.failure else run.go_on
+    return "; ".join([*jobs, ended])
+
+
+def table_of_standings(standings: list[Standing]) -> Table:
+    """Return a line for each run."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for column in ("run", "state"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("said", overflow="fold")
+    for standing in standings:
+        table.add_row(standing.name, standing.state, summarize_standing(standing))
+    return table
+
+
+def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
+    """Yield all that is known of one run: a word for what it is, and it in words."""
+    run, progress = standing.run, standing.progress
+    yield "state", standing.state
+    if run is not None and standing.state in ("running", "unknown"):
+        yield "phase", _describe_phase(standing)
+    if run is not None and progress is not None:
+        yield from _describe_rate(run, progress)
+    for finish in run.state.finished.values() if run else ():
+        speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
+        loss = f", loss {finish.loss:.4g}" if finish.loss is not None else ""
+        yield finish.phase, f"finished in {describe_duration(finish.seconds)}{speed}{loss}"
+    for line in describe_accuracy(run.recipe, run.state.outputs or {}) if run else ():
+        yield "result", line
+    for job in standing.jobs:
+        yield "job", f"{name_seen(job).removeprefix('job ')} {_told(standing, job)}"
+    if run is not None:
+        if standing.state != "finished" and run.state.pid is not None:
+            yield "process", _describe_process(standing)
+        if run.last_failure is not None and standing.state != "finished":
+            yield "failure", str(run.last_failure)
+        if run.launches:
+            yield "log", run.launches[-1][1]
+        if standing.state == "finished":
+            yield "model", run.model
+        elif standing.state in ("failed", "interrupted", "stopped"):
+            yield "next", run.go_on
+
+
+def standing_as_json(standing: Standing) -> dict[str, Any]:
+    """Return where a run stands as JSON values; units stand in the names, times are in UTC."""
+    run, progress = standing.run, standing.progress
+    return {
+        "run": standing.name if run or standing.spoilt else None,
+        "recipe": standing.recipe,
+        "state": standing.state,
+        "said": summarize_standing(standing),
+        "time": _utc(run.last_s) if run and run.last_s is not None else None,
+        "progress": asdict(progress) | {"s_per_iter": _pace(run, progress)} if run and progress else None,
+        "phases": [asdict(finish) for finish in run.state.finished.values()] if run else [],
+        "outputs": dict(run.state.outputs) if run and run.state.outputs else None,
+        "process": {"pid": run.state.pid, "host": run.state.host, "lives": standing.lives}
+        if run and run.state.pid is not None
+        else None,
+        "jobs": [
+            {
+                "job": job.job_id,
+                "name": job.submission.name,
+                "phase": job.submission.phase,
+                "state": job.job.state.value if job.job else None,
+                "standing": job.standing,
+                "said": _told(standing, job),
+            }
+            for job in standing.jobs
+        ],
+        "failure": str(run.last_failure) if run and run.last_failure else None,
+        "log": run.launches[-1][1] if run and run.launches else None,
+    }
+
+
+def _describe_work(standing: Standing) -> str:
+    """Say what a run does, in a few words."""
+    run, progress = standing.run, standing.progress
+    if progress is None or run is None:
+        return _describe_phase(standing)
+    parts = [f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"]
+    if progress.images_per_s is not None:
+        parts.append(f"{progress.images_per_s:,.0f} images/s")
+    if progress.phase_left_s is not None and progress.chain_left_s is not None:
+        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
+        parts.append(f"{phase} left, {chain} in all")
+    return ", ".join(parts)
+
+
+def _describe_phase(standing: Standing) -> str:
+    run, progress = standing.run, standing.progress
+    if run is None:
+        return ""
+    if run.state.launch is None:
+        return "evaluating" if standing.is_evaluating else "preparing"
+    name = run.state.launch.phase
+    names = [phase.name for phase in run.recipe.phases]
+    place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
+    if progress is None:
+        return f"{name}{place}: no iteration yet"
+    loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+    rate = f", lr {progress.rate:.5g}" if progress.rate is not None else ""
+    return f"{name}{place}: iteration {progress.iteration:,} of {progress.last_iter:,}{rate}{loss}"
+
+
+def _describe_rate(run: ShownRun, progress: Progress) -> Iterator[tuple[str, str]]:
+    pace = _pace(run, progress)
+    if progress.images_per_s is not None and pace is not None:
+        yield "rate", f"{progress.images_per_s:,.0f} images/s, {pace:.3g} s an iteration"
+    if progress.phase_left_s is not None and progress.chain_left_s is not None:
+        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
+        yield "left", f"{phase} of the phase, {chain} in all"
+
+
+def _pace(run: ShownRun, progress: Progress) -> float | None:
+    """Return the seconds of an iteration."""
+    if not progress.images_per_s:
+        return None
+    return images_per_iter(run.recipe, run.recipe.phase(progress.phase)) / progress.images_per_s
+
+
+def _describe_process(standing: Standing) -> str:
+    run = standing.run
+    if run is None or run.state.pid is None:
+        return "no process"
+    name = f"process {run.state.pid} on {run.state.host}"
+    if standing.lives is not None:
+        return name if standing.lives else f"{name}, which is gone"
+    heard = f", heard of last at {_here(run.last_s)}" if run.last_s is not None else ""
+    return (
+        name if standing.state in ("running", "finished") else f"{name}{heard}: whether it lives is not known"
+    )
+
+
+def _telling(standing: Standing) -> list[SeenJob]:
+    """Return the jobs of which a line should tell: those that live, else the last."""
+    live = [job for job in standing.jobs if job.standing != "over"]
+    return live[:1] or list(standing.jobs[-1:])
+
+
+def _told(standing: Standing, job: SeenJob) -> str:
+    """Say what a job does; where Slurm is away, since when that is not known."""
+    run = standing.run
+    if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:
+        return describe_job(job, run.last_s, "then the run went on")
+    return describe_job(job)
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _here(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

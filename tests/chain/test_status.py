@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.eyes import Means
+from caffe_recipes.chain.journal import Journal
+from caffe_recipes.chain.status import Standing, StatusOptions, find_standing, find_standings
+from caffe_recipes.chain.status_lines import detail_standing, standing_as_json, summarize_standing
+from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError, InputError
+from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+GO_ON = "`caffe-recipes run` with its recipe goes on where it was"
+
+
+def no_slurm(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+    raise AssertionError("Slurm is asked, though nothing was submitted")
+
+
+def away(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+    raise ClusterError("login1", "Slurm gives squeue no answer", "ask again later")
+
+
+def submit(place: Place, *phases: str | None, job_id: int | None = 12, at_s: float = 1_600_000_000) -> None:
+    journal = SubmissionJournal(submissions_path(place.root, "small"), lambda: at_s)
+    for number, phase in enumerate(phases):
+        name = f"small-{phase}" if phase else "small-a"
+        journal.begin(Submission(name, "a", "chain.sbatch", 0.0, phase=phase))
+        if job_id is not None:
+            journal.settle(name, job_id + number)
+    journal.close()
+
+
+def job(state: State, job_id: int = 12, name: str = "small-a", **more: object) -> Job:
+    return Job(job_id, name, state, **more)  # type: ignore[arg-type]
+
+
+class Eye:
+    """Looks as `status` does; `jobs` is what Slurm knows."""
+
+    def __init__(self, place: Place, *jobs: Job) -> None:
+        self.place, self.jobs = place, jobs
+
+    def all(self, ask: object = None, on: str | None = None) -> list[Standing]:
+        means = Means(lambda name, copy_with: LocalHost(name))
+        options = StatusOptions(str(self.place.root), on)
+        return find_standings(options, means, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+
+    def one(self, run: str = "small", ask: object = None) -> Standing:
+        options = StatusOptions(str(self.place.root))
+        return find_standing(run, options, ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+
+
+def test_without_runs_nothing_is_told(place: Place) -> None:
+    assert Eye(place).all(no_slurm) == []
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) -> None:
+    for number in (1, 2, 10):
+        tell_run(place.root, place.recipe, *WHOLE, number=number)
+    told = Eye(place).all(no_slurm, on)
+    assert [each.name for each in told] == ["small-10", "small-2", "small-1"]
+    assert {(each.state, summarize_standing(each)) for each in told} == {
+        ("finished", "loss3/top-1: 75.00 % (reported: 76.3 %)")
+    }
+
+
+def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG)
+    with closing(Journal(folder / "journal.jsonl")):
+        (standing,) = Eye(place).all(no_slurm)
+    assert standing.state == "running"
+    assert summarize_standing(standing) == (
+        f"init 2/8, 128 images/s, 3 s left, 8 s in all; process {os.getpid()} on {HERE}"
+    )
+    assert dict(detail_standing(standing)) == {
+        "state": "running",
+        "phase": "init (1 of 3): iteration 2 of 8, lr 0.1, loss 1.25",
+        "rate": "128 images/s, 0.5 s an iteration",
+        "left": "3 s of the phase, 8 s in all",
+        "process": f"process {os.getpid()} on {HERE}",
+        "log": "runs/small-1/logs/init-1.log",
+    }
+
+
+def test_a_run_whose_process_is_gone_is_stopped_and_says_what_goes_on(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), log=LOG)
+    (standing,) = Eye(place).all(no_slurm)
+    assert (standing.state, summarize_standing(standing)) == ("stopped", GO_ON)
+
+
+def test_a_failed_and_an_interrupted_run_are_told_apart(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"))
+    interrupted: Event = ("interrupted", {"signal": "SIGINT"})
+    tell_run(place.root, place.recipe, started(), launched(), interrupted, number=2)
+    second, first = Eye(place).all(no_slurm)
+    assert (first.state, summarize_standing(first)) == (
+        "failed",
+        "phase init: failed: the loss is nan; log: runs/small-1/logs/init-1.log",
+    )
+    assert (second.state, summarize_standing(second)) == (
+        "interrupted",
+        f"runs/small-2: interrupted by SIGINT; {GO_ON}",
+    )
+
+
+def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Place) -> None:
+    events = (started(), launched(), failed("init", "a host died"), started(os.getpid()), launched("init", 2))
+    folder = tell_run(place.root, place.recipe, *events)
+    with closing(Journal(folder / "journal.jsonl")):
+        standing = Eye(place).one(ask=no_slurm)
+    assert standing.state == "running"
+    assert dict(detail_standing(standing))["failure"].startswith("phase init: failed: a host died")
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
+    (tell_run(place.root, place.recipe, *WHOLE) / "recipe.json").write_text("{")
+    tell_run(place.root, place.recipe, *WHOLE, number=2)
+    second, first = Eye(place).all(no_slurm)
+    assert (second.state, first.state) == ("finished", "unknown")
+    assert "recipe.json: is no run's recipe: not JSON" in summarize_standing(first)
+    with pytest.raises(InputError, match="is no run's recipe"):
+        Eye(place).one("small-1", no_slurm)
+
+
+def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="other"), launched())
+    assert Eye(place).all(no_slurm)[0].state == "unknown"
+    host = StandInHost("other", fault=ClusterError("other", "cannot be reached"))
+    means = Means(lambda name, copy_with: host)
+    standing = find_standing("small", StatusOptions(str(place.root)), means, no_slurm)
+    assert standing.state == "unknown"
+    told = dict(detail_standing(standing))["process"]
+    assert re.search(r"on other, heard of last at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
+
+
+def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
+    submit(place, None)
+    eye = Eye(place, job(State.PENDING, reason="Resources"))
+    for standing in (*eye.all(), eye.one(), eye.one(str(place.recipe))):
+        assert (standing.name, standing.state) == ("small", "waiting")
+        assert summarize_standing(standing) == "job 12 waits: its nodes are still in use (Resources)"
+
+
+def test_a_job_that_is_to_go_on_with_a_run_is_told_with_it(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), failed("init", "x"))
+    submit(place, None)
+    (standing,) = Eye(place, job(State.PENDING, reason="Resources")).all()
+    assert (standing.name, standing.state) == ("small-1", "waiting")
+
+
+def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    submit(place, None)
+    first, second = Eye(place, job(State.PENDING, reason="Resources")).all()
+    assert [(each.name, each.state) for each in (first, second)] == [
+        ("small", "waiting"),
+        ("small-1", "finished"),
+    ]
+
+
+def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), log=LOG)
+    submit(place, None)
+    (standing,) = Eye(place, job(State.RUNNING)).all()
+    assert standing.state == "running"
+    assert summarize_standing(standing) == ("init 2/8, 128 images/s, 3 s left, 8 s in all; job 12 is running")
+
+
+def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job=12), launched())
+    submit(place, None)
+    (standing,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
+    assert standing.state == "stopped"
+    assert summarize_standing(standing) == (
+        "job 12 was ended at its time limit of 1 h 00 min; submit again: it goes on from the last snapshot; "
+        + GO_ON
+    )
+
+
+def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), log=LOG)
+    submit(place, None)
+    (standing,) = Eye(place).all(away)
+    assert standing.state == "unknown"
+    then = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
+    assert summarize_standing(standing) == (
+        f"init 2/8, 128 images/s, 3 s left, 8 s in all; job 12 unknown since {then} "
+        "(then the run went on): login1: Slurm gives squeue no answer; ask again later"
+    )
+
+
+def test_each_job_of_a_chain_is_told(place: Place) -> None:
+    submit(place, "init", "cyc1")
+    jobs = (
+        job(State.RUNNING, 12, "small-init"),
+        job(State.PENDING, 13, "small-cyc1", reason="Dependency"),
+    )
+    standing = Eye(place, *jobs).one()
+    assert [said for word, said in detail_standing(standing) if word == "job"] == [
+        "12 (init) is running",
+        "13 (cyc1) waits: a job that it depends on has not ended (Dependency)",
+    ]
+
+
+def test_programs_read_it_as_json(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), finished("init"))
+    submit(place, None)
+    told = json.loads(json.dumps(standing_as_json(Eye(place, job(State.RUNNING)).one())))
+    assert (told["run"], told["recipe"], told["state"], told["failure"]) == (
+        "small-1",
+        "small",
+        "running",
+        None,
+    )
+    assert told["process"] == {"pid": 2**22 + 1, "host": "node7", "lives": None}
+    assert told["phases"][0]["phase"] == "init"
+    assert told["jobs"] == [
+        {
+            "job": 12,
+            "name": "small-a",
+            "phase": None,
+            "state": "RUNNING",
+            "standing": "running",
+            "said": "is running",
+        }
+    ]
+
+
+def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(), launched(), log=LOG)
+    submit(place, None)
+    before = place.tree()
+    with closing(Journal(folder / "journal.jsonl")):
+        Eye(place).all(away)
+        Eye(place).one(ask=away)
+    assert place.tree() == before

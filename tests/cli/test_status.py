@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chain.conftest import RECIPE
+from tests.chain.told_run import WHOLE, launched, started, tell_run
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from caffe_recipes.cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "status", *words]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(RECIPE)
+    tell_run(tmp_path, recipe, *WHOLE)
+    tell_run(tmp_path, recipe, started(), launched(), number=2)
+    return tmp_path
+
+
+def test_each_run_is_a_line(root: Path) -> None:
+    done = call(root)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "small-2  stopped  `caffe-recipes run` with its recipe goes on where it was",
+        "small-1  finished  loss3/top-1: 75.00 % (reported: 76.3 %)",
+    ]
+
+
+def test_of_one_run_all_is_told(root: Path) -> None:
+    done = call(root, "small-1")
+    assert done.stdout.splitlines() == [
+        "small-1",
+        "  state   finished",
+        *(f"  {name:6}  finished in 3 s, 1,234 images/s, loss 0.25" for name in ("init", "cyc1", "last")),
+        "  result  loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "  log     runs/small-1/logs/last-1.log",
+        "  model   runs/small-1/snapshots/last.caffemodel",
+    ]
+
+
+def test_programs_read_json(root: Path) -> None:
+    assert [run["state"] for run in json.loads(call(root, "--json").stdout)] == ["stopped", "finished"]
+    assert json.loads(call(root, "small", "--json").stdout)["run"] == "small-2"
+
+
+def test_without_runs_it_is_one_line(tmp_path: Path) -> None:
+    done = call(tmp_path)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert json.loads(call(tmp_path, "--json").stdout) == []
+
+
+def test_a_run_that_is_not_there_is_one_line_and_exit_2(root: Path) -> None:
+    done = call(root, "large")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
