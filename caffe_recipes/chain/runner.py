@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -210,10 +211,16 @@ def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
 
 
 def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter) -> Setting:
-    """Look at everything; return the setting with spares in bad hosts' place, if that is the policy."""
+    """Look at everything; return the setting without unfit spares.
+
+    With others in bad hosts' place, if that is the policy; else the first error is raised.
+    """
     while True:
         findings = run_preflight(setting, plan, state, describe_launch(setting.root, state))
         reporter.show_findings(findings)
+        unfit = {name for finding in findings if finding.unfit for name in finding.hosts}
+        spares = tuple(name for name in setting.spares if name not in unfit)
+        setting = replace(setting, spares=spares)
         failed = [finding for finding in findings if finding.error]
         if not failed:
             return setting

@@ -19,8 +19,8 @@ from caffe_recipes.chain.preflight.machine import (
     check_hosts,
     check_launches,
     check_memory,
-    check_spares,
 )
+from caffe_recipes.chain.preflight.spares import check_spares
 from caffe_recipes.chain.preflight.trainer import check_trainer
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.errors import CaffeRecipesError

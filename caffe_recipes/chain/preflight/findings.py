@@ -18,7 +18,8 @@ _NAMES = 60
 class Finding:
     """One thing that was looked at: what was seen, which may be worth a warning, or the error.
 
-    `hosts` are those on which it fails; none if it is not about particular hosts.
+    `hosts` are those on which it fails; none if it is not about particular hosts. `unfit` hosts are spares
+    that are not to be used.
     """
 
     subject: str
@@ -26,6 +27,7 @@ class Finding:
     error: CaffeRecipesError | None = None
     warns: bool = False
     hosts: tuple[str, ...] = ()
+    unfit: bool = False
 
     @property
     def mark(self) -> Literal["ok", "warn", "failed"]:

@@ -12,7 +12,6 @@ from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names,
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.preflight.nodes import NodeFacts
 from caffe_recipes.chain.units import describe_bytes
-from caffe_recipes.cluster.parallel import connect_all
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 
 MOST_SKEW_S = 2.0
@@ -24,17 +23,26 @@ _HINT_CORES = "check the host, or the recipe's omp_num_threads and ranks_per_nod
 def check_hosts(look: Look) -> list[Finding]:
     """Name the hosts that cannot be reached, each in its own words, and those with another Caffe root."""
     cluster = look.setting.recipe.cluster
-    troubles = [trouble_of(name, error) for name, error in look.errors.items()]
-    troubles += [*_other_roots(look), *_same_machines(look)]
     named = fold_names([host.name for host in look.setting.hosts])
     ranks = f"{cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
-    return tell("hosts", troubles, f"{named}: {ranks}")
+    return tell("hosts", judge_hosts(look), f"{named}: {ranks}")
+
+
+def judge_hosts(look: Look) -> list[Trouble]:
+    """Return what keeps ranks from starting on hosts, or from starting where they should."""
+    unreached = [trouble_of(name, error) for name, error in look.errors.items()]
+    return [*unreached, *_other_roots(look), *_same_machines(look)]
 
 
 def check_launches(look: Look) -> list[Finding]:
-    """Name the hosts where ranks of another launch are at work; nothing without any.
+    """Name the hosts where ranks of another launch are at work; nothing without any."""
+    return tell("launches", judge_launches(look))
 
-    What a run that is gone on with has left there is its own. This machine may well train several recipes.
+
+def judge_launches(look: Look) -> list[Trouble]:
+    """Return where ranks of other launches are: what a run that is gone on with has left is its own.
+
+    This machine may well train several recipes.
     """
     launch = look.state.launch
     ours = look.state.id or (launch.id.partition("/")[0] if launch else "")
@@ -47,51 +55,42 @@ def check_launches(look: Look) -> list[Finding]:
             what = f"{ranks}{'are' if count > 1 else 'is'} at work here"
             hint = f"wait for its end, or end what has {LAUNCH_VARIABLE}={name} in its environment"
             troubles.append(Trouble(facts.host, what, hint, fails=facts.host not in local))
-    return tell("launches", troubles)
-
-
-def check_spares(look: Look) -> list[Finding]:
-    """Name the spares that cannot be reached; nothing without spares."""
-    if not look.setting.spares:
-        return []
-    spares = [look.setting.connect(name) for name in look.setting.spares]
-    try:
-        answers = connect_all(spares)
-    finally:
-        for spare in spares:
-            spare.close()
-    troubles = [
-        Trouble(answer.host.name, answer.error.what, answer.error.hint, fails=False)
-        for answer in answers
-        if answer.error is not None
-    ]
-    return tell("spares", troubles, f"{fold_names(look.setting.spares)}: reached")
+    return troubles
 
 
 def check_cores(look: Look) -> list[Finding]:
     """Compare the hosts' cores with what the recipe pins and needs, the profile, and each other."""
-    cluster, pinned = look.setting.recipe.cluster, _server_cores(look)
-    needed = cluster.ranks_per_node * cluster.omp_num_threads + len(set(pinned))
-    troubles = [trouble for facts in look.facts.values() for trouble in _judge_cores(look, facts, needed)]
-    troubles += _unlike({name: str(facts.processors) for name, facts in look.facts.items()})
     seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in look.facts.values()))
-    return tell("cores", troubles, f"{seen} a host, {needed} are needed") if seen else _nobody(look, "cores")
+    said = f"{seen} a host, {_needed_cores(look)} are needed"
+    return tell("cores", judge_cores(look), said) if seen else _nobody(look, "cores")
+
+
+def judge_cores(look: Look) -> list[Trouble]:
+    """Return the hosts whose cores are too few, not as expected, or unlike the others'."""
+    needed = _needed_cores(look)
+    troubles = [trouble for facts in look.facts.values() for trouble in _judge_cores(look, facts, needed)]
+    return troubles + _unlike({name: str(facts.processors) for name, facts in look.facts.items()})
 
 
 def check_memory(look: Look) -> list[Finding]:
     """Name hosts with less memory than the profile says, or than the others have or have free."""
-    known = [facts for facts in look.facts.values() if facts.memory_bytes and facts.available_bytes]
-    if not known:
+    totals, free = _memories(look)
+    if not totals:
         return _nobody(look, "memory")
-    totals = {facts.host: facts.memory_bytes or 0 for facts in known}
-    free = {facts.host: facts.available_bytes or 0 for facts in known}
+    least = f"{describe_bytes(min(totals.values()))} a host, {describe_bytes(min(free.values()))} free"
+    return tell("memory", judge_memory(look), least)
+
+
+def judge_memory(look: Look) -> list[Trouble]:
+    """Return the hosts that have less memory than expected, or than the others."""
+    totals, free = _memories(look)
     said = look.setting.profile.node.memory_gb
     troubles = [
         _lacks(host, f"has {describe_bytes(total)} of memory, the profile says {said:g} GB")
         for host, total in totals.items()
         if said and total < _LEAST_PART * said * 1e9
     ]
-    typical, typically_free = median(totals.values()), median(free.values())
+    typical, typically_free = (median(values.values() or [0]) for values in (totals, free))
     for host, total in totals.items():
         if abs(total - typical) > (1 - _LEAST_PART) * typical:
             what = f"has {describe_bytes(total)} of memory, the others {describe_bytes(typical)}"
@@ -99,15 +98,20 @@ def check_memory(look: Look) -> list[Finding]:
         elif free[host] < _LEAST_PART * typically_free:
             has, others = describe_bytes(free[host]), describe_bytes(typically_free)
             troubles.append(_lacks(host, f"has {has} of memory free, the others {others}"))
-    least = f"{describe_bytes(min(totals.values()))} a host, {describe_bytes(min(free.values()))} free"
-    return tell("memory", troubles, least)
+    return troubles
 
 
 def check_clocks(look: Look) -> list[Finding]:
     """Name the hosts whose clock differs from ours by more than MOST_SKEW_S."""
     if not look.facts:
         return _nobody(look, "clock")
-    troubles = [
+    most = max(abs(facts.skew_s) + facts.doubt_s for facts in look.facts.values())
+    return tell("clock", judge_clocks(look), f"within {most:.1f} s of ours")
+
+
+def judge_clocks(look: Look) -> list[Trouble]:
+    """Return the hosts whose clock is wrong beyond what the question took."""
+    return [
         Trouble(
             facts.host,
             f"its clock is {abs(facts.skew_s):.1f} s {'ahead of' if facts.skew_s > 0 else 'behind'} ours",
@@ -117,8 +121,18 @@ def check_clocks(look: Look) -> list[Finding]:
         for facts in look.facts.values()
         if abs(facts.skew_s) - facts.doubt_s > MOST_SKEW_S
     ]
-    most = max(abs(facts.skew_s) + facts.doubt_s for facts in look.facts.values())
-    return tell("clock", troubles, f"within {most:.1f} s of ours")
+
+
+def _needed_cores(look: Look) -> int:
+    cluster = look.setting.recipe.cluster
+    return cluster.ranks_per_node * cluster.omp_num_threads + len(set(_server_cores(look)))
+
+
+def _memories(look: Look) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the memory of each host that tells it, in bytes, and what of it is free."""
+    known = [facts for facts in look.facts.values() if facts.memory_bytes and facts.available_bytes]
+    totals = {facts.host: facts.memory_bytes or 0 for facts in known}
+    return totals, {facts.host: facts.available_bytes or 0 for facts in known}
 
 
 def _other_roots(look: Look) -> Iterator[Trouble]:

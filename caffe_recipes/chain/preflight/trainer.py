@@ -96,11 +96,7 @@ def check_trainer(look: Look) -> list[Finding]:
         return look.leave("trainer")
     if not look.hosts:
         return look.skip("trainer", [host.name for host in setting.hosts])
-    troubles = [
-        Trouble(facts.host, _ABSENT[facts.program], _EVERYWHERE, setting.trainer)
-        for facts in look.facts.values()
-        if facts.program != "program"
-    ]
+    troubles = judge_programs(look)
     lacking = {trouble.host for trouble in troubles}
     hosts = [host for host in look.hosts if host.name not in lacking]
     if look.plan.testing and not any(host.is_local for host in setting.hosts):
@@ -108,6 +104,15 @@ def check_trainer(look: Look) -> list[Finding]:
     troubles += try_trainer(setting, hosts, look.commands)
     policies = ", ".join(trial_solvers(setting.recipe))
     return tell("trainer", troubles, f"{setting.trainer} trains, and knows lr_policy {policies}")
+
+
+def judge_programs(look: Look) -> list[Trouble]:
+    """Return the hosts that have no trainer."""
+    return [
+        Trouble(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.trainer)
+        for facts in look.facts.values()
+        if facts.program != "program"
+    ]
 
 
 def try_trainer(

@@ -1,0 +1,70 @@
+"""Spares: what a host must be that may get ranks later, looked at while there is time to find another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell
+from caffe_recipes.chain.preflight.look import Look, lmdb_path, look_at_nodes
+from caffe_recipes.chain.preflight.machine import (
+    judge_clocks,
+    judge_cores,
+    judge_hosts,
+    judge_launches,
+    judge_memory,
+)
+from caffe_recipes.chain.preflight.trainer import judge_programs, try_trainer
+from caffe_recipes.chain.units import describe_bytes
+from caffe_recipes.cluster.hosts import Host
+
+
+def check_spares(look: Look) -> list[Finding]:
+    """Look at the spares as at the hosts: what fails on one is a warning, and the spare unfit.
+
+    The trainer is tried on them only if the policy may put one in a host's place.
+    """
+    if not look.setting.spares:
+        return []
+    spares = tuple(look.setting.connect(name) for name in look.setting.spares)
+    try:
+        troubles = _judge(look, spares)
+    finally:
+        for spare in spares:
+            spare.close()
+    found = tell("spares", troubles, f"{fold_names(look.setting.spares)}: as the hosts are")
+    return [replace(one, error=None, warns=True, unfit=True) if one.error else one for one in found]
+
+
+def _judge(look: Look, spares: Sequence[Host]) -> list[Trouble]:
+    there = look_at_nodes(replace(look.setting, hosts=tuple(spares)), look.plan, look.state)
+    # What is said of a spare may be said in comparison with the hosts.
+    hosts = (*look.setting.hosts, *spares)
+    whole = replace(there, setting=replace(look.setting, hosts=hosts), facts={**look.facts, **there.facts})
+    names = set(look.setting.spares)
+    troubles = [trouble for judge in _JUDGES for trouble in judge(whole) if trouble.host in names]
+    troubles += _without_room(there)
+    unfit = {trouble.host for trouble in troubles if trouble.fails}
+    if look.setting.policy.on_failure == "replace" and not look.under_way:
+        fit = [spare for spare in spares if spare.name not in unfit]
+        troubles += try_trainer(look.setting, fit, look.commands)
+    return troubles
+
+
+def _without_room(look: Look) -> Iterator[Trouble]:
+    """Yield the spares that have neither the LMDB nor the room for it."""
+    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.recipe.data.train.lmdb)
+    data = source / "data.mdb" if source is not None else None
+    if data is None or not data.is_file():
+        return
+    size = data.stat().st_size
+    for facts in look.facts.values():
+        free = facts.folders[lmdb].free_bytes
+        if facts.sizes[lmdb_path(look.setting)][0] is None and free < size:
+            what = f"{describe_bytes(free)} are free, the LMDB needs {describe_bytes(size)}"
+            yield Trouble(facts.host, what, "make room", lmdb)
+
+
+_JUDGES: Sequence[Callable[[Look], Sequence[Trouble]]] = (
+    *(judge_hosts, judge_launches, judge_cores, judge_memory, judge_clocks, judge_programs),
+)

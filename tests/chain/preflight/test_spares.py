@@ -1,0 +1,132 @@
+"""Spares: looked at as the hosts are, named where they are unfit, and left out then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.plan import plan_chain
+from caffe_recipes.chain.policy import Policy
+from caffe_recipes.chain.preflight.findings import Finding
+from caffe_recipes.chain.preflight.look import Look, look_at_nodes
+from caffe_recipes.chain.preflight.spares import check_spares
+from caffe_recipes.chain.setting import Options, find_setting
+from caffe_recipes.cluster.hosts import Completed, LocalHost, open_host
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+Change = Callable[[str], str]
+
+
+@pytest.fixture
+def look(place: Place) -> Look:
+    """Look at this machine, which has no spares yet."""
+    recipe = load_recipe(place.recipe)
+    setting = find_setting(recipe, Options(root=place.root), open_host)
+    return look_at_nodes(setting, plan_chain(recipe, "runs/small-1"), RunState())
+
+
+def spare(name: str, change: Change = str) -> StandInHost:
+    """Return a machine that is as this one is, but for its name and what is changed of its answers."""
+
+    def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
+        running = LocalHost().start(argv, 60)
+        done = running.finish(60, stdin)
+        said = re.sub(r"^caffe-recipes: name .*", f"caffe-recipes: name {name}", done.stdout, flags=re.M)
+        # What other tests use of this machine is theirs.
+        said = re.sub(r"^(MemAvailable.*|\d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
+        return Completed(done.returncode, change(said), done.stderr)
+
+    return StandInHost(name, answer)
+
+
+def told(look: Look, *spares: StandInHost, policy: Policy | None = None) -> list[Finding]:
+    hosts = {host.name: host for host in spares}
+    policy = policy or look.setting.policy
+    setting = replace(look.setting, spares=tuple(hosts), connect=lambda name: hosts[name], policy=policy)
+    found = check_spares(replace(look, setting=setting))
+    assert all(host.closed for host in spares)
+    assert {one.subject for one in found} <= {"spares"}
+    assert "failed" not in {one.mark for one in found}
+    return found
+
+
+def test_without_spares_there_is_nothing_to_tell(look: Look) -> None:
+    assert told(look) == []
+
+
+def test_spares_that_are_as_the_hosts_are_are_well(look: Look) -> None:
+    found = told(look, spare("n8"), spare("n9"))
+    assert [(one.mark, one.said) for one in found] == [("ok", "n[8-9]: as the hosts are")]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda said: said.replace(": program program", ": program absent"), "no such program there"),
+        (lambda said: re.sub(r": root \d+", ": root -", said), "no such folder there"),
+        (
+            lambda said: re.sub(
+                r"^caffe-recipes: folder (\d+) \d+", r"caffe-recipes: folder \1 9", said, flags=re.M
+            ),
+            "9 bytes are free, the LMDB needs",
+        ),
+        (
+            lambda said: said.replace(": ranks\n", ": ranks\n3 ab/init-1\n"),
+            "1 rank of another launch, ab/init-1",
+        ),
+        (lambda said: said.replace("name n9", "name NAME"), "is the machine that localhost is, too"),
+    ],
+)
+def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: Look, change: Change, said: str) -> None:
+    name = look.facts["localhost"].node_name
+    found = told(
+        look, spare("n8"), spare("n9", lambda text: change(text).replace("name NAME", f"name {name}"))
+    )
+    assert [(one.mark, one.hosts, one.unfit) for one in found] == [("warn", ("n9",), True)]
+    assert said in found[0].said
+
+
+def test_a_spare_that_cannot_be_reached_is_unfit(look: Look) -> None:
+    silent = StandInHost("n9", fault=ClusterError("n9", "gave no sign of life for 15 s", "check the host"))
+    found = told(look, silent, spare("n8"))
+    assert [(one.said, one.unfit) for one in found] == [
+        ("n9: gave no sign of life for 15 s; check the host", True)
+    ]
+
+
+def test_a_spare_whose_clock_is_wrong_may_be_used(look: Look) -> None:
+    late = spare(
+        "n9", lambda said: re.sub(r": clock (\d+)", lambda found: f": clock {int(found[1]) - 99}", said)
+    )
+    found = told(look, late)
+    assert [(one.mark, one.unfit) for one in found] == [("warn", False)]
+    assert re.search(r"n9: its clock is (98|99)\.\d s behind ours", found[0].said)
+
+
+def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: Look, place: Place) -> None:
+    (place.root / "caffe").write_text("#!/bin/sh\necho no licence\nexit 1\n")
+    assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
+    found = told(look, spare("n9"), policy=Policy("replace"))
+    assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
+    assert "ends with 1 and without `Optimization Done.`; it says last: no licence" in found[0].said
+    assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
+
+
+def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
+    (place.root / "hostfile").write_text("localhost\n127.0.0.1\n")
+    (place.root / "caffe").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(ClusterError, match=r"\./caffe: ends with 1"):
+        place.run(policy=Policy("replace"))
+    said = place.output.getvalue()
+    assert "warn    spares         127.0.0.1: is the machine that localhost is, too" in said
+    assert "looking again" not in said
