@@ -19,6 +19,7 @@ from caffe_recipes.chain.preflight.machine import (
     check_hosts,
     check_launches,
     check_memory,
+    check_tmp,
 )
 from caffe_recipes.chain.preflight.spares import check_spares
 from caffe_recipes.chain.preflight.trainer import check_trainer
@@ -31,6 +32,7 @@ CHECKS: Mapping[str, Callable[[Look], list[Finding]]] = {
     "spares": check_spares,
     "cores": check_cores,
     "memory": check_memory,
+    "/tmp": check_tmp,
     "clock": check_clocks,
     "launcher": check_launcher,
     "trainer": check_trainer,

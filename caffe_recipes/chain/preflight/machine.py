@@ -101,6 +101,26 @@ def judge_memory(look: Look) -> list[Trouble]:
     return troubles
 
 
+def check_tmp(look: Look) -> list[Finding]:
+    """Compare the size of each host's /tmp with what the profile or the recipe says; nothing if none does."""
+    return tell("/tmp", judge_tmp(look), f"{said:g} GB a host") if (said := _said_tmp_gb(look)) else []
+
+
+def judge_tmp(look: Look) -> list[Trouble]:
+    """Return the hosts whose /tmp is smaller than expected."""
+    said = _said_tmp_gb(look)
+    return [
+        Trouble(
+            facts.host,
+            f"has {describe_bytes(facts.tmp_bytes)} of /tmp, {said:g} GB are expected",
+            "check the profile, the recipe's cluster.tmp_gb, and the host",
+            fails=False,
+        )
+        for facts in look.facts.values()
+        if said and facts.tmp_bytes and facts.tmp_bytes < _LEAST_PART * said * 1e9
+    ]
+
+
 def check_clocks(look: Look) -> list[Finding]:
     """Name the hosts whose clock differs from ours by more than MOST_SKEW_S."""
     if not look.facts:
@@ -197,6 +217,10 @@ def _said_node(look: Look) -> tuple[int | None, int | None]:
     if cluster.sockets_per_node and cluster.cores_per_socket:
         return cluster.sockets_per_node, cluster.sockets_per_node * cluster.cores_per_socket
     return None, None
+
+
+def _said_tmp_gb(look: Look) -> float | None:
+    return look.setting.profile.node.tmp_gb or look.setting.recipe.cluster.tmp_gb
 
 
 def _server_cores(look: Look) -> tuple[int, ...]:

@@ -107,6 +107,7 @@ say cpuinfo
 tr -d '\t' </proc/cpuinfo | sort -u
 say meminfo
 cat /proc/meminfo
+say tmp "$(df --output=size -B1 /tmp 2>/dev/null | tail -n 1 | tr -d ' ')"
 say ranks
 (list_ranks)
 say paths

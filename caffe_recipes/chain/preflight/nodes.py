@@ -57,7 +57,8 @@ class NodeFacts:
     """What a node says of itself; paths are those that were asked for.
 
     `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back. `boot_id` is
-    its kernel's, None if that does not tell. `ranks` are the launch and the number of each rank there.
+    its kernel's, None if that does not tell. `ranks` are the launch and the number of each rank there,
+    `tmp_bytes` the size of /tmp.
     """
 
     host: str
@@ -76,6 +77,7 @@ class NodeFacts:
     strays: tuple[Stray, ...] = ()
     boot_id: str | None = None
     ranks: frozenset[tuple[str, int]] = frozenset()
+    tmp_bytes: int | None = None
 
 
 Question = tuple[str, str]
@@ -117,6 +119,7 @@ def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tupl
         memory_bytes=_kilobytes(heads["meminfo"][1], "MemTotal"),
         available_bytes=_kilobytes(heads["meminfo"][1], "MemAvailable"),
         boot_id=heads["boot"][0][0].replace("-", "") or None,
+        tmp_bytes=int(next(iter(heads["tmp"][0]), 0)) or None,
         ranks=frozenset(_parse_rank(line) for line in heads["ranks"][1] if line),
     )
     start = next(index for index, (name, _) in enumerate(sections) if name == "paths") + 1

@@ -13,6 +13,7 @@ from caffe_recipes.chain.preflight.machine import (
     judge_hosts,
     judge_launches,
     judge_memory,
+    judge_tmp,
 )
 from caffe_recipes.chain.preflight.trainer import judge_programs, try_trainer
 from caffe_recipes.chain.units import describe_bytes
@@ -66,5 +67,5 @@ def _without_room(look: Look) -> Iterator[Trouble]:
 
 
 _JUDGES: Sequence[Callable[[Look], Sequence[Trouble]]] = (
-    *(judge_hosts, judge_launches, judge_cores, judge_memory, judge_clocks, judge_programs),
+    *(judge_hosts, judge_launches, judge_cores, judge_memory, judge_tmp, judge_clocks, judge_programs),
 )

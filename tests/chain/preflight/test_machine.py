@@ -17,6 +17,7 @@ from caffe_recipes.chain.preflight.machine import (
     check_hosts,
     check_launches,
     check_memory,
+    check_tmp,
 )
 from caffe_recipes.chain.preflight.nodes import NodeFacts, Processors
 from caffe_recipes.chain.setting import Options, find_setting
@@ -135,6 +136,15 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: Look) -> Non
     small = {name: replace(facts, memory_bytes=int(64e9)) for name, facts in look.facts.items()}
     found = check_memory(replace(look, setting=replace(look.setting, profile=profile), facts=small))
     assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, the profile says 96 GB")
+
+
+def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: Look) -> None:
+    assert only(check_tmp(look)) == ("ok", (), "144 GB a host")  # of hosts that do not tell
+    assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
+    mark, hosts, said = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
+    assert (mark, hosts) == ("warn", ("n2",))
+    assert said.startswith("n2: has 50 GB of /tmp, 144 GB are expected; check the profile")
+    assert check_tmp(replace(look, setting=replace(look.setting, profile=load_profile("mpich")))) == []
 
 
 def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: Look) -> None:

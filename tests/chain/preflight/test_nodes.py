@@ -49,6 +49,7 @@ def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> 
     assert facts.usable == len(os.sched_getaffinity(0))
     assert facts.processors.numbers >= os.sched_getaffinity(0)
     assert (facts.available_bytes or 0) < (facts.memory_bytes or 0)
+    assert facts.tmp_bytes == shutil.disk_usage("/tmp").total
     assert (facts.root_inode, facts.program) == (str(folder.stat().st_ino), "program")
     assert facts.sizes == {str(folder / "text"): (7, True), str(folder / "absent"): (None, False)}
     assert list(facts.digests.values()) == [sha256(b"a line\n").hexdigest(), None]
@@ -80,13 +81,13 @@ def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     answer = (
         "caffe-recipes: clock 1005.5\ncaffe-recipes: name n1\ncaffe-recipes: boot -\n"
         "caffe-recipes: usable 2\ncaffe-recipes: cpuinfo\ncaffe-recipes: meminfo\n"
-        "caffe-recipes: ranks\ncaffe-recipes: paths\ncaffe-recipes: end\n"
+        "caffe-recipes: tmp \ncaffe-recipes: ranks\ncaffe-recipes: paths\ncaffe-recipes: end\n"
     )
     host, times = StandInHost("n1", lambda argv, stdin: Completed(0, answer, "")), iter([1000.0, 1001.0])
     facts = ask_node(host, [], clock=lambda: next(times))
     assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
     assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
-    assert (facts.boot_id, facts.ranks) == (None, frozenset())
+    assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, frozenset(), None)
 
 
 def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:

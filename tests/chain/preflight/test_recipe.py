@@ -94,6 +94,16 @@ def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
         time.sleep(0.05)
 
 
+def test_checkpoints_are_counted_on_the_disk_if_there_are_to_be_any(place: Place) -> None:
+    def disk(*words: str) -> str:
+        rows = json.loads(call(place, "--json", *words)[1])
+        return next(str(one["said"]) for one in rows if one["subject"] == "disk")
+
+    # Of each phase a pair of files and a kept model; then six more files, here and where Caffe writes.
+    assert disk().endswith(" free on localhost for 558 kB of snapshots")
+    assert disk("--checkpoint-every", "2").endswith(" free on localhost for 1.3 MB of snapshots")
+
+
 def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
