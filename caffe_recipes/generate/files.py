@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.jobs import render_jobs
 from caffe_recipes.generate.nets import render_net
 from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.generate.solvers import render_solver
@@ -29,7 +30,7 @@ def generate(recipe: Recipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    return files
+    return files | render_jobs(recipe)
 
 
 def generate_all(recipes: Iterable[Recipe]) -> dict[str, str]:

@@ -42,7 +42,7 @@ def render_run_script(recipe: Recipe) -> str:
         "model": _model_file(recipe.phases[-1]),
         "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }
-    return _templates().get_template("run.sh.j2").render(values)
+    return templates().get_template("run.sh.j2").render(values)
 
 
 def _launch_lines(recipe: Recipe, threads: dict[str, str]) -> list[str]:
@@ -96,7 +96,7 @@ def lmdb_hint(recipe: Recipe, source: str | None) -> str:
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     """Return the templates, with `sh`: a value as one word of the shell, plain where it may be."""
     folder = resources.files("caffe_recipes.templates")
     environment = jinja2.Environment(

@@ -84,6 +84,9 @@ def test_a_phase_s_new_name_leaves_a_file_that_both_commands_point_at(tmp_path: 
     checked = call("--check", recipe, "--out", tmp_path)
     assert f"{SOLVER} (stale)" in str(checked.exception)
     (tmp_path / SOLVER).unlink()
+    checked = call("--check", recipe, "--out", tmp_path)
+    assert str(checked.exception).startswith("jobs/digits-local/phase-2-cyc1.sbatch (stale); run")
+    (tmp_path / "jobs/digits-local/phase-2-cyc1.sbatch").unlink()
     assert call("--check", recipe, "--out", tmp_path).exit_code == 0
 
 

@@ -26,11 +26,13 @@ def test_the_package_s_generate_is_the_function_before_and_after_its_import() ->
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_a_recipe_makes_a_file_for_each_phase_and_net_and_a_script(name: str) -> None:
+def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name: str) -> None:
     recipe = cr.load_recipe(name)
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
     nets = {f"prototxt/{name}/{net}.prototxt" for net in recipe.nets}
-    assert set(cr.generate(recipe)) == solvers | nets | {f"jobs/{name}/run.sh"}
+    jobs = {f"phase-{number}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
+    scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
+    assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
