@@ -24,7 +24,15 @@ ASK_S = 20.0
 # What users may have set for their own use of the commands: it would narrow or change what they tell.
 _UNSET = (
     *(f"SQUEUE_{name}" for name in ("ARRAY", "FORMAT", "FORMAT2", "LICENSES", "NAMES", "PARTITION", "QOS")),
-    *("SQUEUE_SORT", "SQUEUE_STATES", "SQUEUE_USERS", "SINFO_FORMAT", "SINFO_PARTITION", "SINFO_SORT"),
+    *(
+        "SQUEUE_SORT",
+        "SQUEUE_STATES",
+        "SQUEUE_USERS",
+        "SINFO_ALL",
+        "SINFO_FORMAT",
+        "SINFO_PARTITION",
+        "SINFO_SORT",
+    ),
     *(f"SCANCEL_{name}" for name in ("ACCOUNT", "BATCH", "FULL", "HURRY", "INTERACTIVE", "NAME", "QOS")),
     *("SCANCEL_PARTITION", "SCANCEL_STATE", "SCANCEL_USER", "SCANCEL_WCKEY"),
 )
@@ -90,8 +98,8 @@ def ask_node_groups(host: Host, partition: str | None = None) -> tuple[NodeGroup
 
     Raises SchedulerAway.
     """
-    only = () if partition is None else (f"--partition={partition}",)
-    return parse_sinfo(_told(host, ["sinfo", "--all", "--noheader", f"--format={SINFO_FORMAT}", *only]))
+    which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes but one of them
+    return parse_sinfo(_told(host, ["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which]))
 
 
 def run_command(

@@ -107,7 +107,7 @@ def test_submission(host: Host, request: Request) -> str | None:
     if done.returncode == 0:
         return None
     said = join_complaints(done.stderr) or f"exit code {done.returncode}"
-    if is_away(said) or done.returncode in _KILLED:
+    if is_away(done.stderr) or done.returncode in _KILLED:
         raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {said}", "ask again later")
     return said
 
@@ -155,7 +155,7 @@ def cancel_jobs(host: Host, ids: Iterable[int], *, signal: str | None = None, ba
         return
     left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
     said = join_complaints(left)
-    if is_away(said) or done.returncode in _KILLED:
+    if is_away(left) or done.returncode in _KILLED:
         raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {said}", "try again later")
     if said:
         raise ClusterError(host.name, f"scancel says: {said}", "see scontrol show job")
@@ -209,6 +209,6 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
         return Submitted(int(numbers[-1][1]))
     said = join_complaints(done.stderr)
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
-    if sure and _REFUSED.search(done.stderr) and not is_away(said):
+    if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
         return Refused(said)
     return Unsure(said or f"sbatch gave no number, and exit code {done.returncode}")

@@ -150,6 +150,7 @@ def test_partitions_and_nodes_are_asked_for(recorded: Recorded) -> None:
     assert [partition.name for partition in ask_partitions(slurm.host)] == ["debug", "normal", "old"]
     assert ask_node_groups(slurm.host, "debug")[0].partition == "debug"
     assert slurm.asked[-1][-1] == "--partition=debug"
+    assert "--all" not in slurm.asked[-1], "sinfo refuses both"
 
 
 def test_nothing_asked_asks_nobody() -> None:
