@@ -21,6 +21,7 @@ import pytest
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from tests.cluster.harness.cluster import Cluster, NoCluster
+from tests.cluster.harness.slurm import Slurm
 
 # The longest by far: begun last, it would end alone.
 _FIRST = "test_run_on_hosts"
@@ -188,6 +189,24 @@ def cluster(_standing_cluster: Cluster) -> Iterator[Cluster]:
         _standing_cluster.mend(name)
     _standing_cluster.rate(None)
     assert _standing_cluster.leftovers() == {}
+
+
+@pytest.fixture(scope="module")
+def _standing_slurm() -> Iterator[Slurm]:
+    with _or_say_why(), Cluster.up(4) as cluster, Slurm.up(cluster) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm4(_standing_slurm: Slurm) -> Iterator[Slurm]:
+    """Give a Slurm that a module's tests share: a head, four nodes, partitions `debug` and `short`.
+
+    Our sockets are the head's. A test may stop the controller; no job and no process of one stays behind it.
+    """
+    with _standing_slurm.cluster.inside("head"):
+        yield _standing_slurm
+    _standing_slurm.clear()
+    assert _standing_slurm.leftovers() == {}
 
 
 @pytest.fixture

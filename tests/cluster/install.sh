@@ -12,6 +12,8 @@ command -v ssh >/dev/null || missing+=(openssh-client)
 { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
 command -v nsenter >/dev/null || missing+=(util-linux)
 test -x /usr/bin/mpiexec.hydra || missing+=(mpich)
+{ test -x /usr/sbin/slurmctld && test -x /usr/sbin/slurmd && command -v sbatch; } >/dev/null || missing+=(slurm-wlm)
+test -x /usr/sbin/munged || missing+=(munge)
 test "${#missing[@]}" -gt 0 || exit 0
 if ! command -v apt-get >/dev/null; then
     echo "install first: ${missing[*]}" >&2
@@ -19,7 +21,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 echo "installing for the cluster tests: ${missing[*]}"
 apt-get update -q
-# The package would start an sshd of this machine's own, where something starts services at all.
+# The packages would start daemons of this machine's own, where something starts services at all.
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d

@@ -1,0 +1,249 @@
+"""Jobs on a real Slurm, from submission to their ends.
+
+Debian's Slurm, as the harness brings it up, has no accounting, no limits of memory and no preemption: who
+cancelled, accounts, OUT_OF_MEMORY and PREEMPTED are tested on recorded answers, in the modules beside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caffe_recipes.cluster.slurm import submission
+from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
+from caffe_recipes.cluster.slurm.partitions import default_partition
+from caffe_recipes.cluster.slurm.queries import (
+    ASK_S,
+    SchedulerAway,
+    ask_node_groups,
+    ask_partitions,
+    find_jobs,
+    has_slurm,
+)
+from caffe_recipes.cluster.slurm.reasons import describe_state
+from caffe_recipes.cluster.slurm.submission import (
+    Refused,
+    Request,
+    Submitted,
+    Unsure,
+    cancel_jobs,
+    find_submission,
+    submit,
+)
+from caffe_recipes.cluster.ssh import SshHost
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.slurm import Slurm
+
+pytestmark = pytest.mark.cluster
+
+HOSTILE = 'it\'s a "b", $(touch pwned) `touch pwned`; touch pwned é *'
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"nodes": 5}, "allocation failure: Requested node configuration is not available"),
+    ({"nodes": 3, "partition": "short"}, "Requested node configuration is not available"),
+    ({"partition": "nope"}, "invalid partition specified: nope"),
+    ({"constraint": "gpu"}, "Invalid feature specification"),
+    ({"exclude": ("node9",)}, "Invalid node name specified"),
+    ({"options": ("--nosuch",)}, "unrecognized option '--nosuch'"),
+]
+
+
+class Site:
+    """A Slurm, its head as users reach it, and a folder for scripts and what they write."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.head = SshHost("head", slurm.cluster.ssh)
+        self.folder.mkdir()
+
+    def request(self, script: str, name: str = "a", **settings: Any) -> Request:  # noqa: ANN401
+        path = self.folder / "script.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        options = (f"--chdir={self.folder}", "--output=out-%j", *settings.pop("options", ()))
+        return Request(str(path), name, options=options, **settings)
+
+    def submit(self, script: str, name: str = "a", **settings: Any) -> int:  # noqa: ANN401
+        answer = submit(self.head, self.request(script, name, **settings))
+        assert isinstance(answer, Submitted), answer
+        return answer.job_id
+
+    def find(self, job_id: int) -> Job:
+        (job,) = find_jobs(self.head, ids=[job_id])
+        return job
+
+    def output(self, job_id: int) -> str:
+        return (self.folder / f"out-{job_id}").read_text()
+
+
+@pytest.fixture
+def site(slurm4: Slurm, tmp_path: Path) -> Iterator[Site]:
+    site = Site(slurm4, slurm4.cluster.shared / tmp_path.name)
+    yield site
+    site.head.close()
+
+
+def test_a_job_is_found_while_it_waits_and_runs_and_after_its_end(site: Site) -> None:
+    assert has_slurm(site.head)
+    blocking = site.submit("exec sleep 600", nodes=4, options=["--exclusive"])
+    site.slurm.wait_for(blocking, State.RUNNING)
+    name = "chain-0123456789abcdef"
+    waiting = site.submit("until test -e go; do sleep 0.1; done", name, nodes=4, time_s=90)
+    found = find_submission(site.head, name)
+    assert found is not None
+    assert (found.job_id, found.state, found.limit_s) == (waiting, State.PENDING, 120)
+    assert describe_state(found).startswith("waits: ")
+    cancel_jobs(site.head, [blocking])
+    site.slurm.wait_for(waiting, State.RUNNING)
+    job = site.find(waiting)
+    assert (job.name, job.nodes, job.node_list, job.partition) == (name, 4, "node[1-4]", "debug")
+    assert job.stdout == f"{site.folder}/out-{waiting}"
+    (site.folder / "go").touch()
+    site.slurm.wait_for(waiting, State.COMPLETED)
+    assert [job.job_id for job in find_jobs(site.head, ids=[waiting, 99999], names=[name])] == [waiting]
+    assert find_submission(site.head, "chain") is None
+    assert describe_state(site.find(blocking)) == "was cancelled"
+
+
+def test_a_failed_job_tells_its_exit_code_and_who_depends_on_it_is_cancelled(site: Site) -> None:
+    first = site.submit("exit 3", options=["--hold"])
+    second = site.submit("exit 0", "b", dependency=first)
+    third = site.submit("exit 0", "c", dependency=second)
+    assert site.find(second).reason == "Dependency"
+    site.slurm.cluster.run("head", ["scontrol", "release", str(first)])
+    failed = site.slurm.wait_for(first, State.FAILED)
+    assert describe_state(failed) == "has failed with exit code 3; see its log"
+    for job_id in (second, third):
+        site.slurm.wait_for(job_id, State.CANCELLED)
+        assert "a job that it depends on failed" in describe_state(site.find(job_id))
+
+
+def test_words_and_variables_reach_the_script_as_they_are(site: Site) -> None:
+    script = 'printf "%s\\n" "$@" "$CR_VALUE" "$SLURM_JOB_NAME"'
+    name = HOSTILE.replace("é", "e")
+    job_id = site.submit(script, name, arguments=("-q", HOSTILE), environment={"CR_VALUE": HOSTILE})
+    site.slurm.wait_for(job_id, State.COMPLETED)
+    assert site.output(job_id).splitlines() == ["-q", HOSTILE, HOSTILE, name]
+    assert not (site.folder / "pwned").exists()
+    found = find_submission(site.head, name)
+    assert found is not None
+    assert found.job_id == job_id
+
+
+def test_a_job_that_is_requeued_waits_and_tells_how_often_it_started(site: Site) -> None:
+    job_id = site.submit('test "$SLURM_RESTART_COUNT" || exec sleep 600', options=["--requeue"])
+    site.slurm.wait_for(job_id, State.RUNNING)
+    site.slurm.cluster.run("head", ["scontrol", "requeue", str(job_id)])
+    waiting = site.slurm.wait_for(job_id, State.PENDING)
+    assert describe_state(waiting).startswith("waits to start again (once so far): its time to begin")
+    job = site.slurm.wait_for(job_id, State.COMPLETED)
+    assert (job.restarts, job.may_requeue) == (1, True)
+
+
+def test_a_time_limit_ends_a_job_and_is_told(site: Site) -> None:
+    job_id = site.submit("exec sleep 600", time_s=60, options=["--no-requeue"])
+    site.slurm.wait_for(job_id, State.RUNNING)
+    site.slurm.end_soon(job_id)
+    job = site.slurm.wait_for(job_id, State.TIMEOUT)
+    assert describe_state(job).startswith("was ended at its time limit of 1 min; submit again")
+
+
+def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_over(site: Site) -> None:
+    script = "trap 'echo told; exit 0' USR1; touch up; while :; do sleep 0.1; done"
+    job_id = site.submit(script)
+    site.slurm.wait_for(job_id, State.RUNNING)
+    deadline = time.monotonic() + 20
+    while not (site.folder / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cancel_jobs(site.head, [job_id], signal="USR1", batch=True)
+    site.slurm.wait_for(job_id, State.COMPLETED)
+    assert site.output(job_id) == "told\n"
+    cancel_jobs(site.head, [job_id, 99999])
+    cancel_jobs(site.head, [job_id, 99999], signal="USR1", batch=True)
+    assert site.find(job_id).state is State.COMPLETED
+
+
+def test_what_slurm_would_not_give_is_told_and_nothing_is_submitted(site: Site) -> None:
+    before = site.slurm.jobs()
+    for settings, reason in REFUSED:
+        said = submission.test_submission(site.head, site.request("exit 0", **settings))
+        assert said is not None
+        assert reason in said
+    assert submission.test_submission(site.head, site.request("exit 0", nodes=4)) is None
+    assert site.slurm.jobs() == before
+
+
+def test_what_slurm_refuses_was_not_submitted(site: Site) -> None:
+    answer = submit(site.head, site.request("exit 0", "refused", partition="nope"))
+    assert isinstance(answer, Refused)
+    assert "Invalid partition name specified" in answer.text
+    assert isinstance(submit(site.head, Request("/none/such.sh", "refused")), Refused)
+    assert find_submission(site.head, "refused") is None
+
+
+def test_partitions_and_nodes_are_told(site: Site) -> None:
+    partitions = {partition.name: partition for partition in ask_partitions(site.head)}
+    assert default_partition(partitions.values()) == partitions["debug"]
+    short = partitions["short"]
+    assert (short.total_nodes, short.max_nodes, short.max_s) == (4, 2, 600)
+    (group,) = ask_node_groups(site.head, "short")
+    assert (group.node_list, group.nodes, group.state, group.is_broken) == ("node[1-4]", 4, "idle", False)
+    assert {group.partition for group in ask_node_groups(site.head)} == {"debug", "short"}
+    assert ask_node_groups(site.head, "nope") == ()
+
+
+def test_a_controller_that_is_away_is_told_as_that_and_its_jobs_are_found_when_it_is_back(
+    site: Site,
+) -> None:
+    job_id = site.submit("exec sleep 600", "before")
+    site.slurm.stop_controller()
+    try:
+        began = time.monotonic()
+        with pytest.raises(SchedulerAway, match="Unable to contact slurm controller"):
+            find_jobs(site.head, ids=[job_id])
+        assert time.monotonic() - began < ASK_S + 5
+        answer = submit(site.head, site.request("exit 0", "meanwhile"))
+        assert isinstance(answer, Unsure)
+        with pytest.raises(SchedulerAway):
+            cancel_jobs(site.head, [job_id])
+    finally:
+        site.slurm.start_controller()
+    assert find_submission(site.head, "meanwhile") is None
+    assert site.find(job_id).name == "before"
+
+
+def test_a_job_may_be_taken_although_sbatch_has_given_up(site: Site) -> None:
+    site.slurm.freeze_controller()
+    try:
+        answer = submit(site.head, site.request("exit 0", "taken"))
+    finally:
+        site.slurm.thaw_controller()
+    assert isinstance(answer, Unsure)
+    deadline = time.monotonic() + 20
+    while (found := find_submission(site.head, "taken")) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    site.slurm.wait_for(found.job_id, State.COMPLETED)
+
+
+def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    with Slurm.up(cluster) as slurm:
+        site = Site(slurm, cluster.shared / tmp_path.name)
+        # node1 runs the script: it tells the end
+        job_id = site.submit("exec sleep 600", nodes=2, options=["--no-requeue"])
+        slurm.wait_for(job_id, State.RUNNING)
+        cluster.crash("node2")
+        job = slurm.wait_for(job_id, State.NODE_FAIL, within_s=120)
+        assert "failed; submit again without that node" in describe_state(job)
+        failed = failed_nodes(job, ask_node_groups(site.head))
+        assert failed == ("node2",)
+        again = site.submit("hostname", exclude=failed)
+        slurm.wait_for(again, State.COMPLETED)
+        assert site.output(again) == "node1\n"
+        site.head.close()
