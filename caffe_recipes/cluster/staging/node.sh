@@ -20,7 +20,8 @@ exists() { [ -e "$1" ] || [ -L "$1" ]; }
 
 # A folder or link is root's, ours, or theirs in whose folder we were started. Where others may write, the sticky bit keeps them from what is not theirs.
 check_owned() {
-    if ! owner=$(stat -c %u -- "$1") || ! mode=0x$(stat -c %f -- "$1"); then refuse "$1 cannot be looked at"; fi
+    said=$(stat -c '%u 0x%f' -- "$1") || refuse "$1 cannot be looked at"
+    owner=${said% *} mode=${said#* }
     [ "$owner" = 0 ] || [ "$owner" = "$me" ] || [ "$owner" = "$trusted" ] || refuse "$1 belongs to user $owner, who can change what is there"
     [ -L "$1" ] || [ $((mode & 02)) = 0 ] || [ $((mode & 01000)) != 0 ] || refuse "others can write in $1"
 }
@@ -89,6 +90,7 @@ tree_digest() {
     blocks=$((($(stat -L -c %s -- "$1") + block - 1) / block))
     workers=$(nproc)
     [ "$workers" -le "$hashers" ] || workers=$hashers
+    [ "$workers" -le "$blocks" ] || workers=$blocks
     first=0
     {
         while [ "$first" -lt "$workers" ]; do
@@ -137,13 +139,13 @@ reserve() {
     room=$(room_in "$folder")
     [ "$room" -ge "$2" ] || drop "no room: $room bytes are free, $2 are needed"
     said=$( (set -C && : >"$folder/$1") 2>&1) || drop "$said"
-    answer reserved
 }
 
-# PART SOURCE SECONDS: this node reads the source itself.
-copy() {
-    said=$(timeout "$3" cp -- "$2" "$folder/$1" 2>&1) || refuse "cannot be copied: ${said:-not done within $3 s}"
-    answer copied
+# PART ROOM SOURCE SECONDS BYTES DIGEST: this node reads the source itself; it is committed if its digest is known by now.
+take() {
+    reserve "$1" "$2"
+    said=$(timeout "$4" cp -- "$3" "$folder/$1" 2>&1) || refuse "cannot be copied: ${said:-not done within $4 s}"
+    if [ "$6" != - ]; then commit "$1" "$5" "$6"; fi
 }
 
 # PART BYTES DIGEST: verify the part, and give it its name, which no other file loses by that.
@@ -159,7 +161,6 @@ commit() {
     said=$(write_stamp "$made $3 $(identity "$part")" 2>&1) || refuse "$said"
     said=$(ln -T -- "$part" "$data" 2>&1) || refuse "$said"
     rm -f -- "$part"
-    answer committed
 }
 
 remove_ours() {
@@ -216,9 +217,9 @@ shift 2
 case $verb in
 probe) probe "$@" ;;
 digest) answer "digest $(tree_digest "$data")" ;;
-reserve) reserve "$@" ;;
-copy) copy "$@" ;;
-commit) commit "$@" ;;
+reserve) reserve "$@"; answer reserved ;;
+take) take "$@"; answer taken ;;
+commit) commit "$@"; answer committed ;;
 abandon) abandon ;;
 clean) clean ;;
 esac

@@ -72,10 +72,16 @@ def reserve_part(host: Host, lmdb: str, part: str, size_bytes: int) -> None:
     ask_node(host, "reserve", lmdb, part, str(size_bytes))
 
 
-def copy_part(host: Host, lmdb: str, part: str, source: str, size_bytes: int) -> None:
-    """Have a node read the source itself; raises ClusterError."""
+def take_part(
+    host: Host, lmdb: str, part: str, source: str, size_bytes: int, *, room_bytes: int, digest: str | None
+) -> None:
+    """Reserve a part and have the node read the source itself; with a digest commit it, too.
+
+    Raises ClusterError. One command, since 64 nodes each take their time for one.
+    """
     limit_s = seconds_for(size_bytes)
-    ask_node(host, "copy", lmdb, part, source, f"{limit_s:.0f}", timeout_s=limit_s + COMMAND_S)
+    words = (part, str(room_bytes), source, f"{limit_s:.0f}", str(size_bytes), digest or "-")
+    ask_node(host, "take", lmdb, *words, timeout_s=2 * limit_s + COMMAND_S)
 
 
 def commit_part(host: Host, lmdb: str, part: str, size_bytes: int, digest: str) -> None:

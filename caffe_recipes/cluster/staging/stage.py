@@ -221,7 +221,7 @@ def _send(
             send = send_by_sbcast if plan.how == "sbcast" else send_to_each
             with ThreadPoolExecutor(1) as pool:  # while the nodes are busy
                 known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
-                sent = Sent(send(job, lambda: known.result().digest))
+                sent = Sent(send(job, known))
     except BaseException:
         _abandon(job, [state.host for state in plan.missing])
         raise

@@ -21,6 +21,7 @@ from caffe_recipes.cluster.staging.nodes import (
     hash_node,
     probe_node,
     reserve_part,
+    take_part,
 )
 from caffe_recipes.cluster.staging.stamps import STAMP, parse_stamp, render_mtime
 from caffe_recipes.errors import ClusterError
@@ -46,6 +47,43 @@ def place(lmdb: Path, content: bytes) -> str:
     digest = digest_of(lmdb / PART)
     commit_part(HOST, str(lmdb), PART, len(content), digest)
     return digest
+
+
+def take(lmdb: Path, source: Path, digest: str | None, room_bytes: int = 0) -> None:
+    size = source.stat().st_size
+    take_part(HOST, str(lmdb), PART, str(source), size, room_bytes=room_bytes or size, digest=digest)
+
+
+def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"records")
+    take(lmdb, source, digest_of(source))
+    assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, "data.mdb"]
+    assert (lmdb / "data.mdb").read_bytes() == b"records"
+    assert probe_node(HOST, str(lmdb), "/none", 7).digest == digest_of(source)
+
+
+def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"records")
+    digest = digest_of(source)
+    with pytest.raises(NodeRefusal, match="its digest differs"):
+        take(lmdb, source, "0" * 64)
+    assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, PART]
+    take(lmdb, source, None)  # what was left is taken over
+    assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, PART]
+    commit_part(HOST, str(lmdb), PART, 7, digest)
+    assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, "data.mdb"]
+
+
+def test_what_cannot_be_taken_is_told_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"records")
+    with pytest.raises(NodeRefusal, match="no room: "):
+        take(lmdb, source, digest_of(source), room_bytes=1 << 60)
+    assert not lmdb.exists()
+    with pytest.raises(NodeRefusal, match=r"cannot be copied: cp: .*none"):
+        take_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
 
 
 @pytest.mark.parametrize("size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,13 +15,32 @@ from caffe_recipes.cluster.hosts import COMMAND_S, Completed
 from caffe_recipes.cluster.staging.copies import load_copies
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.cluster.staging.digests import file_digest
-from caffe_recipes.cluster.staging.manifest import find_source, load_manifest, only_one
+from caffe_recipes.cluster.staging.manifest import Manifest, find_source, hash_source, load_manifest, only_one
+from caffe_recipes.cluster.staging.nodes import NodeState
+from caffe_recipes.cluster.staging.plan import plan_staging
 from caffe_recipes.cluster.staging.stage import Cleaned, Placed, clean, stage, survey
 from caffe_recipes.cluster.staging.stamps import STAMP
+from caffe_recipes.cluster.staging.ways import Job, send_to_each
 from caffe_recipes.errors import ClusterError, DataError
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
 
 SENT = tuple(Placed(f"n{number}", "sent") for number in range(4))
+
+
+@dataclass(frozen=True)
+class Asked(FolderHost):
+    """A host that keeps what it is asked; of `hashing` the digest is known once it has taken the source."""
+
+    verbs: list[str] = field(default_factory=list)
+    hashing: Future[Manifest] | None = None
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        self.verbs.append(argv[4])
+        done = super().run(argv, timeout_s)
+        if argv[4] == "take" and self.hashing:
+            with (self.root / "shared/data.mdb").open("rb") as file:
+                self.hashing.set_result(Manifest(len(CONTENT), file_digest(file.fileno(), len(CONTENT))))
+        return done
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,26 @@ def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: 
             0o700,
             0o600,
         )
+
+
+def test_a_node_that_copies_a_source_of_known_digest_is_asked_once_after_the_look(world: World) -> None:
+    os.utime(world.source / "data.mdb", ns=(10**18, 10**18))
+    assert world.means.cache is not None
+    hash_source(find_source(world.source), world.means.cache)
+    hosts = [Asked(host.name, root=host.root) for host in world.hosts]
+    assert stage(hosts, LMDB, world.source, replace(world.means, how="copy")) == SENT
+    assert [host.verbs for host in hosts] == [["probe", "take"]] * 4
+
+
+def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_known(world: World) -> None:
+    known = Future[Manifest]()
+    host = Asked("n0", root=world.hosts[0].root, hashing=known)
+    source, size = str(world.source / "data.mdb"), len(CONTENT)
+    state = NodeState("n0", "absent", free_bytes=2 * size, sees_source=True)
+    plan = plan_staging([state], lmdb=LMDB, source=source, size_bytes=size, digest=None, how="copy")
+    assert send_to_each(Job({"n0": host}, plan, ".data.mdb.part-1", "here", print), known) == {}
+    assert host.verbs == ["take", "commit"]
+    assert_whole(host)
 
 
 @pytest.mark.parametrize("how", ["copy", "chain", "sftp"])
