@@ -259,7 +259,8 @@ def fewer_cores(ground: Ground) -> None:
 
 def room_for_the_lmdb_alone(ground: Ground) -> None:
     size = (ground.root / "data/train_lmdb/data.mdb").stat().st_size
-    ground.resize_tmp("node1", -(-size // 4096) * 4096 + 8192)
+    # And for the files of a trial, which may be there when the room is looked at.
+    ground.resize_tmp("node1", -(-size // 4096) * 4096 + 65536)
 
 
 def as_long_as_ours(ground: Ground) -> None:
