@@ -28,6 +28,8 @@ from caffe_recipes.recipe.model import Recipe
 
 # Of a log that has grown without us only the end is read: several displays of 128 ranks.
 _MOST_BYTES = 2 << 20
+# The events whose `host` is one that a launch was ended for.
+_BLAMING = ("ending", "failed", "replaced")
 
 
 @dataclass
@@ -66,6 +68,7 @@ class ShownRun:
         self.last_s: float | None = None  # when the journal grew last
         self.job_id: int | None = None  # the job that carries the run on, or did
         self.job_ids: tuple[int, ...] = ()
+        self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
 
     @property
     def process(self) -> Process:
@@ -168,9 +171,12 @@ class ShownRun:
         if event["event"] == "launched":
             self.launches.append((event["phase"], event["log"]))
         if event["event"] == "started":
-            job = event.get("job")
-            self.job_id = job if isinstance(job, int) else None
+            job = str(event.get("job"))
+            self.job_id = int(job) if job.isdecimal() else None
+            self.blamed = ()
             self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
+        if event["event"] in _BLAMING and event.get("host"):
+            self.blamed = tuple(dict.fromkeys((*self.blamed, str(event["host"]))))
         self.last_s = datetime.fromisoformat(event["time"]).timestamp()
         self.last_failure = self._find_failure(event) or self.last_failure
 

@@ -100,9 +100,17 @@ def find_standings(
 
 
 def find_standing(
-    run: str, options: StatusOptions, means: Means | None = None, ask: Ask | None = None
+    run: str,
+    options: StatusOptions,
+    means: Means | None = None,
+    ask: Ask | None = None,
+    *,
+    reach: bool = True,
 ) -> Standing:
-    """Return where one run stands, given as attach is; raises InputError if there is neither it nor a job."""
+    """Return where one run stands, given as attach is; raises InputError if there is neither it nor a job.
+
+    The host of its process is asked, if need be and `reach`, whether that lives.
+    """
     means = means or Means()
     with ExitStack() as stack:
         files = open_files(options.on, means)
@@ -124,7 +132,7 @@ def find_standing(
         is_latest = find_run(files, options.root, standing.recipe) == path
         if submitted and (is_latest or _is_of(standing, submitted)):
             standing = replace(standing, jobs=see_jobs(submitted, ask))
-        if standing.state == "unknown" and not standing.jobs and standing.run is not None:
+        if reach and standing.state == "unknown" and not standing.jobs and standing.run is not None:
             eyes = Eyes(files, _silent(), means, once=True)
             stack.callback(eyes.close)
             eyes.look(standing.run)  # which host it is, so that the run's own can be another

@@ -175,7 +175,7 @@ def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
 
 
 def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), log=LOG)
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
     (standing,) = Eye(place, job(State.RUNNING)).all()
     assert standing.state == "running"
@@ -183,7 +183,7 @@ def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
 
 
 def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job=12), launched())
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched())
     submit(place, None)
     (standing,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
     assert standing.state == "stopped"
@@ -194,7 +194,7 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
 
 
 def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), log=LOG)
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
     (standing,) = Eye(place).all(away)
     assert standing.state == "unknown"
@@ -219,7 +219,7 @@ def test_each_job_of_a_chain_is_told(place: Place) -> None:
 
 
 def test_programs_read_it_as_json(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job=12), launched(), finished("init"))
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), finished("init"))
     submit(place, None)
     told = json.loads(json.dumps(standing_as_json(Eye(place, job(State.RUNNING)).one())))
     assert (told["run"], told["recipe"], told["state"], told["failure"]) == (

@@ -1,0 +1,297 @@
+"""Submitting a chain once and only once: each job's name is on disk before sbatch is called.
+
+Where a submit ended in between, or lost Slurm, the next one looks for the name before anything else.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
+from caffe_recipes.chain.submitting.limits import Asked, check_slurm
+from caffe_recipes.chain.submitting.planned import (
+    Planned,
+    Step,
+    SubmitOptions,
+    build_request,
+    plan_submission,
+)
+from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen, slurm_of
+from caffe_recipes.chain.submitting.submissions import (
+    Submission,
+    SubmissionJournal,
+    choose_group,
+    load_submissions,
+    submissions_path,
+)
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.nodelists import parse_nodelist
+from caffe_recipes.cluster.slurm.jobs import NodeGroup, failed_nodes
+from caffe_recipes.cluster.slurm.queries import SchedulerAway, ask_node_groups, ask_partitions, has_slurm
+from caffe_recipes.cluster.slurm.submission import (
+    Refused,
+    Submitted,
+    cancel_jobs,
+    find_submission,
+    sbatch_argv,
+    submit,
+    test_submission,
+)
+from caffe_recipes.cluster.slurm.times import describe_limit
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.model import Recipe
+
+Say = Callable[[str], None]
+# After sbatch gave no answer: a controller that comes back has taken the job by then, or has not.
+_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_LOOK_FIRST = "the same command again looks first what was submitted"
+
+
+@dataclass(frozen=True)
+class Means:
+    """How time passes, and which Slurm is asked."""
+
+    host: Host
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.time
+
+
+def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
+    """Return the commands that would be called, one a line, and the scripts; no Slurm is asked.
+
+    Raises InputError as `submit_chain` does.
+    """
+    standing = None
+    with suppress(InputError):  # no run, and nothing submitted
+        standing = find_standing(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
+    planned = plan_submission(recipe, options, _done(standing))
+    group, lines, before = choose_group(), [], None
+    for step in planned.steps:
+        dependency = options.after if before is None else 0
+        argv = sbatch_argv(build_request(planned, step, group, dependency))
+        word = f"--dependency=afterok:{f'<job of {before}>' if before else options.after}"
+        lines.append(shlex.join(word if each.startswith("--dependency=") else each for each in argv))
+        before = step.phase
+    texts = [f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps]
+    return "\n".join([*lines, *texts])
+
+
+def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means) -> list[Submission]:
+    """Submit a recipe's chain, or find that it is submitted; return its jobs.
+
+    Raises InputError before anything is submitted, RunFailed where Slurm gives no answer.
+    """
+    plan_submission(recipe, options)
+    if not options.root.is_dir():
+        raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+    if not has_slurm(means.host):
+        hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
+        raise ClusterError("sbatch", "not found on PATH", hint)
+    path = submissions_path(options.root, recipe.name)
+    before = load_submissions(path)
+    standing = _look(recipe, options, means)
+    _check_startable(standing)
+    planned = plan_submission(recipe, options, _done(standing))
+    exclude: tuple[str, ...] = ()
+    if not any(job.is_live for job in _jobs(standing)):
+        try:
+            exclude = _check_with_slurm(planned, standing, say, means)
+        except SchedulerAway as error:
+            raise RunFailed(error.where, error.what, f"nothing is submitted; {error.hint}") from None
+    with closing(SubmissionJournal(path, means.clock)) as journal:
+        if journal.state() != before:
+            raise InputError(path, "another submit has just ended", "see caffe-recipes status")
+        adopted = _adopt(journal, _jobs(standing), say)
+        live = [job for job in _jobs(standing) if job.is_live]
+        group, last, steps = choose_group(), options.after, planned.steps
+        if live:
+            steps = _left(planned, live, before.latest)
+            if not steps and adopted:
+                return list(journal.state().latest)
+            if not steps:
+                raise _already(live[0], options)
+            group, last = live[-1].submission.group, live[-1].job_id
+        return _submit_steps(journal, planned, steps, group, last, exclude, say, means)
+
+
+def _look(recipe: Recipe, options: SubmitOptions, means: Means) -> Standing | None:
+    """Return where the recipe stands; None without run and job. Raises RunFailed if Slurm is away."""
+    ask = slurm_of(means.host)
+    try:
+        standing = find_standing(recipe.name, _where(options), ask=ask, reach=False)
+    except InputError:
+        if load_submissions(submissions_path(options.root, recipe.name)).all:
+            raise
+        return None
+    for job in standing.jobs:
+        if job.away:
+            what = f"whether {name_seen(job)} waits or runs is not known: {job.away}"
+            raise RunFailed("", what, "nothing is submitted")
+    return standing
+
+
+def _check_startable(standing: Standing | None) -> None:
+    """Raise InputError where a job would find nothing to do, or another process at it."""
+    if standing is None or standing.run is None or any(job.is_live for job in standing.jobs):
+        return
+    folder = standing.run.folder
+    if standing.state == "finished":
+        hint = "move its folder away to train another, or use caffe-recipes run --new"
+        raise InputError(folder, "is finished: a job would have nothing to do", hint)
+    if standing.lives:
+        process = standing.run.process
+        what = f"process {process.pid} on {process.node} carries this run on"
+        raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
+
+
+def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, means: Means) -> tuple[str, ...]:
+    """Ask Slurm whether it takes the jobs; return the nodes to exclude. Raises ClusterError if not."""
+    partitions, groups = ask_partitions(means.host), ask_node_groups(means.host)
+    asked = Asked(planned.nodes, planned.longest_s, planned.batch)
+    for note in check_slurm(asked, partitions, groups):
+        say(note)
+    exclude = _find_bad(standing, groups)
+    if exclude:
+        say(f"without {', '.join(exclude)}, which failed the last time")
+    for step in planned.steps:
+        request = build_request(planned, step, "test", planned.options.after, exclude)
+        refused = test_submission(means.host, request)
+        if refused is not None:
+            raise ClusterError("sbatch", refused, "nothing was submitted")
+    if planned.options.time_s is None and planned.longest_s is not None:
+        say(f"time: {describe_limit(planned.longest_s)}, by the images/s of the recipe; --time gives another")
+    return exclude
+
+
+def _find_bad(standing: Standing | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+    """Return the nodes that are not to be tried again: those that Slurm blames, or the run."""
+    if standing is None:
+        return ()
+    known = {name for group in groups for name in _names(group.node_list)}
+    blamed = [name for job in standing.jobs if job.job for name in failed_nodes(job.job, groups)]
+    lost = list(standing.run.blamed) if isinstance(standing.run, ShownRun) else []
+    return tuple(dict.fromkeys(name for name in (*blamed, *lost) if name in known))
+
+
+def _names(node_list: str) -> tuple[str, ...]:
+    try:
+        return parse_nodelist(node_list, "")
+    except ClusterError:
+        return ()
+
+
+def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:
+    """Write the numbers of jobs whose submit ended before it could; tell whether there is one that lives."""
+    adopted = False
+    for seen in jobs:
+        if seen.submission.is_settled or seen.job is None:
+            continue
+        journal.settle(seen.submission.name, seen.job.job_id)
+        say(f"{name_seen(seen)} was submitted before ({seen.submission.name}); it {describe_job(seen)}")
+        adopted = adopted or seen.is_live
+    return adopted
+
+
+def _left(planned: Planned, live: Sequence[SeenJob], latest: Sequence[Submission]) -> tuple[Step, ...]:
+    """Return the jobs that a submit by phases was ended before: those behind the last that lives."""
+    phases = [step.phase for step in planned.steps]
+    last = live[-1].submission
+    if not planned.options.split or last.phase not in phases or last.name != latest[-1].name:
+        return ()
+    return planned.steps[phases.index(last.phase) + 1 :]
+
+
+def _already(seen: SeenJob, options: SubmitOptions) -> InputError:
+    cancel = f"caffe-recipes cancel {shlex.quote(options.given)}"
+    return InputError(
+        "", f"already submitted: {name_seen(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
+    )
+
+
+def _submit_steps(
+    journal: SubmissionJournal,
+    planned: Planned,
+    steps: Sequence[Step],
+    group: str,
+    last: int | None,
+    exclude: Sequence[str],
+    say: Say,
+    means: Means,
+) -> list[Submission]:
+    """Submit jobs, each behind the one before; if one is refused, those before it are cancelled."""
+    names: list[str] = []
+    for step in steps:
+        request = build_request(planned, step, group, last, exclude)
+        profile = planned.options.profile
+        argv = sbatch_argv(request)
+        output = request.options[0].partition("=")[2].replace("%%", "%")
+        journal.begin(Submission(request.name, group, request.script, 0.0, argv, profile, step.phase, output))
+        outcome = submit(means.host, request)
+        if isinstance(outcome, Refused):
+            journal.refuse(request.name, outcome.text)
+            undone = _cancel_all(journal, names, means)
+            raise ClusterError("sbatch", outcome.text, undone or "nothing was submitted")
+        if isinstance(outcome, Submitted):
+            last = outcome.job_id
+        else:
+            say(f"sbatch gave no answer ({outcome.text}); looking for {request.name}")
+            last = _look_again(request.name, outcome.text, means)
+        journal.settle(request.name, last)
+        names.append(request.name)
+        what = f"{step.phase}: " if step.phase else ""
+        say(f"{what}submitted as job {last} ({request.name})")
+    state = journal.state()
+    return [state.find(name) for name in names]
+
+
+def _look_again(name: str, text: str, means: Means) -> int:
+    """Return the number of a job that may have been submitted; raises RunFailed if that cannot be known."""
+    said = text
+    for pause_s in _LOOKS_S:
+        means.pause(pause_s)
+        try:
+            job = find_submission(means.host, name)
+        except ClusterError as error:
+            said = str(error)
+            continue
+        if job is not None:
+            return job.job_id
+        said = f"Slurm knows no job {name}"
+    raise RunFailed("sbatch", f"whether the job was submitted is not known: {said}", _LOOK_FIRST)
+
+
+def _cancel_all(journal: SubmissionJournal, names: Sequence[str], means: Means) -> str:
+    """Cancel what was submitted, the last first; say what became of it."""
+    state = journal.state()
+    ids = [job_id for name in reversed(names) if (job_id := state.find(name).job_id) is not None]
+    if not ids:
+        return ""
+    listed = ", ".join(map(str, ids))
+    try:
+        cancel_jobs(means.host, ids)
+    except ClusterError as error:
+        return f"cancel the jobs before it yourself, scancel {listed}: {error}"
+    for name in reversed(names):
+        journal.cancel(name)
+    return f"the jobs before it are cancelled: {listed}"
+
+
+def _done(standing: Standing | None) -> tuple[str, ...]:
+    """Return the phases that need no job: the finished ones, but the last, which is evaluated."""
+    run = standing.run if standing is not None else None
+    if run is None or run.is_complete:
+        return ()
+    return tuple(phase.name for phase in run.recipe.phases[:-1] if phase.name in run.state.finished)
+
+
+def _jobs(standing: Standing | None) -> tuple[SeenJob, ...]:
+    return standing.jobs if standing is not None else ()
+
+
+def _where(options: SubmitOptions) -> StatusOptions:
+    return StatusOptions(str(options.root))

@@ -1,0 +1,115 @@
+"""A Slurm that is a dict: its commands answer on a stand-in host, as the real ones do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.testing import StandInHost
+
+_COMMANDS = ("sbatch", "squeue", "scontrol", "sinfo", "sacct", "scancel")
+_AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+
+
+@dataclass
+class FakeJob:
+    """A job that was taken."""
+
+    job_id: int
+    name: str
+    argv: tuple[str, ...]
+    state: str = "PENDING"
+    reason: str = "Resources"
+    failed_node: str = ""
+
+
+@dataclass
+class FakeSlurm:
+    """Takes jobs, without a word if `is_mute`.
+
+    `refuses` is what it says of a job whose name ends so, `refuses_tests` of any that is only to be tested.
+    """
+
+    jobs: dict[int, FakeJob] = field(default_factory=dict)
+    is_there: bool = True
+    is_away: bool = False
+    is_mute: bool = False
+    refuses: dict[str, str] = field(default_factory=dict)
+    refuses_tests: str = ""
+    partitions: tuple[str, ...] = (
+        "PartitionName=debug Default=YES State=UP TotalNodes=4 MaxNodes=UNLIMITED MinNodes=0 "
+        "MaxTime=02:00:00 DefaultTime=00:30:00",
+        "PartitionName=long Default=NO State=UP TotalNodes=2 MaxNodes=UNLIMITED MaxTime=UNLIMITED "
+        "DefaultTime=NONE",
+    )
+    nodes: str = "debug|up|2:00:00|4|idle|n[1-4]\n"
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def host(self) -> StandInHost:
+        """Where its commands are."""
+        return StandInHost("login1", self._answer)
+
+    def submitted(self) -> list[tuple[str, ...]]:
+        """The sbatch commands that were no test."""
+        return [call for call in self.calls if call[0] == "sbatch" and "--test-only" not in call]
+
+    def _answer(self, argv: tuple[str, ...], stdin: bytes) -> Completed:
+        if argv[0] == "sh":
+            return Completed(0 if self.is_there else 1, "", "")
+        at = next(index for index, word in enumerate(argv) if word in _COMMANDS)
+        call = argv[at:]
+        self.calls.append(call)
+        if self.is_away:
+            return Completed(1, "", _AWAY)
+        return getattr(self, f"_{call[0]}")(call)  # type: ignore[no-any-return]
+
+    def _sbatch(self, call: tuple[str, ...]) -> Completed:
+        name = _option(call, "--job-name")
+        if "--test-only" in call:
+            return Completed(1 if self.refuses_tests else 0, "", f"sbatch: error: {self.refuses_tests}\n")
+        for suffix, said in self.refuses.items():
+            if name.endswith(suffix):
+                return Completed(1, "", f"sbatch: error: {said}\n")
+        job_id = 12 + len(self.jobs)
+        self.jobs[job_id] = FakeJob(job_id, name, call)
+        return Completed(124, "", "") if self.is_mute else Completed(0, f"{job_id}\n", "")
+
+    def _squeue(self, call: tuple[str, ...]) -> Completed:
+        names = _option(call, "--name").split(",")
+        lines = [
+            f"{job.job_id}|{job.job_id}|{job.state}|1|debug|30:00|N/A|N/A|N/A||{job.reason}|{job.name}\n"
+            for job in self.jobs.values()
+            if job.name in names
+        ]
+        return Completed(0, "".join(lines), "")
+
+    def _scontrol(self, call: tuple[str, ...]) -> Completed:
+        if call[-1] == "partition":
+            return Completed(0, "\n".join(self.partitions), "")
+        job = self.jobs.get(int(call[-1]))
+        if job is None:
+            return Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        blamed = f" FailedNode={job.failed_node}" if job.failed_node else ""
+        return Completed(
+            0,
+            f"JobId={job.job_id} JobName={job.name} UserId=a(1) JobState={job.state} Reason={job.reason} "
+            f"Partition=debug NodeList=(null) ExitCode=0:0{blamed}\n",
+            "",
+        )
+
+    def _sinfo(self, call: tuple[str, ...]) -> Completed:
+        return Completed(0, self.nodes, "")
+
+    def _sacct(self, call: tuple[str, ...]) -> Completed:
+        return Completed(1, "", "Slurm accounting storage is disabled\n")
+
+    def _scancel(self, call: tuple[str, ...]) -> Completed:
+        for word in call[1:]:
+            if word.isdigit() and not any(option.startswith("--signal") for option in call):
+                self.jobs[int(word)].state = "CANCELLED"
+        return Completed(0, "", "")
+
+
+def _option(call: tuple[str, ...], name: str) -> str:
+    return next(word.partition("=")[2] for word in call if word.startswith(f"{name}="))

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from tests.chain.told_run import WHOLE, failed, finished, launched, started, tell_run
+
+if TYPE_CHECKING:
+    from tests.chain.submitting.conftest import Desk
+
+
+def options_of(call: tuple[str, ...]) -> dict[str, str]:
+    found = [word.partition("=") for word in call if word.startswith("--")]
+    return {name: value for name, _, value in found}
+
+
+def test_a_chain_is_submitted_once_under_a_name_of_its_own(desk: Desk) -> None:
+    (job,) = desk.submit(time_s=3600.0)
+    assert (job.outcome, job.job_id) == ("submitted", 12)
+    (call,) = desk.slurm.submitted()
+    said = options_of(call)
+    assert re.fullmatch(r"small-[0-9a-f]{6}", said["--job-name"])
+    assert said["--time"] == "01:00:00"
+    assert said["--output"] == str(desk.root / "runs" / f"{job.name}.out").replace("%", "%%")
+    assert call[-1] == str(desk.root / "jobs/small/chain.sbatch")
+    assert desk.said[-1] == f"submitted as job 12 ({job.name})"
+
+
+def test_what_a_job_needs_to_find_us_is_in_its_environment(desk: Desk) -> None:
+    (job,) = desk.submit(time_s=3600.0)
+    assert f"CAFFE_ROOT={desk.root}" in job.argv
+    assert f"RECIPE_FILE={desk.recipe}" in job.argv
+    assert any(word.startswith("CAFFE_RECIPES=/") for word in job.argv)
+
+
+def test_a_second_submit_names_the_job_that_waits(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    with pytest.raises(InputError, match=r"already submitted: job 12 waits: its nodes are still in use"):
+        desk.submit(time_s=3600.0)
+    assert len(desk.slurm.submitted()) == 1
+
+
+def test_once_a_job_is_over_the_chain_is_submitted_again(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    desk.slurm.jobs[12].state = "TIMEOUT"
+    desk.submit(time_s=3600.0)
+    assert [each.job_id for each in desk.journal().all] == [12, 13]
+
+
+def test_a_submit_that_was_killed_after_sbatch_is_not_done_again(desk: Desk) -> None:
+    desk.slurm.is_mute = True
+    (job,) = desk.submit(time_s=3600.0)
+    path = desk.root / "runs/small.submissions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))  # killed before the second line
+    assert desk.journal().unsettled
+    (adopted,) = desk.submit(time_s=3600.0)
+    assert (adopted.name, adopted.job_id, adopted.outcome) == (job.name, 12, "submitted")
+    assert f"job 12 was submitted before ({job.name}); it waits: " in desk.said[-1]
+    assert len(desk.slurm.submitted()) == 1
+
+
+def test_one_that_was_killed_before_sbatch_is_done_anew(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    path = desk.root / "runs/small.submissions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    desk.slurm.jobs.clear()
+    desk.submit(time_s=3600.0)
+    assert [each.outcome for each in desk.journal().all] == ["submitting", "submitted"]
+
+
+def test_an_sbatch_without_an_answer_is_looked_for_by_its_name(desk: Desk) -> None:
+    desk.slurm.is_mute = True
+    (job,) = desk.submit(time_s=3600.0)
+    assert (job.job_id, desk.paused) == (12, [1.0])
+
+
+def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(desk: Desk) -> None:
+    real = desk.slurm._sbatch
+
+    def vanish(call: tuple[str, ...]) -> object:
+        done = real(call)
+        if "--test-only" not in call:
+            desk.slurm.is_away, desk.slurm.is_mute = True, False
+        return done
+
+    desk.slurm.is_mute = True
+    desk.slurm._sbatch = vanish  # type: ignore[method-assign, assignment]
+    with pytest.raises(RunFailed, match="the same command again looks first what was submitted"):
+        desk.submit(time_s=3600.0)
+    assert len(desk.paused) == 5
+    with pytest.raises(RunFailed, match=r"is not known: .*nothing is submitted"):
+        desk.submit(time_s=3600.0)
+    desk.slurm.is_away = False
+    assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
+    assert len(desk.slurm.submitted()) == 1
+
+
+def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None:
+    desk.slurm.is_away = True
+    before = desk.files()
+    with pytest.raises(RunFailed, match="nothing is submitted"):
+        desk.submit(time_s=3600.0)
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; there are: debug, long"),
+        ({"spares": 4}, r"debug has 4 nodes, the job needs 5: it would be queued for ever"),
+        ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, this one needs 2 h 01 min"),
+        ({"profile": "none"}, "unknown profile 'none'"),
+    ],
+)
+def test_what_slurm_would_not_run_is_one_line_before_anything_is_written(
+    desk: Desk, given: dict[str, object], said: str
+) -> None:
+    before = desk.files()
+    with pytest.raises(InputError, match=said) as caught:
+        desk.submit(**{"time_s": 3600.0, **given})
+    assert "\n" not in str(caught.value)
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
+def test_a_machine_without_slurm_says_so(desk: Desk) -> None:
+    desk.slurm.is_there = False
+    with pytest.raises(ClusterError, match="sbatch: not found on PATH; submit on a machine of the Slurm"):
+        desk.submit()
+
+
+def test_what_sbatch_would_refuse_is_told_before_anything_is_written(desk: Desk) -> None:
+    desk.slurm.refuses_tests = "Batch job submission failed: Invalid account"
+    before = desk.files()
+    with pytest.raises(ClusterError, match="sbatch: Batch job submission failed: Invalid account; nothing"):
+        desk.submit(time_s=3600.0)
+    assert desk.files() == before
+
+
+def test_without_an_estimate_the_partition_s_own_time_is_told(desk: Desk) -> None:
+    desk.submit()
+    assert (
+        "nobody knows how long it takes: it gets the time of debug, 30 min; --time gives another" in desk.said
+    )
+    assert "--time" not in options_of(desk.slurm.submitted()[0])
+
+
+def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
+    profile = desk.root / "site.yaml"
+    profile.write_text("name: site\ntitle: A site\nslurm: {qos: normal, requires: [account, qos]}\n")
+    with pytest.raises(ClusterError, match="site: demands of each job its account; give --account, or write"):
+        desk.submit(profile=str(profile), time_s=3600.0)
+    desk.submit(profile=str(profile), time_s=3600.0, account="a b")
+    call = desk.slurm.submitted()[0]
+    assert (options_of(call)["--account"], options_of(call)["--qos"]) == ("a b", "normal")
+    assert call[-2:] == ("--profile", str(profile))
+
+
+def test_of_a_profile_s_partitions_the_only_one_that_fits_is_taken(desk: Desk) -> None:
+    profile = desk.root / "site.yaml"
+    partitions = "{short: {hours: 0.5}, debug: {hours: 2}}"
+    profile.write_text(f"name: site\ntitle: A site\npartitions: {partitions}\n")
+    desk.submit(profile=str(profile), time_s=3600.0)
+    assert options_of(desk.slurm.submitted()[0])["--partition"] == "debug"
+    with pytest.raises(ClusterError, match=r"short runs a job for at most 0\.5 h"):
+        desk.submit(profile=str(profile), time_s=3600.0, partition="short")
+
+
+@pytest.mark.parametrize("change", ["missing", "edited"])
+def test_only_scripts_that_the_recipe_generates_are_submitted(desk: Desk, change: str) -> None:
+    script = desk.root / "jobs/small/chain.sbatch"
+    script.unlink() if change == "missing" else script.write_text(f"{script.read_text()}\n")
+    with pytest.raises(InputError, match=r"chain\.sbatch: .*; run: caffe-recipes generate .*small\.yaml"):
+        desk.submit()
+
+
+def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
+    jobs = desk.submit(split=True, after=7, time_s=600.0)
+    assert [(job.phase, job.job_id) for job in jobs] == [("init", 12), ("cyc1", 13), ("last", 14)]
+    after = [options_of(call)["--dependency"] for call in desk.slurm.submitted()]
+    assert after == ["afterok:7", "afterok:12", "afterok:13"]
+    assert all("--kill-on-invalid-dep=yes" in call for call in desk.slurm.submitted())
+    assert len({job.group for job in jobs}) == 1
+
+
+def test_phases_that_are_finished_are_not_submitted(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
+    assert [job.phase for job in desk.submit(split=True, time_s=600.0)] == ["cyc1", "last"]
+
+
+def test_where_a_phase_is_refused_those_before_it_are_cancelled(desk: Desk) -> None:
+    desk.slurm.refuses = {"-cyc1": "Batch job submission failed: too many jobs"}
+    with pytest.raises(ClusterError, match=r"too many jobs; the jobs before it are cancelled: 12"):
+        desk.submit(split=True, time_s=600.0)
+    assert desk.slurm.jobs[12].state == "CANCELLED"
+    assert [each.outcome for each in desk.journal().all] == ["cancelled", "refused"]
+
+
+def test_a_submit_by_phases_that_was_killed_goes_on_behind_its_last_job(desk: Desk) -> None:
+    desk.submit(split=True, time_s=600.0)
+    path = desk.root / "runs/small.submissions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))  # cyc1's number is not written
+    del desk.slurm.jobs[14]
+    jobs = desk.submit(split=True, time_s=600.0)
+    assert [(job.phase, job.job_id) for job in jobs] == [("last", 14)]
+    assert options_of(desk.slurm.submitted()[-1])["--dependency"] == "afterok:13"
+    assert [(each.phase, each.job_id) for each in desk.journal().latest] == [
+        ("init", 12),
+        ("cyc1", 13),
+        ("last", 14),
+    ]
+    with pytest.raises(InputError, match="already submitted"):
+        desk.submit(split=True, time_s=600.0)
+
+
+def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
+    tell_run(
+        desk.root, desk.recipe, started(job="12"), launched(), ("ending", {"phase": "init", "host": "n3"})
+    )
+    desk.submit(time_s=3600.0)
+    assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
+    assert "without n2, n3, which failed the last time" in desk.said
+
+
+def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, *WHOLE)
+    with pytest.raises(InputError, match="runs/small-1: is finished: a job would have nothing to do"):
+        desk.submit(time_s=3600.0)
+
+
+def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> None:
+    desk.slurm.is_there = False
+    before = desk.files()
+    said = desk.describe(split=True, time_s=600.0, mail_user="me@x.org", arguments=("--how", "sbcast"))
+    commands = [shlex.split(line) for line in said.splitlines()[:3]]
+    assert ["--dependency=afterok:<job of init>" in words for words in commands] == [False, True, False]
+    assert all("--mail-user=me@x.org" in words and words[-2:] == ["--how", "sbcast"] for words in commands)
+    assert said.count("#!/usr/bin/env bash") == 3
+    assert (desk.files(), desk.slurm.calls) == (before, [])
