@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from itertools import pairwise, permutations
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caffe_recipes.data.shuffledness import measure_shuffledness
+
+CLASSES, EACH = 100, 50
+SORTED = [index // EACH for index in range(CLASSES * EACH)]
+
+
+def shuffled(labels: list[int], seed: int = 1) -> list[int]:
+    random = Random(seed)
+    return sorted(labels, key=lambda _: random.random())
+
+
+def in_blocks(size: int) -> list[int]:
+    """Shuffle within blocks of the sorted order only, as a too small shuffle buffer does."""
+    blocks = (SORTED[start : start + size] for start in range(0, len(SORTED), size))
+    return [label for block in blocks for label in shuffled(block)]
+
+
+def test_a_sorted_order_is_0_and_a_random_one_1() -> None:
+    worst, best = measure_shuffledness(SORTED), measure_shuffledness(shuffled(SORTED))
+    assert (worst.by_neighbours, worst.by_batches) == (0, 0)
+    assert (round(worst.mean_run, 6), worst.verdict) == (EACH, "sorted by class")
+    assert best.by_neighbours == pytest.approx(1, abs=0.02)
+    assert best.by_batches == pytest.approx(1, abs=0.05)
+    assert (round(best.mean_run, 1), best.verdict) == (1.0, "shuffled")
+
+
+def test_sorted_means_that_each_class_is_in_one_place_in_whatever_order() -> None:
+    order = shuffled(list(range(CLASSES)))
+    found = measure_shuffledness([label for label in order for _ in range(EACH)])
+    assert found.verdict == "sorted by class"
+
+
+def test_classes_that_drift_along_the_file_are_found_though_neighbours_differ() -> None:
+    pairs = [label for first in range(0, CLASSES, 2) for label in (first, first + 1) * EACH]
+    found = measure_shuffledness(pairs)
+    assert found.by_neighbours == 1
+    assert found.by_batches < 0.1
+    assert found.verdict == "partly shuffled"
+
+
+def test_a_small_shuffle_buffer_and_a_half_sorted_file_are_partly_shuffled() -> None:
+    half = shuffled(SORTED)
+    half[2500:] = sorted(half[2500:])
+    for labels in (in_blocks(500), half, [label for label in half for _ in range(4)]):
+        assert measure_shuffledness(labels).verdict == "partly shuffled"
+
+
+def test_classes_that_take_turns_serve_training_as_a_shuffled_order_does() -> None:
+    assert measure_shuffledness([index % CLASSES for index in range(5000)]).verdict == "shuffled"
+
+
+@pytest.mark.parametrize(
+    ("labels", "verdict"),
+    [
+        ([], "too few records to tell"),
+        ([3], "too few records to tell"),
+        ([0, 1], "too few records to tell"),
+        ([0, 0, 1, 1], "too few records to tell"),
+        ([3] * 20, "one class"),
+        (list(range(50)), "too few records to tell"),
+    ],
+)
+def test_what_cannot_be_told_is_not_told(labels: list[int], verdict: str) -> None:
+    assert measure_shuffledness(labels).verdict == verdict
+
+
+@given(st.integers(0, 10**9), st.sampled_from([2, 3, 10, 1000]), st.sampled_from([40, 300, 2000]))
+def test_a_random_order_is_never_said_to_be_sorted(seed: int, classes: int, count: int) -> None:
+    random = Random(seed)
+    found = measure_shuffledness([random.randrange(classes) for _ in range(count)])
+    assert found.verdict != "sorted by class"
+
+
+def test_the_random_expectations_are_the_means_over_all_orders() -> None:
+    labels = [0, 0, 0, 0, 1, 1, 1, 2]
+    orders = list(set(permutations(labels)))
+    found = measure_shuffledness(labels, batch=2)
+    assert found.batch == 2
+    equal = [sum(a == b for a, b in pairwise(order)) / 7 for order in orders]
+    assert sum(equal) / len(orders) == pytest.approx(found.equal_random)
+    classes = [len(set(order[:2])) for order in orders]
+    assert sum(classes) / len(orders) == pytest.approx(found.classes_random)
