@@ -15,7 +15,7 @@ import pytest
 
 from caffe_recipes.cluster.slurm import submission
 from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
-from caffe_recipes.cluster.slurm.partitions import default_partition
+from caffe_recipes.cluster.slurm.partitions import default_partition, parse_config
 from caffe_recipes.cluster.slurm.queries import (
     ASK_S,
     SchedulerAway,
@@ -184,7 +184,7 @@ def test_what_slurm_refuses_was_not_submitted(site: Site) -> None:
     assert find_submission(site.head, "refused") is None
 
 
-def test_partitions_and_nodes_are_told(site: Site) -> None:
+def test_partitions_nodes_and_settings_are_told(site: Site) -> None:
     partitions = {partition.name: partition for partition in ask_partitions(site.head)}
     assert default_partition(partitions.values()) == partitions["debug"]
     short = partitions["short"]
@@ -193,6 +193,8 @@ def test_partitions_and_nodes_are_told(site: Site) -> None:
     assert (group.node_list, group.nodes, group.state, group.is_broken) == ("node[1-4]", 4, "idle", False)
     assert {group.partition for group in ask_node_groups(site.head)} == {"debug", "short"}
     assert ask_node_groups(site.head, "nope") == ()
+    config = parse_config(site.slurm.cluster.run("head", ["scontrol", "show", "config"]).stdout)
+    assert (config.cluster, config.has_accounting, config.min_job_age_s) == ("test", False, 300)
 
 
 def test_a_controller_that_is_away_is_told_as_that_and_its_jobs_are_found_when_it_is_back(
@@ -218,6 +220,8 @@ def test_a_controller_that_is_away_is_told_as_that_and_its_jobs_are_found_when_i
 def test_a_job_may_be_taken_although_sbatch_has_given_up(site: Site) -> None:
     site.slurm.freeze_controller()
     try:
+        with pytest.raises(SchedulerAway):
+            find_jobs(site.head, names=["taken"])
         answer = submit(site.head, site.request("exit 0", "taken"))
     finally:
         site.slurm.thaw_controller()
@@ -247,3 +251,4 @@ def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
         slurm.wait_for(again, State.COMPLETED)
         assert site.output(again) == "node1\n"
         site.head.close()
+    assert cluster.leftovers() == {}
