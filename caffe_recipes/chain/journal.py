@@ -26,7 +26,8 @@ class Launch:
     """A trainer that was started; `stamp` is what lay at its last snapshot's path before, if anything.
 
     `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
-    ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are.
+    ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are, `job`
+    the Slurm job around it, if any, which had been queued again `restarts` times.
     """
 
     phase: str
@@ -39,6 +40,8 @@ class Launch:
     id: str = ""
     arguments: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    job: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class RunState:
     """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end.
 
     `id` is the run's own, `checkpoints` are the last two of each unfinished phase, `kept` where the launch's
-    own were written, `hosts` all that ever had ranks.
+    own were written, `hosts` all that have had ranks, but for those of Slurm jobs before this one: Slurm ends
+    these. `job` and `restarts` are of who carried the run on last.
     """
 
     id: str = ""
@@ -75,6 +79,8 @@ class RunState:
     checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    job: str = ""
+    restarts: int = 0
 
 
 def _created(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -82,7 +88,10 @@ def _created(state: RunState, said: Mapping[str, Any], time_s: float) -> RunStat
 
 
 def _started(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
-    return replace(state, pid=int(said["pid"]), host=str(said["host"]))
+    job, restarts = str(said.get("job", "")), int(said.get("restarts", 0))
+    hosts = state.hosts if not state.job or (job, restarts) == (state.job, state.restarts) else ()
+    pid, host = int(said["pid"]), str(said["host"])
+    return replace(state, pid=pid, host=host, job=job, restarts=restarts, hosts=hosts)
 
 
 def _launched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -174,9 +183,10 @@ class Journal(Lines):
             create=create,
         )
 
-    def start(self) -> None:
-        """Write that this process carries the run on."""
-        self.append("started", pid=os.getpid(), host=socket.gethostname())
+    def start(self, job: str = "", restarts: int = 0) -> None:
+        """Write that this process carries the run on, and in which start of which Slurm job, if in any."""
+        around = {"job": job, "restarts": restarts} if job else {}
+        self.append("started", pid=os.getpid(), host=socket.gethostname(), **around)
 
     def state(self) -> RunState:
         """Fold what is written so far."""

@@ -21,6 +21,7 @@ from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.slurm_job import started_before
 from caffe_recipes.chain.snapshots import check_places
 from caffe_recipes.chain.trainer import Trainer, launch_trainer
 from caffe_recipes.chain.units import describe_duration
@@ -38,7 +39,7 @@ def train(run: Run, training: Training) -> None:
     Raises LaunchFailed, and Interrupted, with the trainer stopped.
     """
     state = run.journal.state()
-    left = state.launch
+    left = _find_left(run, training, state)
     if left is not None and _resume(run, training, left):
         return
     checkpoint = _find_checkpoint(run, training, state)
@@ -82,6 +83,8 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
         hosts=tuple(host.name for host in run.setting.hosts),
+        job=state.job,
+        restarts=state.restarts,
     )
 
 
@@ -137,6 +140,23 @@ def _describe_start(training: Training, checkpoint: Checkpoint | None) -> str:
         return f"{left:,} iterations from the checkpoint at {checkpoint.iteration:,}"
     start = f"from {training.weights}" if training.weights else "from the nets' fillers"
     return f"{training.last_iter:,} iterations {start}"
+
+
+def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
+    """Return the launch that a killed run left, if anything of it can be seen from here.
+
+    With a Slurm job its nodes have gone. Of those that are ours again only rank 0's can hold a snapshot.
+    """
+    left = state.launch
+    if left is None or not started_before(left, state) or Trainer(run.path(left.log)).is_running():
+        return left
+    ours = {host.name for host in run.setting.hosts}
+    if left.hosts[:1] and left.hosts[0] in ours:
+        return replace(left, hosts=tuple(name for name in left.hosts if name in ours))
+    reason = f"Slurm has ended it with job {left.job}"
+    run.journal.append("failed", phase=training.phase, reason=reason, host=None)
+    run.reporter.say(f"{training.phase}: {reason}")
+    return None
 
 
 def _resume(run: Run, training: Training, left: Launch) -> bool:

@@ -39,6 +39,7 @@ from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
+from caffe_recipes.chain.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.chain.snapshots import verify_kept
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
@@ -55,6 +56,7 @@ def run_chain(
     *,
     connect: Connect = open_host,
     clock: Clock = time.time,
+    ask_job: AskJob = ask_slurm,
 ) -> RunState:
     """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
 
@@ -64,7 +66,7 @@ def run_chain(
     options, reporter, interrupts = options or Options(), reporter or Reporter(), Interrupts()
     phases = phases_until(recipe, options.until)
     with interrupts.raised(), ExitStack() as stack:
-        latest = _open_latest(recipe, options, clock, stack)
+        latest = _open_latest(recipe, options, clock, ask_job, stack)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
         if latest and _is_complete(recipe, phases, state):
@@ -99,7 +101,8 @@ def run_chain(
 
 def _carry_on(run: Run) -> RunState:
     """Do what is not done yet."""
-    run.journal.start()
+    around = this_job(os.environ)
+    run.journal.start(around.job, around.restarts)
     run.reporter.say(f"{run.folder}: log and state of this run")
     run = _insist(run, prepare)
     for training in run.plan.trainings:
@@ -160,7 +163,9 @@ def _closing(connect: Connect, stack: ExitStack) -> Connect:
     return reach
 
 
-def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStack) -> Journal | None:
+def _open_latest(
+    recipe: Recipe, options: Options, clock: Clock, ask_job: AskJob, stack: ExitStack
+) -> Journal | None:
     """Open the run to go on with; None if another is to be started.
 
     Raises InputError if another process carries on the latest run, if its trainer may still be training, or
@@ -183,8 +188,7 @@ def _open_latest(recipe: Recipe, options: Options, clock: Clock, stack: ExitStac
     if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
         raise InputError(journal.path, "is empty beside snapshots", "restore it, or start over with --new")
     if launch and launch.host != socket.gethostname():
-        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
-        raise InputError(folder, what, f"go on with it on {launch.host}, or start another run with --new")
+        check_over(launch, folder, this_job(os.environ), ask_job)
     changes = describe_changes(folder, recipe)
     if changes:
         raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")

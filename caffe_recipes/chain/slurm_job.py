@@ -1,0 +1,84 @@
+"""The Slurm job around a run, and whether that of an earlier launch is over, with all that it had started.
+
+Where a job is queued again it may start on other nodes, from which nothing of its earlier start can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.chain.journal import Launch, RunState
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm.jobs import Job
+from caffe_recipes.cluster.slurm.queries import SchedulerAway, find_jobs
+from caffe_recipes.errors import InputError
+
+AskJob = Callable[[int], Iterable[Job]]
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """A start of a Slurm job: its number, and how often it had been queued again before."""
+
+    job: str = ""
+    restarts: int = 0
+
+
+def this_job(environment: Mapping[str, str]) -> JobStart:
+    """Return the start of the job that this process runs in; one without a number outside of any job.
+
+    sbatch(1): SLURM_RESTART_COUNT is not set before a job is queued again.
+
+    >>> this_job({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}), this_job({})
+    (JobStart(job='12', restarts=1), JobStart(job='', restarts=0))
+    """
+    job, restarts = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT", "0")
+    if not _is_number(job):
+        return JobStart()
+    return JobStart(job, int(restarts) if _is_number(restarts) else 0)
+
+
+def ask_slurm(number: int) -> Iterable[Job]:
+    """Return what Slurm knows of a job, nothing if it knows none of that number; raises SchedulerAway."""
+    return find_jobs(LocalHost(), ids=[number])
+
+
+def started_before(launch: Launch, state: RunState) -> bool:
+    """Tell whether a launch belongs to another job, or to an earlier start of this one, than who goes on."""
+    return launch.job != "" and (launch.job, launch.restarts) != (state.job, state.restarts)
+
+
+def check_over(launch: Launch, folder: Path, here: JobStart, ask: AskJob) -> None:
+    """Make sure that Slurm has ended a launch that another host has started; raises InputError otherwise.
+
+    An earlier start of the job around us is over, and so is a job that Slurm does not know any more.
+    """
+    what = f"phase {launch.phase} was started on {launch.host}"
+    if not launch.job:
+        raise InputError(
+            folder, f"{what}, and nothing tells of its end", _hint(f"go on with it on {launch.host}")
+        )
+    what += f" in Slurm job {launch.job}"
+    if launch.job == here.job:
+        if launch.restarts < here.restarts:
+            return
+        hint = _hint(f"go on with it on {launch.host}")
+        raise InputError(folder, f"{what}, and nothing tells of its end", hint)
+    try:
+        live = [job for job in ask(int(launch.job)) if not job.state.is_over]
+    except SchedulerAway:
+        hint = _hint("try again when it does")
+        raise InputError(folder, f"{what}, and Slurm does not say whether that is over", hint) from None
+    if live:
+        hint = _hint(f"let that job go on with it, or end it: scancel {launch.job}")
+        raise InputError(folder, f"{what}, which is {live[0].state.value}", hint)
+
+
+def _hint(first: str) -> str:
+    return f"{first}, or start another run with --new"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19

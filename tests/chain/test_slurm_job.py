@@ -1,0 +1,145 @@
+"""A run in Slurm jobs: what was launched in one that is over is gone on with in the next, on other nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.journal import Launch, RunState
+from caffe_recipes.chain.slurm_job import JobStart, check_over, started_before, this_job
+from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.queries import SchedulerAway
+from caffe_recipes.errors import InputError
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+FOLDER = Path("runs/small-1")
+
+
+def launch(job: str = "", restarts: int = 0, host: str = "c9", hosts: tuple[str, ...] = ("c9",)) -> Launch:
+    log = "runs/small-1/logs/init-1.log"
+    return Launch("init", 1, log, host, None, 0, hosts=hosts, job=job, restarts=restarts)
+
+
+def nothing(number: int) -> Iterable[Job]:
+    return ()
+
+
+def unasked(number: int) -> Iterable[Job]:
+    raise AssertionError("nothing is asked")
+
+
+def away(number: int) -> Iterable[Job]:
+    raise SchedulerAway("login", "gives no answer", "ask again later")
+
+
+def answer(state: State) -> list[Job]:
+    return [Job(12, "small", state)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        ({}, JobStart()),
+        ({"SLURM_JOB_ID": "12"}, JobStart("12")),
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, JobStart("12", 3)),
+        ({"SLURM_JOB_ID": "x", "SLURM_RESTART_COUNT": "3"}, JobStart()),
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": ""}, JobStart("12")),
+    ],
+)
+def test_the_job_around_a_run_is_known_by_its_environment(
+    environment: dict[str, str], start: JobStart
+) -> None:
+    assert this_job(environment) == start
+
+
+def test_what_another_start_of_a_job_launched_is_told_from_what_this_one_did() -> None:
+    state = RunState(job="12", restarts=1)
+    starts = (("12", 1), ("12", 0), ("11", 1), ("", 0))
+    assert [started_before(launch(*start), state) for start in starts] == [False, True, True, False]
+
+
+def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_says() -> None:
+    check_over(launch("12"), FOLDER, JobStart("12", 1), unasked)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state.is_over])
+def test_a_job_is_over_where_slurm_says_so_or_does_not_know_it(state: State) -> None:
+    check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
+    check_over(launch("11"), FOLDER, JobStart(), nothing)
+
+
+@pytest.mark.parametrize("state", [state for state in State if not state.is_over])
+def test_what_may_live_is_refused_with_its_job(state: State) -> None:
+    with pytest.raises(InputError) as caught:
+        check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
+    assert str(caught.value) == (
+        f"runs/small-1: phase init was started on c9 in Slurm job 11, which is {state.value}; "
+        "let that job go on with it, or end it: scancel 11, or start another run with --new"
+    )
+
+
+def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
+    with pytest.raises(InputError, match="in Slurm job 11, and Slurm does not say whether that is over"):
+        check_over(launch("11"), FOLDER, JobStart("12"), away)
+
+
+@pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
+def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
+    with pytest.raises(InputError, match=r"was started on c9.*, and nothing tells of its end; go on with it"):
+        check_over(launch(here.job), FOLDER, here, unasked)
+
+
+def leave_launch(place: Place, left: Launch) -> None:
+    """Leave a run whose phase `init` was launched elsewhere, and of whose end nothing tells."""
+    place.behave(init="ends-early")
+    place.call()
+    journal = place.root / "runs/small-1/journal.jsonl"
+    started = {"event": "started", "pid": 1, "host": left.host, "job": left.job, "restarts": left.restarts}
+    launched = {"event": "launched", **asdict(left)}
+    del launched["time_s"]
+    lines = ({"time": "2026-11-20T12:00:00.000+00:00", **event} for event in (started, launched))
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    place.behave()
+
+
+def test_a_job_that_is_queued_again_goes_on_from_other_nodes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_launch(place, launch("12", hosts=("c9", "c8")))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    state = place.run()
+    assert (state.outputs is not None, state.job, state.restarts) == (True, "12", 1)
+    assert state.hosts == ("localhost",)
+    assert "init: Slurm has ended it with job 12\n" in place.output.getvalue()
+    assert place.trained() == ["init", "init", "cyc1", "last"]
+    launched = [event for event in place.events() if event["event"] == "launched"]
+    assert [(event["job"], event["restarts"]) for event in launched] == [("12", 0), *[("12", 1)] * 3]
+
+
+def test_on_a_node_of_rank_0_that_is_ours_again_what_it_left_is_judged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_launch(place, launch("12", hosts=("localhost", "c8")))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert place.run().outputs
+    assert "init: the trainer of a killed run has ended since" in place.output.getvalue()
+
+
+def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    place.run(until="init")
+    started = next(event for event in place.events() if event["event"] == "started")
+    assert started.keys() == {"time", "event", "pid", "host"}
+    assert started["pid"] == os.getpid()
