@@ -27,6 +27,7 @@ COMMANDS = {
     "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show recipes: shape, rates, snapshots, results."),
     "plot": _Lazy("caffe_recipes.cli.plot", "plot", "Draw rates and weight decay over epochs."),
     "lr": _Lazy("caffe_recipes.cli.lr", "lr", "Print a solver's rate at every iteration."),
+    "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
     "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),

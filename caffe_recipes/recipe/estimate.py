@@ -87,7 +87,7 @@ def estimate_recipe(
     takes the quickest of `copy` and `chain`. Raises InputError where there is no pace.
     """
     if not paces:
-        hint = "give Caffe's --log, --images-per-s, or --profile stampede2-knl or marenostrum4"
+        hint = "give --log, --images-per-s, or for ResNet-50 --profile stampede2-knl or marenostrum4"
         raise InputError(recipe.name, "nothing is known of its speed", hint)
     shape, rates = shape or shape_of(recipe), rates or Rates()
     pace, train = paces[0], recipe.data.train

@@ -147,12 +147,12 @@ def _notes(table: Table, used: dict[int, list[Point]], nodes: int, batch: float)
     low, high = min(used), max(used)
     if not low <= batch <= high:
         nearest = low if batch < low else high
-        yield f"beyond {table.name}: {batch:g} images a node, where {nearest} is the nearest measured"
+        yield f"beyond {table.name}, whose nearest local batch is {nearest} images a node"
     for each, points in used.items():
         first, last = points[0].nodes, points[-1].nodes
         if not first <= nodes <= last:
             counts = f"{first} to {last}" if first < last else f"{first}"
             yield (
-                f"beyond {table.name}: {nodes} nodes, where {counts} are measured with {each} images a node; "
+                f"beyond {table.name}, which has {counts} nodes with {each} images a node: "
                 "a node is taken to be as fast as there"
             )

@@ -138,11 +138,10 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape) -> Pace:
         return pace
     notes = []
     if shape.nodes != own.nodes:
-        notes.append(f"known for {own.nodes} nodes: a node is taken to be as fast among {shape.nodes}")
+        notes.append(f"known for {own.nodes} nodes: a node is taken to be as fast among others")
     if shape.batch_per_node != own.batch_per_node:
         notes.append(
-            f"known for {own.batch_per_node} images a node: an image is taken to take as long "
-            f"with {shape.batch_per_node}"
+            f"known for {own.batch_per_node} images a node: an image is taken to take as long with others"
         )
     faster = shape.nodes / own.nodes
     return replace(pace, images_per_s=pace.images_per_s * faster, notes=(*pace.notes, *notes))

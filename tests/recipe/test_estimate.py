@@ -78,7 +78,7 @@ def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
 
 
 def test_a_recipe_of_unknown_speed_is_refused_with_what_to_give() -> None:
-    with pytest.raises(InputError, match=r"^digits-local: nothing is known of its speed; give Caffe's --log"):
+    with pytest.raises(InputError, match=r"^digits-local: nothing is known of its speed; give --log"):
         estimate_recipe(load_recipe("digits-local"), [])
 
 

@@ -79,7 +79,7 @@ def test_beyond_the_measured_nodes_a_node_is_as_fast_as_at_the_nearest_and_it_is
         there = find_throughput(TABLE_V, nearest, 32)
         assert found.images_per_s / nodes == pytest.approx(there.images_per_s / nearest)
         assert found.how == "beyond"
-        assert f"{nodes} nodes, where 256 to 1536 are measured with 32 images a node" in found.notes[0]
+        assert "beyond Table V, which has 256 to 1536 nodes with 32 images a node" in found.notes[0]
 
 
 def test_below_the_measured_batches_the_line_goes_on_and_finds_table_iv_s_first_row_within_3_percent() -> (
@@ -88,7 +88,7 @@ def test_below_the_measured_batches_the_line_goes_on_and_finds_table_iv_s_first_
     found = find_throughput(TABLE_V, 256, 8)
     assert 18120 * 2048 / found.images_per_s / 60 == pytest.approx(64, rel=0.03)
     assert (found.how, len(found.notes)) == ("beyond", 1)
-    assert "8 images a node, where 16 is the nearest measured" in found.notes[0]
+    assert found.notes[0] == "beyond Table V, whose nearest local batch is 16 images a node"
 
 
 def test_a_larger_batch_and_a_node_more_are_never_slower() -> None:

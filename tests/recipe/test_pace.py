@@ -135,8 +135,8 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
     moved = moved_pace(known, recipe, Shape(128, 2, 16))
     assert moved.images_per_s == 12800
     assert moved.notes == (
-        "known for 64 nodes: a node is taken to be as fast among 128",
-        "known for 64 images a node: an image is taken to take as long with 32",
+        "known for 64 nodes: a node is taken to be as fast among others",
+        "known for 64 images a node: an image is taken to take as long with others",
     )
 
 

@@ -1,0 +1,124 @@
+"""`caffe-recipes estimate`: what a recipe costs in time, and the paper's times computed again."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from caffe_recipes.chain.setting import find_profile
+from caffe_recipes.chain.staging import find_rates
+from caffe_recipes.cli import options
+from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.errors import InputError
+from caffe_recipes.generate.tree import write_file
+from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.estimate.estimates import Known, estimate_shapes
+from caffe_recipes.review.estimate.paper_text import render_tables, table_values
+from caffe_recipes.review.estimate.plot import render_sweep_plot
+from caffe_recipes.review.estimate.sweep import sweep_shapes
+from caffe_recipes.review.estimate.text import estimate_values, render_estimate, render_sweep
+from caffe_recipes.review.naming import recipe_named
+from caffe_recipes.review.pictures import format_of
+
+_PATH = click.Path(path_type=Path)
+_COUNT = click.IntRange(1, 2**31 - 1)
+
+
+def _speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise InputError("--images-per-s", f"{value:g} is no speed", "give images a second of all ranks")
+    return value
+
+
+def _start(context: click.Context, option: click.Parameter, text: str | None) -> datetime:
+    if text is None:
+        return datetime.now().astimezone()
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError("--start", f"'{text[:80]}' is no time", "e.g. 2026-03-01T09:00") from None
+
+
+@click.command()
+@click.argument("name", metavar="NAME|FILE.yaml", required=False, type=RECIPE)
+@options.profile
+@click.option(
+    "--log",
+    "logs",
+    type=_PATH,
+    metavar="FILE|DIR",
+    multiple=True,
+    help="Caffe's log, or a run's folder, of the recipe's own shape: its pace counts.",
+)
+@click.option(
+    "--images-per-s", metavar="N", type=float, callback=_speed, help="The speed, of the recipe's own shape."
+)
+@click.option(
+    "--by", type=click.Choice(list(KINDS)), help="Whose speed counts [default: the first of these known]"
+)
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(1, 2**31 - 1),
+    multiple=True,
+    help="On so many nodes; give it again for more.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    metavar="KEY=VALUES",
+    multiple=True,
+    help="Several at once: nodes, batch_per_rank or global_batch, as 64,128 or 64..512:64 or 64..1024:x2.",
+)
+@click.option("--plot", type=_PATH, metavar="FILE", help="Draw what is swept: a .svg, .png or .pdf.")
+@click.option(
+    "--start",
+    metavar="TIME",
+    callback=_start,
+    help="When it starts, as 2026-03-01T09:00 [default: now]",
+)
+@click.option("--paper-tables", is_flag=True, help="Compute the paper's own times again, beside its numbers.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
+def estimate(
+    name: str | None,
+    profile: str | None,
+    logs: tuple[Path, ...],
+    images_per_s: float | None,
+    by: Kind | None,
+    nodes: tuple[int, ...],
+    sweeps: tuple[str, ...],
+    plot: Path | None,
+    start: datetime,
+    paper_tables: bool,
+    as_json: bool,
+) -> None:
+    """Estimate what a recipe takes: training, staging, joins and evaluation, node-hours, and when it ends.
+
+    The speed is that of --log, else --images-per-s, else what the recipe's source reports, else what the
+    paper measured on the machine of --profile.
+    """
+    if paper_tables:
+        click.echo(json.dumps(table_values(), indent=2) if as_json else render_tables())
+        return
+    if name is None:
+        raise InputError("", "no recipe is given", "name one, or ask for --paper-tables")
+    kind = format_of(plot) if plot else ""
+    recipe = load_recipe(recipe_named(name))
+    found = find_profile(recipe, profile)
+    known = Known(logs, images_per_s, found.name if profile else None, find_rates(found), by)
+    shapes = sweep_shapes(shape_of(recipe), sweeps, nodes=nodes)
+    estimates = estimate_shapes(recipe, shapes, known)
+    if plot:
+        write_file(plot, render_sweep_plot(estimates, kind))
+        click.echo(f"wrote {click.format_filename(plot)}", err=True)
+    if as_json:
+        click.echo(json.dumps(estimate_values(estimates, start), indent=2))
+    elif len(estimates) == 1:
+        click.echo(render_estimate(estimates[0], start))
+    else:
+        click.echo(render_sweep(estimates))

@@ -1,0 +1,137 @@
+"""`caffe-recipes submit`: hand a recipe's chain to Slurm."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+
+import click
+
+from caffe_recipes.chain.policy import ON_FAILURE, OnFailure
+from caffe_recipes.chain.setting import find_root
+from caffe_recipes.chain.submitting.planned import SubmitOptions
+from caffe_recipes.chain.submitting.submit import Means, describe_submission, submit_chain
+from caffe_recipes.cli import options as given
+from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm.times import parse_limit
+from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.errors import ClusterError
+from caffe_recipes.recipe.source import load_recipe
+
+
+def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Read a time as sbatch does; raises ClusterError for what is none, and for no limit at all."""
+    if text is None:
+        return None
+    seconds = parse_limit(text, "--time")
+    if seconds is None or math.isinf(seconds) or seconds == 0:
+        raise ClusterError("--time", f"{text[:80]!r} is no time limit", "write it as 90 or 1-12:00:00")
+    return seconds
+
+
+@click.command()
+@click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
+@given.profile
+@given.caffe_root
+@click.option("--dry-run", is_flag=True, help="Print the commands and the scripts, and do nothing.")
+@click.option("--split", is_flag=True, help="A job for each phase, each behind the one before.")
+@click.option(
+    "--time",
+    "time_s",
+    metavar="LIMIT",
+    callback=_read_time,
+    help="Of each job: minutes, or days-hours:minutes:seconds [default: by the recipe's images/s]",
+)
+@click.option("--partition", metavar="NAME", help="[default: the profile's, or the only one of it that fits]")
+@click.option("--account", metavar="NAME", help="What pays [default: the profile's]")
+@click.option("--qos", metavar="NAME", help="[default: the profile's]")
+@click.option("--constraint", metavar="FEATURES", help="Of the nodes [default: the profile's]")
+@click.option(
+    "--after", type=click.IntRange(min=1), metavar="JOB", help="Begin once this job has ended well."
+)
+@click.option("--mail", metavar="ADDRESS", help="Where Slurm writes when a job ends, fails or is requeued.")
+@click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Ask for N nodes more, which take the place of dead ones.",
+)
+@given.lmdb_source
+@given.how
+@click.option(
+    "--on-failure", type=click.Choice(ON_FAILURE), help="As of `run` [default: replace if --spares]"
+)
+@click.option("--retries", type=click.IntRange(min=0), metavar="N", help="As of `run`.")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="As of `run`.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Holds jobs/, as for `generate` [default: this folder, else the Caffe root]",
+)
+def submit(
+    recipe: str,
+    profile: str | None,
+    caffe_root: Path | None,
+    dry_run: bool,
+    split: bool,
+    time_s: float | None,
+    partition: str | None,
+    account: str | None,
+    qos: str | None,
+    constraint: str | None,
+    after: int | None,
+    mail: str | None,
+    spares: int,
+    lmdb_source: Path | None,
+    how: How | None,
+    on_failure: OnFailure | None,
+    retries: int | None,
+    checkpoint_every: int | None,
+    out: Path | None,
+) -> None:
+    """Submit a recipe's chain to Slurm: one job, or with --split one a phase; each goes on where it was.
+
+    The scripts in jobs/ must be what `generate` writes. What is submitted already is not submitted again.
+    """
+    loaded = load_recipe(recipe)
+    root = find_root(caffe_root, profile)
+    if on_failure is None and spares:
+        on_failure = "replace"
+    handed = {
+        "--how": how,
+        "--on-failure": on_failure,
+        "--retries": retries,
+        "--checkpoint-every": checkpoint_every,
+    }
+    here = out or (Path() if Path("jobs", loaded.name).is_dir() else root)
+    options = SubmitOptions(
+        given=recipe,
+        root=root,
+        out=here,
+        profile=profile,
+        split=split,
+        after=after,
+        mail_user=mail,
+        time_s=time_s,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        spares=spares,
+        arguments=tuple(
+            word for name, value in handed.items() if value is not None for word in (name, str(value))
+        ),
+        environment={"LMDB_SOURCE": str(lmdb_source)} if lmdb_source else {},
+    )
+    if dry_run:
+        click.echo(describe_submission(loaded, options))
+        return
+    submit_chain(loaded, options, click.echo, Means(LocalHost()))
+    at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
+    for word in ("status", "cancel"):
+        told = "where it stands" if word == "status" else "take it back"
+        click.echo(f"{told}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")

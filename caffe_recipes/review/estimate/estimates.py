@@ -1,0 +1,116 @@
+"""Estimates of a recipe on one shape or several, by all that is known of its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.cluster.staging.costs import Rates
+from caffe_recipes.errors import InputError
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.recipe.estimate import Estimate, estimate_recipe
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import (
+    Kind,
+    Pace,
+    Shape,
+    given_pace,
+    logged_pace,
+    measured_pace,
+    moved_pace,
+    reported_pace,
+)
+from caffe_recipes.review.counts import count_layers, total
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the user says of a recipe's speed; `by` is the kind of pace that is to count.
+
+    `machine` is a profile's name, `rates` what that machine moves.
+    """
+
+    logs: tuple[Path, ...] = ()
+    images_per_s: float | None = None
+    machine: str | None = None
+    rates: Rates | None = None
+    by: Kind | None = None
+
+
+def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tuple[Estimate, ...]:
+    """Estimate a recipe on each shape; raises InputError where its speed, or that of `by`, is not known."""
+    of_own = tuple(_own_paces(recipe, known))
+    size = model_bytes(recipe)
+    return tuple(
+        estimate_recipe(
+            recipe, _paces(recipe, shape, of_own, known), shape=shape, rates=known.rates, model_bytes=size
+        )
+        for shape in shapes
+    )
+
+
+def model_bytes(recipe: Recipe) -> int | None:
+    """Return the size of the first phase's complete model in float32; None where a shape is unknown.
+
+    With the batch norms' statistics, as a caffemodel holds them: ResNet-50's are the paper's 98 MB.
+    """
+    shapes = infer_shapes(build_net(recipe, recipe.phases[0].net), pb.TRAIN, path=recipe.name)
+    totals = total(count_layers(shapes, pb.TRAIN, [""] * len(shapes.layers)))
+    return None if totals.unknown else (totals.parameters + totals.statistics) * _FLOAT_BYTES
+
+
+def read_logs(paths: Iterable[Path]) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield each log's path and lines; of a folder, as a run's is, each `.log` in it or in its `logs`.
+
+    Raises InputError for what cannot be read.
+    """
+    for path in paths:
+        for log in _logs_in(path) if path.is_dir() else [path]:
+            yield str(log), _lines(log)
+
+
+def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
+    """Yield what is known of the recipe's own shape, the first to count first."""
+    if known.logs:
+        yield logged_pace(recipe, read_logs(known.logs))
+    if known.images_per_s is not None:
+        yield given_pace(known.images_per_s)
+    reported = reported_pace(recipe)
+    if reported:
+        yield reported
+
+
+def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -> list[Pace]:
+    paces = [moved_pace(pace, recipe, shape) for pace in of_own]
+    measured = measured_pace(recipe, known.machine, shape)
+    paces += [measured] if measured else []
+    if known.by is None:
+        return paces
+    if not any(pace.kind == known.by for pace in paces):
+        there = ", ".join(pace.kind for pace in paces) or "none"
+        hint = f"there are: {there}; a log is given with --log, a measured machine with --profile"
+        raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
+    return sorted(paces, key=lambda pace: pace.kind != known.by)
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    try:
+        logs = sorted(folder.glob("*.log")) or sorted((folder / "logs").glob("*.log"))
+    except OSError as error:
+        raise InputError(folder, f"cannot be read: {error.strerror}", "give a log's path") from None
+    if not logs:
+        raise InputError(folder, "holds no logs", "give a run's folder, or a log")
+    return logs
+
+
+def _lines(log: Path) -> Iterator[str]:
+    try:
+        with log.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+    except OSError as error:
+        raise InputError(log, f"cannot be read: {error.strerror}", "give the path of Caffe's log") from None

@@ -1,0 +1,92 @@
+"""`caffe-recipes estimate` from the outside: what it prints and writes, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+RECIPE = "stampede2-64n-72ep"
+
+
+def estimate(*words: str | int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "estimate", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
+    )
+
+
+def test_a_recipe_s_page_is_printed() -> None:
+    done = estimate(RECIPE, "--start", "2026-03-01T09:00")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "6,303 images/s: the recipe's reported rate" in done.stdout
+    assert "ends        2026-03-01 13:38\n" in done.stdout
+
+
+def test_values_are_a_list_of_all_shapes() -> None:
+    done = estimate(RECIPE, "--nodes", 64, "--nodes", 128, "--json", "--start", "2026-03-01T09:00")
+    values = json.loads(done.stdout)
+    assert [each["shape"]["nodes"] for each in values] == [64, 128]
+    assert values[0]["duration"]["training_s"] == pytest.approx(22_610 * 4096 / 6303)
+    assert values[0]["ends"] == "2026-03-01T13:38:21"
+
+
+def test_a_sweep_is_a_table_and_a_picture(tmp_path: Path) -> None:
+    done = estimate(RECIPE, "--sweep", "nodes=64..256:x2", "--plot", "sweep.svg", cwd=tmp_path)
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["64", "128", "256"]
+    assert done.stderr == "wrote sweep.svg\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.svg"]
+
+
+def test_the_paper_s_tables_need_no_recipe() -> None:
+    done = estimate("--paper-tables")
+    assert done.returncode == 0
+    assert "Table XIII: " in done.stdout
+    assert len(json.loads(estimate("--paper-tables", "--json").stdout)) == 58
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no recipe is given; name one, or ask for --paper-tables"),
+        (["nowhere"], "unknown recipe 'nowhere'"),
+        (["digits-local"], "digits-local: nothing is known of its speed; give --log"),
+        ([RECIPE, "--log", "none.log"], "none.log: cannot be read: No such file or directory"),
+        ([RECIPE, "--log", "empty.log"], "empty.log: no lines `Iteration N, loss = ...` with a time"),
+        ([RECIPE, "--images-per-s", "0"], "--images-per-s: 0 is no speed"),
+        ([RECIPE, "--images-per-s", "nan"], "--images-per-s: nan is no speed"),
+        ([RECIPE, "--sweep", "nods=1"], "--sweep: unknown key 'nods'; did you mean 'nodes'?"),
+        ([RECIPE, "--sweep", "nodes=0"], "--sweep nodes: '0' is no count of 1 or more"),
+        ([RECIPE, "--by", "measured"], "no measured pace is known for it"),
+        ([RECIPE, "--start", "soon"], "--start: 'soon' is no time; e.g. 2026-03-01T09:00"),
+        ([RECIPE, "--start", "9999-12-31T23:00"], "are beyond the year 9999"),
+        ([RECIPE, "--images-per-s", "1e-300"], "are beyond the year 9999"),
+        ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
+        ([RECIPE, "--plot", "a.txt"], "a.txt: no picture's name; end it in .svg, .png or .pdf"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    done = estimate(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.log"]
+
+
+def test_no_nodes_are_refused() -> None:
+    done = estimate(RECIPE, "--nodes", 0)
+    assert done.returncode == 2
+    assert "0 is not in the range" in done.stderr

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.generate.files import generate
+from caffe_recipes.generate.tree import write_files
+from caffe_recipes.recipe.source import load_recipe
+from tests.chain.conftest import RECIPE
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from caffe_recipes.cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "submit", *words]
+    # No Slurm that the machine may have.
+    environment = {**os.environ, "PATH": str(folder / "bin")}
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    write_files(generate(load_recipe(tmp_path / "small.yaml")), tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "env"):
+        (programs / name).symlink_to(f"/bin/{name}")
+    return tmp_path
+
+
+def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -> None:
+    before = sorted(root.rglob("*"))
+    done = call(root, "small.yaml", "--dry-run", "--time", "1:30:00", "--partition", "debug", "--how", "copy")
+    assert (done.returncode, done.stderr) == (0, "")
+    words = shlex.split(done.stdout.splitlines()[0])
+    assert [word for word in words if word.startswith(("--time", "--part"))] == [
+        "--partition=debug",
+        "--time=01:30:00",
+    ]
+    assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
+    assert (root / "jobs/small/chain.sbatch").read_text().strip() in done.stdout
+    assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
+        (["small.yaml", "--time", "soon"], "Error: --time: 'soon' is no time of Slurm's; write minutes"),
+        (["small.yaml", "--time", "UNLIMITED"], "Error: --time: 'UNLIMITED' is no time limit; write it"),
+        (["small.yaml", "--caffe-root", "none", "--out", "."], "Error: none: no such folder; give the Caffe"),
+        (
+            ["digits-local"],
+            "jobs/digits-local/chain.sbatch: no such file; run: caffe-recipes generate digits",
+        ),
+        (["digits-locl"], "Error: unknown recipe 'digits-locl'; did you mean 'digits-local'?"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line_exit_2_and_leaves_nothing(
+    root: Path, words: list[str], said: str
+) -> None:
+    before = sorted(root.rglob("*"))
+    done = call(root, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+    assert sorted(root.rglob("*")) == before

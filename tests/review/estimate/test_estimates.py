@@ -1,0 +1,115 @@
+"""Which speed an estimate takes, what it reads, and what it says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.pace import Shape, shape_of
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.estimate.estimates import Known, estimate_shapes, model_bytes, read_logs
+from caffe_recipes.review.estimate.text import estimate_values, render_estimate, render_sweep
+
+START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
+LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9
+[0] I1120 10:00:30.000000  6374 solver.cpp:228] Iteration 40, loss = 6.8
+"""
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("stampede2-64n-72ep")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "train.log").write_text(LOG)
+    return tmp_path / "train.log"
+
+
+def kinds(recipe: Recipe, known: Known) -> list[str]:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], known)
+    return [found.pace.kind, *(other.kind for other in found.others)]
+
+
+def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe: Recipe, log: Path) -> None:
+    known = Known((log,), 7000, "stampede2-skx")
+    assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
+    assert kinds(recipe, Known(machine="stampede2-skx")) == ["reported", "measured"]
+
+
+def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
+    assert kinds(recipe, Known((log,), machine="stampede2-skx", by="measured"))[0] == "measured"
+
+
+def test_what_is_asked_for_and_not_known_is_refused(recipe: Recipe) -> None:
+    with pytest.raises(InputError, match="no log pace is known for it; there are: reported; "):
+        estimate_shapes(recipe, [shape_of(recipe)], Known(by="log"))
+
+
+def test_resnet50_s_complete_model_is_the_paper_s_98_mb(recipe: Recipe) -> None:
+    size = model_bytes(recipe)
+    assert size == (25_557_096 + 53_173) * 4
+    assert round(size / 2**20) == 98
+
+
+def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("init-1.log", "cyc1-1.log", "evaluation.txt"):
+        (tmp_path / "logs" / name).write_text(LOG)
+    assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no logs; give a run's folder, or a log"):
+        list(read_logs([tmp_path]))
+    ((_, lines),) = read_logs([tmp_path / "none.log"])
+    with pytest.raises(InputError, match=r"none.log: cannot be read: No such file or directory"):
+        list(lines)
+
+
+def test_a_log_of_anything_is_read_and_refused(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(InputError, match=r"a\.log: no lines `Iteration N, loss = "):
+        estimate_shapes(recipe, [shape_of(recipe)], Known((tmp_path / "a.log",)))
+
+
+def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> None:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(machine="stampede2-skx"))
+    text = render_estimate(found, START)
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "pace 6,303 images/s: the recipe's reported rate" in lines
+    assert "also 4,964 images/s: the paper's Table VI" in lines
+    assert "training 22,610 72.29 244.9" in lines
+    assert "starts 2026-03-01 09:00+00:00" in lines
+    assert "ends 2026-03-01 13:38+00:00" in lines
+    traffic = "98 MiB each way for each rank: 24.4 GiB an iteration over all"
+    assert any(line.startswith(f"traffic {traffic}") for line in lines)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
+    estimates = estimate_shapes(recipe, [shape_of(recipe)], Known())
+    (values,) = estimate_values(estimates, START)
+    assert values["ends"] == "2026-03-01T13:38:21+00:00"
+    assert values["total_s"] == estimates[0].total_s
+    assert values["global_batch"] == 4096
+
+
+def test_a_sweep_s_efficiency_is_a_node_s_speed_against_the_fewest_nodes(recipe: Recipe) -> None:
+    shapes = [Shape(256, 1, 16), Shape(1024, 1, 16)]
+    known = Known(machine="stampede2-knl", by="measured")
+    text = render_sweep(estimate_shapes(recipe, shapes, known))
+    rows = [line.split() for line in text.splitlines()]
+    # The paper: "the weak scaling efficiency for a local batch size of 16 is 81 %" from 256 to 1024 nodes.
+    assert [row[4:6] for row in rows[2:4]] == [["100", "%"], ["81", "%"]]
+
+
+def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
+    text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], Known()))
+    assert text.count("* known for 64 nodes: a node is taken to be as fast among others") == 1
+    assert text.count("the recipe's reported rate *") == 2

@@ -1,0 +1,96 @@
+"""The paper's times, computed again from what it measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.review.estimate.paper import Comparison, compare_tables
+from caffe_recipes.review.estimate.paper_text import render_tables, table_values
+
+ALL = compare_tables()
+
+
+def of(table: str) -> list[Comparison]:
+    return [each for each in ALL if each.table == table]
+
+
+def test_every_row_of_every_table_is_there() -> None:
+    tables = ("VI", "II", "III", "IV", "VII", "IX", "XII", "XIII")
+    assert [len(of(f"Table {name}")) for name in tables] == [4, 3, 5, 5, 6, 4, 18, 12]
+
+
+def test_table_vi_follows_from_its_throughput() -> None:
+    assert all(abs(each.difference) <= 0.1 for each in of("Table VI"))
+
+
+@pytest.mark.parametrize("table", ["Table XII", "Table XIII"])
+def test_the_projected_times_are_within_a_minute_everywhere(table: str) -> None:
+    assert all(abs(each.difference) < 1 for each in of(table))
+    assert {each.how for each in of(table)} == {"measured"}
+
+
+def test_the_72_epochs_at_6303_images_per_second_are_245_minutes() -> None:
+    (found,) = of("72 epochs")
+    assert round(found.computed) == 245
+    assert found.printed == 240
+
+
+@pytest.mark.parametrize(
+    ("table", "minutes"),
+    [
+        ("Table II", (128.6, 77.1, 61.2)),
+        ("Table III", (62.8, 70.7, 49.9, 45.9, 70.2)),
+        ("Table IV", (65.7, 62.8, 41.0, 52.4, 37.0)),
+        ("Table VII", (70.1, 62.4, 56.0, 83.9, 56.0, 43.6)),
+        ("Table IX", (83.5, 74.9, 41.8, 27.9)),
+    ],
+)
+def test_a_run_takes_its_epochs_times_the_measured_seconds_of_one(
+    table: str, minutes: tuple[float, ...]
+) -> None:
+    assert tuple(each.computed for each in of(table)) == pytest.approx(minutes, abs=0.051)
+
+
+def test_every_difference_above_1_percent_is_explained_and_no_other() -> None:
+    runs = [each for each in ALL if each.iterations]
+    apart = {(each.table, each.row) for each in runs if abs(each.percent) > 1}
+    assert {(each.table, each.row) for each in runs if each.remark} == apart
+    assert apart == {
+        ("Table II", 1),
+        ("Table II", 2),
+        ("Table II", 3),
+        ("Table III", 3),
+        ("Table III", 5),
+        ("Table IV", 1),
+        ("Table IV", 3),
+        ("Table VII", 4),
+        ("Table IX", 1),
+        ("Table IX", 2),
+    }
+
+
+def test_rows_between_and_beyond_the_measured_points_say_so() -> None:
+    estimated = {(each.table, each.row): each.how for each in ALL if each.how not in (None, "measured")}
+    assert estimated == {("Table II", 3): "interpolated", ("Table IV", 1): "beyond"}
+
+
+def test_the_epochs_that_follow_from_the_iterations_stand_beside_the_printed_ones() -> None:
+    third = of("Table III")[4]
+    assert (round(third.epochs or 0, 1), third.printed_epochs) == (110.9, 37)
+    assert round(of("Table IX")[2].epochs or 0) == 102
+
+
+def test_the_text_names_each_table_with_both_numbers_and_the_difference() -> None:
+    text = render_tables()
+    for table in dict.fromkeys(each.table for each in ALL):
+        assert f"{table}: " in text
+    assert "row 4: row 3's 56 minutes for 50 epochs are 84 for 75" in text
+    assert "row 1: 90 epochs of Table V's 85 s are 128 minutes" in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert "-0.0" not in text
+
+
+def test_the_values_have_the_differences_too() -> None:
+    values = table_values()
+    assert len(values) == len(ALL)
+    assert values[0]["difference"] == pytest.approx(0.077, abs=0.001)
