@@ -41,6 +41,7 @@ COMMANDS = {
     ),
     "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Put a recipe's training LMDB on every host."),
     "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
+    "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Hand a recipe's chain to Slurm."),
     "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
     "status": _Lazy("caffe_recipes.cli.status", "status", "Say where runs stand, and jobs in the queue."),
     "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
