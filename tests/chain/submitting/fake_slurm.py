@@ -17,7 +17,7 @@ class FakeJob:
 
     job_id: int
     name: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
     state: str = "PENDING"
     reason: str = "Resources"
     failed_node: str = ""

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.cancel import CancelOptions, Means, cancel_run
+from caffe_recipes.chain.submitting.submissions import (
+    Submission,
+    SubmissionJournal,
+    Submissions,
+    submissions_path,
+)
+from caffe_recipes.errors import InputError, RunFailed
+from tests.chain.submitting.fake_slurm import FakeJob, FakeSlurm
+from tests.chain.told_run import HERE, WHOLE, launched, started, tell_run
+
+if TYPE_CHECKING:
+    from tests.chain.conftest import Place
+
+
+class Canceller:
+    """Cancels as the command does; what is to happen while it waits happens at its first pause."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.slurm = root, FakeSlurm()
+        self.said: list[str] = []
+        self.now_s = 0.0
+        self.ended: dict[int, str] = {}
+
+    def cancel(self, run: str = "small", **options: object) -> None:
+        means = Means(self.slurm.host, self._pause, lambda: self.now_s)
+        cancel_run(run, CancelOptions(str(self.root), **options), self.said.append, means)  # type: ignore[arg-type]
+
+    def submit(self, *jobs: FakeJob) -> None:
+        journal = SubmissionJournal(submissions_path(self.root, "small"))
+        for job in jobs:
+            self.slurm.jobs[job.job_id] = job
+            journal.begin(Submission(job.name, "a", "chain.sbatch", 0.0, phase=job.name.rpartition("-")[2]))
+            journal.settle(job.name, job.job_id)
+        journal.close()
+
+    def journal(self) -> Submissions:
+        journal = SubmissionJournal(submissions_path(self.root, "small"))
+        journal.close()
+        return journal.state()
+
+    def cancels(self) -> list[tuple[str, ...]]:
+        return [call[1:] for call in self.slurm.calls if call[0] == "scancel"]
+
+    def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+        for job_id, state in self.ended.items():
+            self.slurm.jobs[job_id].state = state
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -> None:
+    place.behave(init="waits")
+    run = place.start()
+    log = place.root / "runs/small-1/logs/init-1.log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or "Iteration 4, lr" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    canceller = Canceller(place.root)
+    canceller.cancel(now=now)
+    assert canceller.said[-1] == "it has ended"
+    assert run.wait(10) == 128 + signal.SIGINT
+    run.communicate()
+    assert place.events()[-1]["event"] == "interrupted"
+
+
+def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init"), FakeJob(13, "small-a-cyc1"), FakeJob(14, "small-a-last"))
+    canceller.cancel()
+    assert canceller.cancels() == [("14",), ("13",), ("12",)]
+    assert {each.outcome for each in canceller.journal().all} == {"cancelled"}
+    assert canceller.said == [
+        "job 14 (last) is cancelled",
+        "job 13 (cyc1) is cancelled",
+        "job 12 (init) is cancelled",
+    ]
+
+
+def test_a_job_that_runs_is_let_end_in_order_once_none_waits_behind_it(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"), FakeJob(13, "small-a-cyc1"))
+    canceller.ended = {12: "FAILED"}
+    canceller.cancel()
+    assert canceller.cancels() == [("13",), ("--signal=TERM", "--batch", "12"), ("12",)]
+    assert {each.outcome for each in canceller.journal().all} == {"cancelled"}
+
+
+def test_one_that_does_not_end_is_ended_by_slurm(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
+    canceller.cancel(grace_s=10.0)
+    assert canceller.now_s == 12
+    assert canceller.cancels()[-1] == ("12",)
+    assert canceller.slurm.jobs[12].state == "CANCELLED"
+
+
+def test_now_leaves_no_time(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
+    canceller.cancel(now=True)
+    assert (canceller.cancels(), canceller.now_s) == ([("12",)], 0)
+
+
+def test_what_is_over_cannot_be_cancelled(place: Place) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    with pytest.raises(InputError, match="small-1: nothing to cancel: it is finished"):
+        Canceller(place.root).cancel()
+
+
+def test_a_process_on_another_host_is_to_be_cancelled_there(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(7, host="other"), launched())
+    with pytest.raises(
+        InputError, match="process 7 on other carried it on, which is another host; cancel it"
+    ):
+        Canceller(place.root).cancel()
+
+
+def test_a_process_that_has_another_s_number_is_sent_nothing(place: Place) -> None:
+
+    tell_run(place.root, place.recipe, started(os.getpid(), host=HERE), launched())
+    with pytest.raises(InputError, match="nothing to cancel: it is stopped"):
+        Canceller(place.root).cancel()
+
+
+def test_where_slurm_is_away_nothing_is_known_and_nothing_cancelled(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init"))
+    canceller.slurm.is_away = True
+    with pytest.raises(RunFailed, match=r"is not known: .*; nothing is cancelled"):
+        canceller.cancel()
+    assert canceller.journal().all[0].outcome == "submitted"
