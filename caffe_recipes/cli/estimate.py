@@ -99,8 +99,8 @@ def estimate(
 ) -> None:
     """Estimate what a recipe takes: training, staging, joins and evaluation, node-hours, and when it ends.
 
-    The speed is that of --log, else --images-per-s, else what the recipe's source reports, else what the
-    paper measured on the machine of --profile.
+    The speed is that of --log, else --images-per-s, else the images/s that the recipe's source reports, else
+    what the paper measured on such a machine, else the minutes that the source reports.
     """
     if paper_tables:
         click.echo(json.dumps(table_values(), indent=2) if as_json else render_tables())

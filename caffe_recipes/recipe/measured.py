@@ -68,8 +68,9 @@ TABLE_VI = Table(
     "MareNostrum 4's nodes",
     tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI),
 )
-# By the profile of the machine; the last has the processors and the fabric of Table VI's machine.
-TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI, "stampede2-skx": TABLE_VI}
+# By the profile of the machine, and else by sockets and cores of a socket: Xeon Phi 7250, Xeon 8160.
+TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI}
+TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}
 
 
 def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughput:

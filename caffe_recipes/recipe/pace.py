@@ -12,13 +12,13 @@ from caffe_recipes.caffe.log_events import Loss, Started
 from caffe_recipes.caffe.logs import parse_line
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.arithmetic import images_per_iter, total_images
-from caffe_recipes.recipe.measured import TABLES, find_throughput
+from caffe_recipes.recipe.measured import TABLES, TABLES_BY_CORES, find_throughput
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
-Kind = Literal["log", "given", "reported", "measured"]
-# The first that there is counts.
-KINDS: tuple[Kind, ...] = ("log", "given", "reported", "measured")
+Kind = Literal["log", "given", "reported", "measured", "minutes"]
+# The first that there is counts; but the table goes last where it is asked for what lies beyond it.
+KINDS: tuple[Kind, ...] = ("log", "given", "reported", "measured", "minutes")
 _PAPER_CROP_PX = 224
 
 
@@ -77,7 +77,7 @@ def reported_pace(recipe: Recipe) -> Pace | None:
         return Pace(rate, "reported", "the recipe's reported rate of a node")
     if said.minutes is not None:
         rate = total_images(recipe) / (60 * said.minutes)
-        return Pace(rate, "reported", f"all images in the recipe's reported {said.minutes:g} minutes")
+        return Pace(rate, "minutes", f"all images in the recipe's reported {said.minutes:g} minutes")
     return None
 
 
@@ -89,19 +89,34 @@ def given_pace(images_per_s: float) -> Pace:
 def measured_pace(recipe: Recipe, machine: str | None, shape: Shape) -> Pace | None:
     """Return what the paper's table of a machine says of a shape; None without one, or for another net.
 
-    `machine` is a profile's name.
+    `machine` is a profile's name; one without a table is known by the recipe's sockets and cores, if at all.
     """
-    if machine not in TABLES or recipe.net.builder not in ("resnet50", None):
+    cluster = recipe.cluster
+    cores = (cluster.sockets_per_node or 0, cluster.cores_per_socket or 0)
+    table = TABLES.get(machine or "") or TABLES_BY_CORES.get(cores)
+    if table is None or recipe.net.builder not in ("resnet50", None):
         return None
-    table = TABLES[machine]
     found = find_throughput(table, shape.nodes, shape.batch_per_node)
     notes = list(found.notes)
-    if machine == "stampede2-skx":
-        notes.append(f"{table.name} is of {table.machine}, which have the same processors")
     if recipe.net.builder is None or recipe.data.crop_size != _PAPER_CROP_PX:
         notes.append(f"{table.name} is of ResNet-50 on crops of {_PAPER_CROP_PX} px")
     between = ", between its points" if found.how == "interpolated" else ""
-    return Pace(found.images_per_s, "measured", f"the paper's {table.name}{between}", tuple(notes))
+    alike = "" if machine in TABLES else f", as of nodes with {cores[0]} x {cores[1]} cores"
+    said = f"the paper's {table.name}{alike}{between}"
+    return Pace(found.images_per_s, "measured", said, tuple(notes))
+
+
+def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
+    """Put first the pace that counts: of the kind that is asked for, else the first of KINDS.
+
+    A measured one with a doubt goes last: what a source reports of its own run is nearer.
+    """
+
+    def rank(pace: Pace) -> tuple[bool, bool, int]:
+        doubtful = pace.kind == "measured" and bool(pace.notes)
+        return pace.kind != by, doubtful, KINDS.index(pace.kind)
+
+    return sorted(paces, key=rank)
 
 
 def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pace:

@@ -10,11 +10,14 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import pace
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import (
+    Kind,
+    Pace,
     Shape,
     given_pace,
     logged_pace,
     measured_pace,
     moved_pace,
+    order_paces,
     reported_pace,
     shape_of,
 )
@@ -117,16 +120,31 @@ def test_the_paper_s_tables_are_of_their_machines(recipe: Recipe) -> None:
     assert (knl.said, knl.notes) == ("the paper's Table V", ())
 
 
-def test_a_machine_with_the_same_processors_has_the_other_s_table_and_it_is_said(recipe: Recipe) -> None:
-    found = measured_pace(recipe, "stampede2-skx", KNL)
-    assert found
-    assert found.notes == ("Table VI is of MareNostrum 4's nodes, which have the same processors",)
+def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_is_said(
+    recipe: Recipe,
+) -> None:
+    for machine in ("stampede2-skx", None):
+        found = measured_pace(recipe, machine, KNL)
+        assert found
+        assert found.images_per_s == 15170
+        assert found.said == "the paper's Table VI, as of nodes with 2 x 24 cores"
 
 
 def test_no_table_tells_of_another_net_or_machine(recipe: Recipe) -> None:
     assert measured_pace(load_recipe("digits-local"), "stampede2-knl", KNL) is None
-    assert measured_pace(recipe, "mpich", KNL) is None
-    assert measured_pace(recipe, None, KNL) is None
+    bare = recipe.cluster.model_copy(update={"sockets_per_node": None})
+    unknown = recipe.model_copy(update={"cluster": bare})
+    assert measured_pace(unknown, "mpich", KNL) is None
+    assert measured_pace(unknown, None, KNL) is None
+
+
+def test_a_rate_goes_before_the_tables_and_those_before_minutes_unless_they_are_in_doubt() -> None:
+    kinds: tuple[Kind, ...] = ("minutes", "measured", "reported", "given", "log")
+    paces = [Pace(1, kind, "") for kind in kinds]
+    assert [pace.kind for pace in order_paces(paces)] == ["log", "given", "reported", "measured", "minutes"]
+    assert [pace.kind for pace in order_paces(paces, "minutes")][:2] == ["minutes", "log"]
+    doubtful = [Pace(1, "measured", "", ("beyond",)), Pace(1, "minutes", "")]
+    assert [pace.kind for pace in order_paces(doubtful)] == ["minutes", "measured"]
 
 
 def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe: Recipe) -> None:

@@ -21,7 +21,9 @@ from caffe_recipes.recipe.pace import (
     logged_pace,
     measured_pace,
     moved_pace,
+    order_paces,
     reported_pace,
+    shape_of,
 )
 from caffe_recipes.review.counts import count_layers, total
 
@@ -43,12 +45,20 @@ class Known:
 
 
 def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tuple[Estimate, ...]:
-    """Estimate a recipe on each shape; raises InputError where its speed, or that of `by`, is not known."""
-    of_own = tuple(_own_paces(recipe, known))
-    size = model_bytes(recipe)
+    """Estimate a recipe on each shape; raises InputError where its speed, or that of `by`, is not known.
+
+    What counts on the recipe's own shape counts on all, so that they can be compared.
+    """
+    of_own, size = tuple(_own_paces(recipe, known)), model_bytes(recipe)
+    at_own = order_paces(_paces(recipe, shape_of(recipe), of_own, known), known.by)
+    by = at_own[0].kind if at_own else None
     return tuple(
         estimate_recipe(
-            recipe, _paces(recipe, shape, of_own, known), shape=shape, rates=known.rates, model_bytes=size
+            recipe,
+            order_paces(_paces(recipe, shape, of_own, known), by),
+            shape=shape,
+            rates=known.rates,
+            model_bytes=size,
         )
         for shape in shapes
     )
@@ -89,13 +99,11 @@ def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -
     paces = [moved_pace(pace, recipe, shape) for pace in of_own]
     measured = measured_pace(recipe, known.machine, shape)
     paces += [measured] if measured else []
-    if known.by is None:
-        return paces
-    if not any(pace.kind == known.by for pace in paces):
+    if known.by and not any(pace.kind == known.by for pace in paces):
         there = ", ".join(pace.kind for pace in paces) or "none"
         hint = f"there are: {there}; a log is given with --log, a measured machine with --profile"
         raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
-    return sorted(paces, key=lambda pace: pace.kind != known.by)
+    return paces
 
 
 def _logs_in(folder: Path) -> list[Path]:

@@ -42,12 +42,21 @@ def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe
     assert kinds(recipe, Known(machine="stampede2-skx")) == ["reported", "measured"]
 
 
+def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
+    recipe = load_recipe("stampede2-448n-90ep")
+    shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
+    found = estimate_shapes(recipe, shapes, Known())
+    # Table VI has 256 such nodes, but not 448.
+    assert [each.pace.kind for each in found] == ["minutes", "minutes"]
+    assert [each.others[0].notes == () for each in found] == [True, False]
+
+
 def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
     assert kinds(recipe, Known((log,), machine="stampede2-skx", by="measured"))[0] == "measured"
 
 
 def test_what_is_asked_for_and_not_known_is_refused(recipe: Recipe) -> None:
-    with pytest.raises(InputError, match="no log pace is known for it; there are: reported; "):
+    with pytest.raises(InputError, match="no log pace is known for it; there are: reported, measured; "):
         estimate_shapes(recipe, [shape_of(recipe)], Known(by="log"))
 
 
@@ -83,7 +92,7 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert "pace 6,303 images/s: the recipe's reported rate" in lines
-    assert "also 4,964 images/s: the paper's Table VI" in lines
+    assert "also 4,964 images/s: the paper's Table VI, as of nodes with 2 x 24 cores" in lines
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
     assert "ends 2026-03-01 13:38+00:00" in lines
