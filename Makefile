@@ -37,9 +37,10 @@ check: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python caffe_recipes/caffe/compile_proto.py
 
-## generate: rewrite prototxt/ and jobs/ from the recipes that ship
+## generate: rewrite prototxt/ and jobs/ from the recipes that ship, and the digests of the paper's runs
 generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
+	$(BIN)/python -m tests.generate.family_digests
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -28,6 +28,8 @@ _TELLING = {
     "title",
     "source",
     "reported",
+    "derived",
+    "differences",
     "accept",
     "phases[*].comment",
     "phases[*].reported",

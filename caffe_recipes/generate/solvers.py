@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.messages import build_message
@@ -60,6 +61,11 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
     decay = _times_before(recipe, phase)
     if decay:
         comments["weight_decay"] = Comment(beside=decay)
+    for one in recipe.derived:
+        if one.phase == phase.name and one.key in Phase.model_fields:
+            before = comments.get(one.key, Comment())
+            said = f"{before.beside}; derived: {one.rule}" if before.beside else f"derived: {one.rule}"
+            comments[one.key] = replace(before, beside=said)
     return comments
 
 

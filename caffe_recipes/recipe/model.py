@@ -7,6 +7,7 @@ from its working directory (the Caffe root), unless said otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ from caffe_recipes.config.values import (
     Text,
     Value,
 )
-from caffe_recipes.recipe.phases import Phase, Reported, SolverSettings
+from caffe_recipes.recipe.phases import Derived, Difference, Phase, Reported, SolverSettings
 from caffe_recipes.recipe.values import Interpolation
 
 
@@ -188,6 +189,14 @@ class Acceptance(Value):
     reason: Text
 
 
+@dataclass(frozen=True)
+class Family:
+    """Recipes of one file, by its name and title."""
+
+    name: str
+    title: str
+
+
 class Recipe(Value):
     """A whole recipe; everything that is generated, checked or run is a function of it."""
 
@@ -204,20 +213,29 @@ class Recipe(Value):
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     evaluation: Evaluation | None = None
     reported: Reported = Reported()
+    derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
+    differences: tuple[Difference, ...] = Field((), description="where the source's numbers are not these")
     accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are known and meant")
 
     _folder: Path = PrivateAttr(Path())
+    _family: Family | None = PrivateAttr(None)
     _dialect: str = PrivateAttr(OURS)
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
-        """Keep the folder that the loader read the recipe from."""
+        """Keep the folder and the family that the loader read the recipe from."""
         if isinstance(context, dict):
             self._folder = context.get("folder", Path())
+            self._family = context.get("family")
 
     @property
     def folder(self) -> Path:
         """The recipe file's folder: where the user's own net is found from."""
         return self._folder
+
+    @property
+    def family(self) -> Family | None:
+        """The family that the recipe is a row of; None for a file of its own."""
+        return self._family
 
     @property
     def dialect(self) -> str:

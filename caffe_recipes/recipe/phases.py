@@ -24,12 +24,37 @@ LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc
 _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
 
 
+class Derived(Value):
+    """A value that the source does not state, and the rule that it follows from."""
+
+    phase: FileName | None = Field(None, description="of this phase only")
+    key: Text = Field(description="of the phase, or from the top of the recipe, as `cluster.ranks_per_node`")
+    rule: Text
+
+
+class Difference(Value):
+    """A number of the source's that is not what the recipe makes, or that the source contradicts itself."""
+
+    key: Text = Field(description="as under `reported`, or of the recipe")
+    printed: float | Text = Field(description="as the source has it")
+    ours: float | Text = Field(description="as the recipe makes it")
+    why: Text
+
+
 class Reported(Value):
     """What the source says of its own run."""
 
+    table: Text | None = Field(None, description="of the source, as `II`; it may be a figure")
+    row: Count | None = Field(None, description="from 1")
+    batch: Count | None = None
+    nodes: Count | None = None
+    cpus: Count | None = Field(None, description="sockets")
+    iterations: Count | None = None
+    epochs: Positive | None = None
     images_per_s: Positive | None = None
     images_per_s_per_node: Positive | None = None
     minutes: Positive | None = None
+    loss: Positive | None = None
     top1_percent: Annotated[float, Field(gt=0, le=100)] | None = None
     top5_percent: Annotated[float, Field(gt=0, le=100)] | None = None
 

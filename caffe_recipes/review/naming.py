@@ -11,15 +11,16 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.shipped import is_family, shipped_recipes
 
 Kind = Literal["recipe", "net", "file", "folder"]
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
+_MOST_CHARACTERS = 1_000_000
 
 # A word with such an end is a file's path: `solver_a.pt`, but not `v1.2` or `stampede2-64n-72ep`.
 _FILE = re.compile(r"\.[A-Za-z]\w*\Z")
@@ -29,7 +30,8 @@ _FILE = re.compile(r"\.[A-Za-z]\w*\Z")
 class Named:
     """What a word names. `path` is what is read: a file, a folder, a recipe's name or its YAML.
 
-    `net` is that of `RECIPE:net`, or empty for `RECIPE:`, the recipe's first.
+    `net` is that of `RECIPE:net`, or empty for `RECIPE:`, the recipe's first. The recipe may be a row of a
+    user's family, `FILE.yaml:row`.
     """
 
     text: str
@@ -50,8 +52,12 @@ def find_named(text: str) -> Named | None:
         if Path(text).is_dir():
             return Named(text, "folder", text)
         return Named(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", text)
-    recipe, colon, net = text.partition(":")
-    if colon and (recipe in shipped_names() or (recipe.endswith(RECIPE_SUFFIXES) and os.path.isfile(recipe))):  # noqa: PTH113
+    recipe, colon, net = text.rpartition(":")
+    if not colon:
+        return None
+    if _is_family_file(recipe):
+        return Named(text, "recipe", text)
+    if recipe in shipped_names() or _is_yaml_file(recipe) or _is_family_file(recipe.rpartition(":")[0]):
         return Named(text, "net", recipe, net)
     return None
 
@@ -102,13 +108,27 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
 
 
 def shipped_names() -> list[str]:
-    """List the recipes that ship, without reading them.
+    """List the recipes that ship, without taking their YAML apart.
 
     >>> shipped_names()[0]
     'digits-local'
     """
-    files = resources.files("caffe_recipes").joinpath("recipes").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return sorted(shipped_recipes())
+
+
+def _is_yaml_file(path: str) -> bool:
+    return path.endswith(RECIPE_SUFFIXES) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises
+
+
+def _is_family_file(path: str) -> bool:
+    """Whether a file holds a family of recipes, so that a word behind its name is a row, and not a net."""
+    if not _is_yaml_file(path):
+        return False
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return is_family(file.read(_MOST_CHARACTERS))
+    except OSError:
+        return False
 
 
 def _is_path(text: str) -> bool:

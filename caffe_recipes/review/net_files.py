@@ -60,9 +60,9 @@ def _recipe_net(given: str) -> GivenNet:
     from caffe_recipes.generate.nets import build_net
     from caffe_recipes.recipe.source import load_recipe
 
-    name, _, net = given.partition(":")
-    recipe = load_recipe(name)
-    net = net or next(iter(recipe.nets))
+    named = find_named(given)
+    recipe = load_recipe(named.path if named else given.partition(":")[0])
+    net = (named.net if named else given.partition(":")[2]) or next(iter(recipe.nets))
     return GivenNet(f"{recipe.name}:{net}", build_net(recipe, net), pb.NetState())
 
 

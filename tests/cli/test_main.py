@@ -91,7 +91,7 @@ def test_a_reader_that_has_gone_is_no_error_to_speak_of() -> None:
 
 
 def test_an_interrupt_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
-    recipe = yaml.safe_load(shipped_recipes()["digits-local"].read_text("utf-8"))
+    recipe = yaml.safe_load(shipped_recipes()["digits-local"].file.read_text("utf-8"))
     recipe["net"] = {"name": "mine", "classes": 10, "function": "pressed:ctrl_c"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "pressed.py").write_text("def ctrl_c(net):\n    raise KeyboardInterrupt\n")
@@ -116,8 +116,10 @@ def test_a_full_disk_is_a_failure_with_a_line() -> None:
 
 
 def test_recipes_lists_what_ships() -> None:
-    lines = call("recipes").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(shipped_recipes())
+    alone, *families = call("recipes").stdout.split("\n\n")
+    rows = [line.split()[0] for family in families for line in family.splitlines()[1:]]
+    assert [*(line.split()[0] for line in alone.splitlines()), *rows] == list(shipped_recipes())
+    assert all(family.startswith("The paper's runs on ") for family in families)
 
 
 def test_schema_is_a_json_schema_that_knows_the_keys() -> None:

@@ -139,7 +139,7 @@ def test_spoilt_prototxts_are_read_or_refused(part: int, spoil: Spoil) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_spoilt_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
-    texts = [recipe.read_text("utf-8").encode() for recipe in shipped_recipes().values()]
+    texts = list({one.file.name: one.file.read_bytes() for one in shipped_recipes().values()}.values())
     said = set()
     path = tmp_path / "spoilt.yaml"
     for index in range(part, RECIPES, PARTS):

@@ -30,7 +30,8 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     recipe = cr.load_recipe(name)
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
     nets = {f"prototxt/{name}/{net}.prototxt" for net in recipe.nets}
-    jobs = {f"phase-{number}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
+    width = len(str(len(recipe.phases)))
+    jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
     scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
@@ -48,7 +49,7 @@ def test_a_user_s_recipe_is_made_again_from_its_file(make_recipe: MakeRecipe) ->
     assert all("`caffe-recipes generate mine.yaml`" in text for text in files.values())
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", [name for name, one in shipped_recipes().items() if one.row is None])
 def test_the_committed_files_are_what_the_recipe_generates(name: str) -> None:
     for path, text in cr.generate(cr.load_recipe(name)).items():
         assert (ROOT / path).read_text() == text

@@ -10,7 +10,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.source import parse_recipe, shipped_recipes
 
-BRANCHED = shipped_recipes()["stampede2-448n-90ep"].read_text("utf-8")
+BRANCHED = shipped_recipes()["stampede2-448n-90ep"].file.read_text("utf-8")
 
 
 def refuse(text: str) -> RecipeError:

@@ -63,10 +63,10 @@ def mistakes_inside(value: dict[str, Any], rule: dict[str, Any], at: str) -> Ite
 
 
 def read(name: str) -> Any:  # noqa: ANN401 - any YAML
-    return yaml.load(shipped_recipes()[name].read_text("utf-8"), Loader=Loader)
+    return yaml.load(shipped_recipes()[name].file.read_text("utf-8"), Loader=Loader)
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", [name for name, one in shipped_recipes().items() if one.row is None])
 def test_a_recipe_that_ships_meets_the_schema(name: str) -> None:
     assert list(mistakes(read(name), SCHEMA, name)) == []
 

@@ -13,7 +13,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
 
-DIGITS = shipped_recipes()["digits-local"].read_text("utf-8")
+DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
 def refuse(text: str) -> RecipeError:
@@ -284,7 +284,7 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_plain_words(change: tuple[str, str], said: str) -> None:
-    text = shipped_recipes()["digits-local"].read_text("utf-8").replace(*change, 1)
+    text = shipped_recipes()["digits-local"].file.read_text("utf-8").replace(*change, 1)
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text, "r.yaml", Path())
     assert said in str(caught.value)
@@ -292,7 +292,7 @@ def test_what_is_wrong_is_said_in_plain_words(change: tuple[str, str], said: str
 
 
 def test_empty_phases_are_said_to_be_empty() -> None:
-    text = shipped_recipes()["digits-local"].read_text("utf-8")
+    text = shipped_recipes()["digits-local"].file.read_text("utf-8")
     with pytest.raises(RecipeError, match="phases: is empty; it must be a list"):
         parse_recipe(text[: text.index("phases:")] + "phases:\n", "r.yaml", Path())
 

@@ -79,7 +79,7 @@ def _diff_values(old: Recipe, new: Recipe) -> Iterator[Change]:
 
 
 def _own_values(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    yield from _flatten(recipe.model_dump(mode="json"), "", "")
+    yield from _flatten(recipe.model_dump(mode="json", exclude={"derived", "differences"}), "", "")
     yield "images an iteration", recipe.cluster.global_batch
 
 

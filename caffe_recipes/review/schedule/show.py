@@ -16,7 +16,7 @@ from caffe_recipes.recipe.arithmetic import (
     total_iterations,
     training_minutes,
 )
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import Family, Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.schedule.schedules import Rates, rate_before, rates_between
@@ -61,8 +61,15 @@ class PhaseSummary:
 
 
 def render_list(recipes: Iterable[Recipe]) -> str:
-    """Write a line for each recipe: its name and title."""
-    return "\n".join(align_columns([(recipe.name, recipe.title) for recipe in recipes]))
+    """Write a line for each recipe: its name and title; those of a family below the family's own title."""
+    groups: dict[Family | None, list[Recipe]] = {}
+    for recipe in recipes:
+        groups.setdefault(recipe.family, []).append(recipe)
+    blocks = []
+    for family, group in groups.items():
+        lines = align_columns([(one.name, one.title) for one in group])
+        blocks.append([family.title, *(f"  {line}" for line in lines)] if family else lines)
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = None) -> PhaseSummary:
@@ -99,6 +106,7 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
+        "family": recipe.family.name if recipe.family else None,
         "net": recipe.net.name,
         "classes": recipe.net.classes,
         "training_images": recipe.data.train.images,
@@ -117,6 +125,8 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "minutes": training_minutes(recipe, speed) if speed else None,
         "reported": recipe.reported.model_dump(),
         "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
+        "derived": [one.model_dump() for one in recipe.derived],
+        "differences": [one.model_dump() for one in recipe.differences],
         "accepted": [acceptance.model_dump() for acceptance in recipe.accept],
     }
 
@@ -159,16 +169,33 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     if speed:
         minutes = training_minutes(recipe, speed)
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    for different in recipe.differences:
+        ours = f"printed {_value(different.printed)}, here {_value(different.ours)}"
+        yield "differs", f"{different.key}: {ours}: {different.why}"
+    for one in recipe.derived:
+        yield "derived", f"{one.phase}: {one.key}: {one.rule}" if one.phase else f"{one.key}: {one.rule}"
     for accepted in recipe.accept:
         phase_name = f" ({accepted.phase})" if accepted.phase else ""
         yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
 
 
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,g}"
+
+
 def _reported(said: Reported, before: str) -> str:
     texts = (
+        (said.table, "Table {}"),
+        (said.row, "row {}"),
+        (said.batch, "batch {:,}"),
+        (said.nodes, "{:,} nodes"),
+        (said.cpus, "{:,} sockets"),
+        (said.iterations, "{:,} iterations"),
+        (said.epochs, "{:g} epochs"),
         (said.images_per_s, "{:,g} images/s"),
         (said.images_per_s_per_node, "{:g} images/s per node"),
         (said.minutes, "about {:g} minutes"),
+        (said.loss, "loss {:g}"),
         (said.top1_percent, "top-1 {:g} %"),
         (said.top5_percent, "top-5 {:g} %"),
     )

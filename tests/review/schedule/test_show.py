@@ -13,7 +13,7 @@ from caffe_recipes.cli.recipes import show
 from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
 from caffe_recipes.review.schedule.show import render_recipe, summarize_phase
 
-DIGITS = shipped_recipes()["digits-local"].read_text("utf-8")
+DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
 def call(*words: str | Path) -> Result:

@@ -1,0 +1,172 @@
+"""Families: recipes of one file that share its `base:`, and are told apart by a table of `rows:`.
+
+```yaml
+family: ours                  # `ours.yaml:ours-small` names a row of a user's own family
+title: What they have in common
+base: {...}                   # a recipe's keys; `prototxt_dir` is the folder of the rows' own folders
+rows:
+  ours-small:                 # the recipe's name
+    title: ...
+    cluster: {nodes: 4}       # mappings are merged with the base's, `derived` is added, all else replaces
+    schedule: {epochs: 90}    # makes the phases (`schedule.Schedule`), by the authors' rules
+    reported_by_phase: {main: {minutes: 60}}
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from caffe_recipes.config.source import Location, Source, parse_yaml, validate
+from caffe_recipes.config.values import FileName, Text, Value
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.recipe.model import Cluster, Data, Family
+from caffe_recipes.recipe.plans import Planned, plan_phases
+from caffe_recipes.recipe.schedule import Schedule
+
+_NETS = {True: "train_val", False: "train_val_noaug"}
+_BY_PHASE = "reported_by_phase"
+_ADDED = "derived"
+_MOST_NAMED = 8
+
+
+class FamilyFile(Value):
+    """What a family's YAML holds."""
+
+    family: FileName
+    title: Text
+    base: dict[str, Any]
+    rows: dict[FileName, dict[str, Any]] = Field(min_length=1)
+
+
+# A list of all recipes asks for each row of the same few texts.
+@lru_cache(maxsize=8)
+def _parse(text: str, where: str | Path) -> tuple[Source, FamilyFile]:
+    source = parse_yaml(text, where, "family", RecipeError)
+    return source, validate(source, FamilyFile)
+
+
+def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Family]:
+    """Return a row of a family as the source of a recipe, each value with its own line; and its family.
+
+    Raises RecipeError for what is no family, for a row that it has not, and for a schedule that does not fit.
+    """
+    source, file = _parse(text, where)
+    if row is None or row not in file.rows:
+        raise _no_row(where, row, list(file.rows))
+    at: Location = ("rows", row)
+    raw, lines = _merge(source, ("base",), at)
+    raw["name"] = row
+    lines[("name",)] = lines[()]
+    if isinstance(raw.get("prototxt_dir"), str) and "prototxt_dir" not in file.rows[row]:
+        raw["prototxt_dir"] = posixpath.join(raw["prototxt_dir"], row)
+    merged = Source(where, "recipe", raw, lines, source.fail)
+    if "schedule" in raw:
+        merged = _with_phases(merged)
+    return merged, Family(file.family, file.title)
+
+
+def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
+    near = difflib.get_close_matches(row or "", rows, n=1)
+    if near:
+        hint = f"did you mean '{where}:{near[0]}'?"
+    else:
+        more = ", ..." if len(rows) > _MOST_NAMED else ""
+        hint = f"name one as {where}:ROW, of {', '.join(rows[:_MOST_NAMED])}{more}"
+    what = "is a family of recipes" if row is None else f"no row '{row[:100]}' in this family"
+    return RecipeError(where, what, hint)
+
+
+def _merge(source: Source, base: Location, row: Location) -> tuple[dict[str, Any], dict[Location, int]]:
+    """Lay a row over the base: mappings key by key, anything else whole; with the line of each value."""
+    lines = {at[1:]: line for at, line in source.lines.items() if at[:1] == base}
+    under, over = source.raw["base"], dict(source.raw["rows"][row[-1]])
+    added = over.pop(_ADDED, ())
+    before = under.get(_ADDED, ())
+    if not (isinstance(added, tuple) and isinstance(before, tuple)):
+        place = source.place((*(row if not isinstance(added, tuple) else base), _ADDED))
+        raise RecipeError(place, f"{_ADDED}: must be a list of mappings that each start with `-`", "")
+    own = {_shifted(at[2:], len(before)): line for at, line in source.lines.items() if at[:2] == row}
+
+    def lay(under: Mapping[str, Any], over: Mapping[str, Any], at: Location) -> dict[str, Any]:
+        merged = dict(under)
+        for key, value in over.items():
+            old = under.get(key)
+            if isinstance(old, dict) and isinstance(value, dict):
+                merged[key] = lay(old, value, (*at, key))
+            else:
+                merged[key] = value
+                replaced = [place for place in lines if place[: len(at) + 1] == (*at, key)]
+                for place in replaced:
+                    del lines[place]
+        return merged
+
+    raw = lay(under, over, ())
+    if before or added:
+        raw[_ADDED] = (*before, *added)
+    return raw, {**lines, **own}
+
+
+def _shifted(at: Location, by: int) -> Location:
+    """Move the place of what a row derives behind what its base does."""
+    is_item = at[:1] == (_ADDED,) and len(at) > 1 and isinstance(at[1], int)
+    return (_ADDED, int(at[1]) + by, *at[2:]) if is_item else at
+
+
+def _with_phases(source: Source) -> Source:
+    """Put the phases that a row's schedule makes, and what of them is derived, in place of it."""
+    if "phases" in source.raw:
+        raise RecipeError(source.place(("phases",)), "phases: there is a schedule too", "give one of both")
+    schedule: Schedule = _validate_part(source, "schedule", Schedule)
+    cluster: Cluster = _validate_part(source, "cluster", Cluster)
+    data: Data = _validate_part(source, "data", Data)
+    try:
+        plan = plan_phases(schedule, cluster.global_batch, data.train.images)
+    except ValueError as error:
+        hint = "other epochs, or a smaller batch"
+        raise RecipeError(source.place(("schedule",)), f"schedule: {error}", hint) from None
+    raw = {key: value for key, value in source.raw.items() if key not in ("schedule", _BY_PHASE)}
+    _check_reported(source, [planned.name for planned in plan.phases])
+    raw["phases"] = tuple(_phase(planned, source.raw) for planned in plan.phases)
+    raw["derived"] = (*raw.get("derived", ()), *(one.model_dump() for one in plan.derived))
+    lines = {**source.lines, ("phases",): source.lines[("schedule",)]}
+    return Source(source.where, source.kind, raw, lines, source.fail)
+
+
+def _validate_part(source: Source, key: str, model: type[Any]) -> Any:  # noqa: ANN401 - of the model
+    """Make a model of one key's value; what is wrong is told by its place in the recipe."""
+    part = Source(source.where, source.kind, source.raw.get(key, {}), source.lines, source.fail)
+    return validate(part, model, moved=lambda location: (key, *location))
+
+
+def _check_reported(source: Source, phases: list[str]) -> None:
+    """Refuse what is reported of no phase; what is in it, the recipe's own model judges."""
+    by_phase = source.raw.get(_BY_PHASE, {})
+    if not isinstance(by_phase, dict):
+        raise RecipeError(source.place((_BY_PHASE,)), f"{_BY_PHASE}: must be a mapping of phases", "")
+    for name in by_phase:
+        if name not in phases:
+            near = difflib.get_close_matches(str(name), phases, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(phases)}"
+            raise RecipeError(source.place((_BY_PHASE, str(name))), f"no phase '{name}'", hint)
+
+
+def _phase(planned: Planned, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a phase as YAML would hold it."""
+    start = {"weights": planned.weights} if planned.weights else {}
+    reported = raw.get(_BY_PHASE, {}).get(planned.name)
+    return {
+        "name": planned.name,
+        "net": _NETS[planned.is_augmented],
+        "snapshot_prefix": f"/tmp/{raw['name']}_{planned.name}",
+        **planned.settings,
+        **start,
+        **({"reported": reported} if reported is not None else {}),
+    }

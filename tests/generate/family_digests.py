@@ -1,0 +1,62 @@
+"""The digests of what the families' rows generate, which is not committed; `make generate` rewrites them.
+
+A solver's is that of its text. Rows whose nets are equal as messages share one digest, under the net's name
+and what tells it apart. A recipe's scripts have one together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import caffe_recipes as cr
+from caffe_recipes.caffe.prototxt import digest
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.shipped import shipped_recipes
+
+FILE = Path(__file__).resolve().parent.parent / "family_digests.json"
+ROWS = [name for name, one in shipped_recipes().items() if one.row is not None]
+
+
+def net_key(recipe: Recipe, net: str) -> str:
+    """Say what tells one of the families' nets from the others."""
+    return f"{net}, {recipe.cluster.batch_per_rank} images of {recipe.data.train.lmdb}"
+
+
+def net_digests(recipe: Recipe) -> dict[str, str]:
+    """Return the digest of each of a recipe's nets, as messages."""
+    return {net_key(recipe, net): digest(build_net(recipe, net)) for net in recipe.nets}
+
+
+def file_digests(recipe: Recipe) -> dict[str, str]:
+    """Return the digest of each solver's text, and one of all scripts."""
+    files = cr.generate(recipe)
+    solvers = {path.rpartition("/")[2]: text for path, text in files.items() if "/solver_" in path}
+    scripts = sorted((path, text) for path, text in files.items() if path.startswith("jobs/"))
+    found = {name: _sha256(text) for name, text in solvers.items()}
+    return found | {"jobs": _sha256("".join(f"{path}\n{text}" for path, text in scripts))}
+
+
+def all_digests() -> dict[str, dict[str, str]]:
+    """Return what the file holds."""
+    nets: dict[str, str] = {}
+    rows: dict[str, dict[str, str]] = {}
+    for name in ROWS:
+        recipe = cr.load_recipe(name)
+        nets |= net_digests(recipe)
+        rows[name] = file_digests(recipe)
+    return {"nets": dict(sorted(nets.items())), **rows}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    text = json.dumps(all_digests(), indent=2) + "\n"
+    if not FILE.is_file() or FILE.read_text() != text:
+        FILE.write_text(text)
+        sys.stdout.write(f"wrote {FILE.name}\n")
