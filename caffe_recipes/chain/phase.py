@@ -54,7 +54,7 @@ def train(run: Run, training: Training) -> None:
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
-    argv = run.setting.launch_argv((run.setting.trainer, *launch.arguments), f"{run.folder}/hostfile")
+    argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     log = run.path(launch.log)
     _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from caffe_recipes.chain.find_trainer import OUR_TRAINER, find_trainer
 from caffe_recipes.chain.plan import launch_argv, trainer_environment
 from caffe_recipes.chain.policy import Policy, check_policy
 from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.hydra_ssh import ssh_environment
-from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, with_modules
+from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, in_container, with_modules
 from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.cluster.probe import launcher_knows
 from caffe_recipes.cluster.profiles import Launcher, Profile, load_profile
@@ -24,7 +25,6 @@ from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
 
-OUR_TRAINER = "caffe-torch"
 # From SIGINT to the end: an iteration, and a snapshot of it.
 STOP_GRACE_S = 120.0
 _LAUNCHER_HINTS = {
@@ -87,14 +87,21 @@ class Setting:
         names = [host.name for host in self.hosts]
         return self._within(launch_argv(self.recipe, self.profile, names, command, hostfile))
 
+    def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
+        """Return the argv that starts the trainer on every rank."""
+        return self.launch_argv(self._contained(arguments), hostfile)
+
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer on its own, on this machine."""
-        return self._within((self.trainer, *arguments))
+        return self._within(self._contained(arguments))
 
     def find_launcher(self) -> str:
         """Return where the launcher is; raises ClusterError if it is nowhere."""
         launcher = self.profile.launcher.program
         return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
+
+    def _contained(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        return in_container((self.trainer, *arguments), self.profile.container)
 
     def _within(self, argv: Sequence[str]) -> tuple[str, ...]:
         return with_modules(argv, self.profile.modules, self.environment["PATH"])
@@ -134,14 +141,13 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
     check_policy(options.policy, profile.launcher.program)
     names, spares = choose_hosts(recipe, root, options.hostfile)
     check_job_hosts(profile, names)
-    ours = recipe.trainer == OUR_TRAINER
-    path = search_path(ours_first=ours)
+    path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
     source = options.lmdb_source or recipe.data.train.source
 
     def reach(name: str) -> Host:
         return connect(name, profile.copy_with)
 
-    trainer = find_our_trainer(path) if ours else find_caffe(recipe.trainer, root)
+    trainer = find_trainer(recipe.trainer, root, path, profile.container)
     known, left_out = split_options(profile, path)
     environment = {**trainer_environment(recipe, profile), "PATH": path}
     return Setting(
@@ -223,32 +229,6 @@ def search_path(*, ours_first: bool) -> str:
     """Return PATH with the folder of this Python's programs, where pip puts a launcher and caffe-torch."""
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     return os.pathsep.join([beside, path] if ours_first else [path, beside])
-
-
-def find_our_trainer(path: str) -> str:
-    """Return where caffe-torch is; raises ClusterError if it is not installed."""
-    found = shutil.which(OUR_TRAINER, path=path)
-    if found is None:
-        raise ClusterError(
-            OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
-        )
-    return found
-
-
-def find_caffe(trainer: str, root: Path) -> str:
-    """Return the Caffe binary as it is called from the Caffe root; ClusterError if none is there.
-
-    A run never falls back on caffe-torch: a recipe that is to be trained by it says so.
-    """
-    if Path(trainer).name == OUR_TRAINER:
-        raise ClusterError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
-    path = root / trainer
-    hint = f"build Caffe in {root}, or give its path with --caffe"
-    if not path.exists():
-        raise ClusterError(path, "no such Caffe binary", hint)
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise ClusterError(path, "is no program that may be run", hint)
-    return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
 
 
 def split_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:

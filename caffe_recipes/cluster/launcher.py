@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # pydantic is slow to come, and not needed to write a command
+    from caffe_recipes.cluster.profiles import Container
 
 HYDRA = "mpiexec.hydra"
 
@@ -141,6 +145,21 @@ def launcher_environment(program: str, environment: Mapping[str, str]) -> dict[s
     {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
     """
     return {**environment, **({"MY_MPIRUN_OPTIONS": "-l"} if program == "ibrun" else {})}
+
+
+def in_container(argv: Sequence[str], container: Container | None) -> tuple[str, ...]:
+    """Return the argv that runs `argv` in a container, if there is one.
+
+    Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` hands on its environment, and so
+    what ranks are known by; starts in the folder that it is called in; shares the host's processes, so that
+    the program can be sent signals; and mounts /tmp and the home. Other folders are bound by its options.
+
+    >>> in_container(["./caffe", "train"], None)
+    ('./caffe', 'train')
+    """
+    if container is None:
+        return tuple(argv)
+    return (container.program, "exec", *container.options, container.image, *argv)
 
 
 def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tuple[str, ...]:

@@ -59,9 +59,9 @@ class Batch(Value):
 class Container(Value):
     """The image in which the trainer runs, on every rank; the launcher stays outside, and starts it there."""
 
-    image: PathText = Field(description="as every node sees it")
+    image: PathText = Field(description="as every node sees it; the recipe's trainer is a path in it")
     program: Literal["apptainer", "singularity"] = "apptainer"
-    options: tuple[Text, ...] = Field((), description="of `exec`, a word each, as --bind, /tmp")
+    options: tuple[Text, ...] = Field((), description="of `exec`, a word each, as --bind, /work")
 
 
 class Node(Value):

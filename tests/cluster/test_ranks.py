@@ -211,6 +211,8 @@ def rank(pid: int, parent: int, *command: str, number: int | None = 0, hup: bool
         ([rank(5, 1, "caffe", "s"), rank(6, 5, "caffe", "s"), rank(7, 6, "caffe", "s")], 5),
         ([rank(5, 1, "mpiexec", "s", number=None), rank(6, 5, "hydra_pmi_proxy", number=None)], None),
         ([rank(5, 1, "tee", "s", hup=False), rank(6, 1, "caffe", "s")], 6),
+        ([rank(5, 1, "apptainer", "exec", "x", "caffe", "s"), rank(6, 5, "caffe", "s")], 6),
+        ([rank(5, 1, "Apptainer runtime parent"), rank(6, 5, "sh", "s"), rank(7, 6, "caffe", "s")], 7),
     ],
 )
 def test_of_a_wrapper_and_its_child_the_child_is_the_trainer_and_of_a_fork_the_parent(

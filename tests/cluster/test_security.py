@@ -16,7 +16,8 @@ import paramiko
 import pytest
 import yaml
 
-from caffe_recipes.chain.setting import find_caffe, find_launcher
+from caffe_recipes.chain.find_trainer import find_caffe
+from caffe_recipes.chain.setting import find_launcher
 from caffe_recipes.cluster.hostfile import parse_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.hydra_ssh import ssh_environment

@@ -85,7 +85,7 @@ def _questions(setting: Setting, plan: Plan) -> list[Question]:
     prefixes = snapshot_prefixes(setting)
     return [
         ("root", str(setting.root)),
-        ("program", setting.path(setting.trainer)),
+        *([] if setting.profile.container else [("program", setting.path(setting.trainer))]),
         ("file", lmdb_path(setting)),
         ("folder", setting.path(setting.recipe.data.train.lmdb)),
         *(("text", setting.path(path)) for path in plan.prototxts),

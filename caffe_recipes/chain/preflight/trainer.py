@@ -20,6 +20,7 @@ from caffe_recipes.chain.preflight.findings import Finding, Trouble, tell, troub
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.launcher import in_container
 from caffe_recipes.cluster.parallel import ask_all
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.generate.solvers import build_solver
@@ -107,7 +108,9 @@ def check_trainer(look: Look) -> list[Finding]:
 
 
 def judge_programs(look: Look) -> list[Trouble]:
-    """Return the hosts that have no trainer."""
+    """Return the hosts that have no trainer; whether a container's image holds one, its trial tells."""
+    if look.setting.profile.container:
+        return []
     return [
         Trouble(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.trainer)
         for facts in look.facts.values()
@@ -171,7 +174,8 @@ def _try_on(
     limit_s: float,
 ) -> list[Trouble]:
     token = secrets.token_hex(8)
-    absolute = replace(setting, trainer=setting.path(setting.trainer))
+    # A name alone is looked for on the PATH of a container's image.
+    absolute = replace(setting, trainer=setting.path(setting.trainer)) if "/" in setting.trainer else setting
     texts = [render_prototxt(solver) for solver in solvers.values()]
     argv = ["sh", "-c", _program(), "caffe-recipes", token, f"{math.ceil(limit_s)}"]
     argv += [render_prototxt(trial_net()), str(len(texts)), *texts, *absolute.trainer_argv(())]
@@ -181,7 +185,8 @@ def _try_on(
     if len(attempts) != len(solvers):
         reason = " ".join(done.stderr.split())[-200:] or f"exit {done.returncode}"
         raise ClusterError(host.name, f"cannot be tried: {reason}", "check its /tmp, sh and GNU coreutils")
-    hint = f"try `{shlex.quote(setting.trainer)}` there by hand, or give another Caffe with --caffe"
+    by_hand = shlex.join(in_container((setting.trainer,), setting.profile.container))
+    hint = f"try `{by_hand}` there by hand, or give another Caffe with --caffe"
     said = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
     return [Trouble(host.name, what, hint, setting.trainer) for what in _by_policy(said)]
 
