@@ -8,6 +8,7 @@ from dataclasses import asdict
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.estimate.paper import TARGETS, Comparison, compare_tables
 
+_EPOCHS = "s/epoch is of the paper's epoch, 1.28 million images; epochs are counted in 1,281,167 images."
 _TITLES = {
     "Table VI": "seconds per epoch of 1.28 million images, from its throughput",
     "Table II": "Stampede2, minutes by iterations, from Table V",
@@ -33,7 +34,7 @@ def render_tables() -> str:
     blocks: dict[str, list[Comparison]] = {}
     for each in compare_tables():
         blocks.setdefault(each.table, []).append(each)
-    return "\n\n".join(_render_table(name, rows) for name, rows in blocks.items())
+    return "\n\n".join([*(_render_table(name, rows) for name, rows in blocks.items()), _EPOCHS])
 
 
 def _render_table(name: str, rows: Sequence[Comparison]) -> str:
