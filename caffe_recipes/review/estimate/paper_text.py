@@ -58,7 +58,7 @@ def _render_block(rows: Sequence[Comparison]) -> list[str]:
 
 
 def _run_row(each: Comparison) -> tuple[str, ...]:
-    counts = (f"{each.iterations:,}", f"{each.epochs:.1f}", f"{each.printed_epochs}", f"{each.epoch_s:.1f}")
+    counts = (f"{each.iterations:,}", f"{each.epochs:.1f}", f"{each.printed_epochs:g}", f"{each.epoch_s:.1f}")
     return (*_shape(each), *counts, *_times(each), _signed(each.percent))
 
 
