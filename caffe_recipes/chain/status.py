@@ -17,12 +17,11 @@ from caffe_recipes.chain.eyes import Eyes, Means, open_files
 from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
 from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
+from caffe_recipes.chain.run_files import RunFiles
 from caffe_recipes.chain.shown_run import ShownRun
-from caffe_recipes.chain.submitting.seen import Ask, SeenJob, see_jobs, slurm_of
-from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, fold_submissions
+from caffe_recipes.chain.submitting.seen import Ask, SeenJob, read_latest, see_jobs, slurm_beside
+from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission
 from caffe_recipes.chain.watch import Progress
-from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import CaffeRecipesError, InputError
 
 
@@ -92,10 +91,10 @@ def find_standings(
     with ExitStack() as stack:
         files = open_files(options.on, means or Means())
         stack.callback(files.close)
-        ask = ask or _slurm(files)
+        ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         found = [_read_run(files, f"{runs}/{name}") for name in files.names(runs)]
-        submitted = {name: _submissions(files, runs, name) for name in files.recipes(runs, SUFFIX)}
+        submitted = {name: read_latest(files, runs, name) for name in files.recipes(runs, SUFFIX)}
     return _join(found, submitted, ask)
 
 
@@ -115,10 +114,10 @@ def find_standing(
     with ExitStack() as stack:
         files = open_files(options.on, means)
         stack.callback(files.close)
-        ask = ask or _slurm(files)
+        ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         recipe = name_recipe(run)
-        submitted = _submissions(files, runs, recipe)
+        submitted = read_latest(files, runs, recipe)
         try:
             path = find_run(files, options.root, run)
         except InputError:
@@ -128,7 +127,7 @@ def find_standing(
         standing = _read_run(files, path, given=run)
         if standing.spoilt:
             raise standing.spoilt
-        submitted = submitted or _submissions(files, posixpath.dirname(path), standing.recipe)
+        submitted = submitted or read_latest(files, posixpath.dirname(path), standing.recipe)
         is_latest = find_run(files, options.root, standing.recipe) == path
         if submitted and (is_latest or _is_of(standing, submitted)):
             standing = replace(standing, jobs=see_jobs(submitted, ask))
@@ -153,15 +152,6 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
     return Standing(name, shown.recipe.name, shown, look.lives)
-
-
-def _submissions(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
-    """Return what the last submit of a recipe has submitted; nothing where that cannot be read."""
-    path = f"{runs}/{recipe}{SUFFIX}"
-    piece = files.look([Wanted(path)]).pieces[0]
-    if piece is None:
-        return ()
-    return fold_submissions(piece.data.decode(errors="replace"), path).latest
 
 
 def _join(
@@ -194,10 +184,6 @@ def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:
 def _number(name: str) -> int:
     found = numbered_run(name)
     return found[1] if found else 0
-
-
-def _slurm(files: RunFiles) -> Ask:
-    return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
 
 
 def _silent() -> Reporter:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from caffe_recipes.chain.submitting.submissions import Submission
-from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
+from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, fold_submissions
+from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.slurm.jobs import Job
 from caffe_recipes.cluster.slurm.queries import find_jobs
 from caffe_recipes.cluster.slurm.reasons import describe_state
@@ -42,6 +43,18 @@ class SeenJob:
 def slurm_of(host: Host) -> Ask:
     """Return what asks the Slurm of a host."""
     return lambda ids, names: find_jobs(host, ids=ids, names=names)
+
+
+def slurm_beside(files: RunFiles) -> Ask:
+    """Return what asks the Slurm of the host that files are on."""
+    return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
+
+
+def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
+    """Return what the last submit of a recipe has submitted, from where its runs are; raises InputError."""
+    path = f"{runs}/{recipe}{SUFFIX}"
+    piece = files.look([Wanted(path)]).pieces[0]
+    return () if piece is None else fold_submissions(piece.data.decode(errors="replace"), path).latest
 
 
 def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
