@@ -110,7 +110,7 @@ def estimate(
     kind = format_of(plot) if plot else ""
     recipe = load_recipe(recipe_named(name))
     found = find_profile(recipe, profile)
-    known = Known(logs, images_per_s, found.name if profile else None, find_rates(found), by)
+    known = Known(logs, images_per_s, found if profile else None, find_rates(found), by)
     shapes = sweep_shapes(shape_of(recipe), sweeps, nodes=nodes)
     estimates = estimate_shapes(recipe, shapes, known)
     if plot:

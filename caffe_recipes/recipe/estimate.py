@@ -14,6 +14,9 @@ from caffe_recipes.recipe.duration import Duration, duration_at
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Pace, Shape, shape_of
 
+# Of an image's training: going backward takes two products, weights' and data's, for each of forward.
+_FORWARD = 1 / 3
+
 
 @dataclass(frozen=True)
 class PhaseTime:
@@ -84,7 +87,8 @@ def estimate_recipe(
     """Estimate a recipe by the first of some paces, each of `shape`, by default the recipe's own.
 
     On another shape the images, and so the epochs, stay what they are, and the iterations change. Staging
-    takes the quickest of `copy` and `chain`. Raises InputError where there is no pace.
+    takes the quickest of `copy` and `chain`, and the evaluation a third of the time of training its images;
+    a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace.
     """
     if not paces:
         hint = "give --log, --images-per-s, or for ResNet-50 --profile stampede2-knl or marenostrum4"
@@ -102,7 +106,11 @@ def estimate_recipe(
         others=tuple(paces[1:]),
         epoch_s=train.images / pace.images_per_s,
         phases=tuple(_phases(recipe, shape, pace.images_per_s)),
-        duration=replace(duration, staging_s=staging[0].seconds if staging else 0.0),
+        duration=replace(
+            duration,
+            staging_s=staging[0].seconds if staging else 0.0,
+            evaluation_s=duration.evaluation_s * _FORWARD,
+        ),
         staging=staging,
         traffic=traffic_of(model_bytes, shape, pace.images_per_s) if model_bytes else None,
         notes=tuple(_notes(recipe, shape)),

@@ -30,7 +30,7 @@ def test_a_recipe_s_page_is_printed() -> None:
     done = estimate(RECIPE, "--start", "2026-03-01T09:00")
     assert (done.returncode, done.stderr) == (0, "")
     assert "6,303 images/s: the recipe's reported rate" in done.stdout
-    assert "ends        2026-03-01 13:38\n" in done.stdout
+    assert "ends        2026-03-01 13:27\n" in done.stdout
 
 
 def test_values_are_a_list_of_all_shapes() -> None:
@@ -38,7 +38,7 @@ def test_values_are_a_list_of_all_shapes() -> None:
     values = json.loads(done.stdout)
     assert [each["shape"]["nodes"] for each in values] == [64, 128]
     assert values[0]["duration"]["training_s"] == pytest.approx(22_610 * 4096 / 6303)
-    assert values[0]["ends"] == "2026-03-01T13:38:21"
+    assert values[0]["ends"] == "2026-03-01T13:27:04"
 
 
 def test_a_sweep_is_a_table_and_a_picture(tmp_path: Path) -> None:

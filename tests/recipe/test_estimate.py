@@ -42,7 +42,7 @@ def test_the_total_is_training_staging_joins_and_evaluation(recipe: Recipe) -> N
     parts = found.duration
     assert found.total_s == parts.training_s + parts.staging_s + parts.joins_s + parts.evaluation_s
     assert parts.joins_s == 300 + 5 * 120
-    assert parts.evaluation_s == pytest.approx(50_000 * 128 / 6303)
+    assert parts.evaluation_s == pytest.approx(50_000 * 128 / 6303 / 3)
     assert found.node_hours == pytest.approx(64 * found.total_s / 3600)
 
 

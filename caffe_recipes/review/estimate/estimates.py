@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.cluster.profiles import Profile, check_partition
 from caffe_recipes.cluster.staging.costs import Rates
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.nets import build_net
@@ -34,12 +35,12 @@ _FLOAT_BYTES = 4
 class Known:
     """What the user says of a recipe's speed; `by` is the kind of pace that is to count.
 
-    `machine` is a profile's name, `rates` what that machine moves.
+    `profile` is the machine, if it is said, and `rates` what it moves.
     """
 
     logs: tuple[Path, ...] = ()
     images_per_s: float | None = None
-    machine: str | None = None
+    profile: Profile | None = None
     rates: Rates | None = None
     by: Kind | None = None
 
@@ -52,7 +53,7 @@ def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tu
     of_own, size = tuple(_own_paces(recipe, known)), model_bytes(recipe)
     at_own = order_paces(_paces(recipe, shape_of(recipe), of_own, known), known.by)
     by = at_own[0].kind if at_own else None
-    return tuple(
+    estimates = (
         estimate_recipe(
             recipe,
             order_paces(_paces(recipe, shape, of_own, known), by),
@@ -62,6 +63,7 @@ def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tu
         )
         for shape in shapes
     )
+    return tuple(replace(each, notes=(*each.notes, *_refusals(each, known))) for each in estimates)
 
 
 def model_bytes(recipe: Recipe) -> int | None:
@@ -97,13 +99,21 @@ def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
 
 def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -> list[Pace]:
     paces = [moved_pace(pace, recipe, shape) for pace in of_own]
-    measured = measured_pace(recipe, known.machine, shape)
+    measured = measured_pace(recipe, known.profile.name if known.profile else None, shape)
     paces += [measured] if measured else []
     if known.by and not any(pace.kind == known.by for pace in paces):
         there = ", ".join(pace.kind for pace in paces) or "none"
         hint = f"there are: {there}; a log is given with --log, a measured machine with --profile"
         raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
     return paces
+
+
+def _refusals(estimate: Estimate, known: Known) -> Iterator[str]:
+    """Say which of the machine's partitions do not take the whole of it as one job."""
+    profile, hours = known.profile, estimate.total_s / 3600
+    if profile is not None:
+        for name in profile.partitions:
+            yield from check_partition(profile, name, nodes=estimate.shape.nodes, hours=hours)
 
 
 def _logs_in(folder: Path) -> list[Path]:

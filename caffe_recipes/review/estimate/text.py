@@ -70,7 +70,13 @@ def _parts(estimate: Estimate) -> Iterator[tuple[str, str, str, str, str]]:
     how += "".join(f"; by {way.how} {_minutes(way.seconds)}" for way in others if way)
     yield ("staging", "", "", _minutes(parts.staging_s), how)
     yield ("joins", "", "", _minutes(parts.joins_s), "allowed: 5 minutes for the job, 2 for each phase")
-    yield ("evaluation", "", "", _minutes(parts.evaluation_s), "at most: one rank, as fast as it trains")
+    yield (
+        "evaluation",
+        "",
+        "",
+        _minutes(parts.evaluation_s),
+        "by one rank, forward only: a third of an image's training",
+    )
     yield ("total", "", "", _minutes(estimate.total_s), f"{estimate.total_s / 3600:.2f} h")
 
 
@@ -100,15 +106,12 @@ def _sweep_row(each: Estimate, first: Estimate) -> tuple[str, ...]:
 
 
 def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Yield each note once, as it is of the first shape that has it."""
-    notes = dict.fromkeys(note for each in estimates for note in (*each.pace.notes, *_own_notes(each)))
+    """Yield each doubt once, and what is to be said of every shape."""
+    doubts = dict.fromkeys(note for each in estimates for note in each.pace.notes)
+    notes = [*doubts, *(note for note in estimates[0].notes if all(note in each.notes for each in estimates))]
     if notes:
         yield ""
         yield from (f"* {note}" for note in notes)
-
-
-def _own_notes(estimate: Estimate) -> Iterator[str]:
-    yield from (note for note in estimate.notes if "images an iteration" not in note)
 
 
 def _shape(shape: Shape) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, shape_of
@@ -37,9 +38,9 @@ def kinds(recipe: Recipe, known: Known) -> list[str]:
 
 
 def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe: Recipe, log: Path) -> None:
-    known = Known((log,), 7000, "stampede2-skx")
+    known = Known((log,), 7000, load_profile("stampede2-skx"))
     assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
-    assert kinds(recipe, Known(machine="stampede2-skx")) == ["reported", "measured"]
+    assert kinds(recipe, Known(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
 
 
 def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
@@ -52,7 +53,7 @@ def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
 
 
 def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
-    assert kinds(recipe, Known((log,), machine="stampede2-skx", by="measured"))[0] == "measured"
+    assert kinds(recipe, Known((log,), profile=load_profile("stampede2-skx"), by="measured"))[0] == "measured"
 
 
 def test_what_is_asked_for_and_not_known_is_refused(recipe: Recipe) -> None:
@@ -87,15 +88,22 @@ def test_a_log_of_anything_is_read_and_refused(recipe: Recipe, tmp_path: Path) -
         estimate_shapes(recipe, [shape_of(recipe)], Known((tmp_path / "a.log",)))
 
 
+def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> None:
+    known = Known(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
+    few, many = estimate_shapes(recipe, [shape_of(recipe), Shape(448, 2, 32)], known)
+    assert [note.partition(",")[0] for note in few.notes] == ["skx-normal runs a job for at most 48 h"]
+    assert "skx-normal takes at most 128 nodes, the recipe needs 448" in many.notes
+
+
 def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> None:
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(machine="stampede2-skx"))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-skx")))
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert "pace 6,303 images/s: the recipe's reported rate" in lines
     assert "also 4,964 images/s: the paper's Table VI, as of nodes with 2 x 24 cores" in lines
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
-    assert "ends 2026-03-01 13:38+00:00" in lines
+    assert "ends 2026-03-01 13:27+00:00" in lines
     traffic = "98 MiB each way for each rank: 24.4 GiB an iteration over all"
     assert any(line.startswith(f"traffic {traffic}") for line in lines)
     assert max(map(len, text.splitlines())) <= 120
@@ -104,14 +112,14 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
 def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
     estimates = estimate_shapes(recipe, [shape_of(recipe)], Known())
     (values,) = estimate_values(estimates, START)
-    assert values["ends"] == "2026-03-01T13:38:21+00:00"
+    assert values["ends"] == "2026-03-01T13:27:04+00:00"
     assert values["total_s"] == estimates[0].total_s
     assert values["global_batch"] == 4096
 
 
 def test_a_sweep_s_efficiency_is_a_node_s_speed_against_the_fewest_nodes(recipe: Recipe) -> None:
     shapes = [Shape(256, 1, 16), Shape(1024, 1, 16)]
-    known = Known(machine="stampede2-knl", by="measured")
+    known = Known(profile=load_profile("stampede2-knl"), by="measured")
     text = render_sweep(estimate_shapes(recipe, shapes, known))
     rows = [line.split() for line in text.splitlines()]
     # The paper: "the weak scaling efficiency for a local batch size of 16 is 81 %" from 256 to 1024 nodes.

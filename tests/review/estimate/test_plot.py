@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate
 from caffe_recipes.recipe.pace import Shape
@@ -18,7 +19,9 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 def sweep(*shapes: Shape) -> tuple[Estimate, ...]:
-    return estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, Known(machine="stampede2-knl"))
+    return estimate_shapes(
+        load_recipe("stampede2-64n-72ep"), shapes, Known(profile=load_profile("stampede2-knl"))
+    )
 
 
 def texts_in(svg: bytes) -> set[str]:
