@@ -11,10 +11,12 @@ from rich.console import Console
 
 from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.chain.eyes import HERE_S, THERE_S, Eyes, Means, check_end, open_files
-from caffe_recipes.chain.find_run import find_run, load_frozen
+from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
+from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.run_files import NOBODY, Process, Wanted
+from caffe_recipes.chain.run_files import NOBODY, Process, RunFiles, Wanted
 from caffe_recipes.chain.shown_run import ShownRun
+from caffe_recipes.chain.submitting.seen import read_latest
 from caffe_recipes.errors import InputError
 
 Write = Callable[[bytes], object]
@@ -56,6 +58,43 @@ def show_log(run: str, options: LogOptions, write: Write, say: Say, means: Means
         follower.begin()
         while follower.step():
             means.pause(THERE_S if options.on else HERE_S)
+
+
+def show_job_log(run: str, options: LogOptions, write: Write, say: Say, means: Means | None = None) -> None:
+    """Write what the script of a recipe's last job says, as Slurm keeps it; `follow` goes on until Ctrl-C.
+
+    Raises InputError if nothing was submitted, or its output is not there yet.
+    """
+    means = means or Means()
+    with ExitStack() as stack:
+        files = open_files(options.on, means)
+        stack.callback(files.close)
+        path, where = _find_output(files, run, options)
+        say(f"==> {path} <==")
+        offset = 0
+        while True:
+            piece = files.look([Wanted(path, offset)]).pieces[0]
+            if piece is None and not options.follow:
+                raise InputError(path, f"no such file: {where} has not begun", "see caffe-recipes status")
+            if piece is not None and piece.data:
+                offset = piece.start + len(piece.data)
+                write(piece.data)
+            if not options.follow:
+                return
+            means.pause(THERE_S)
+
+
+def _find_output(files: RunFiles, run: str, options: LogOptions) -> tuple[str, str]:
+    """Return the file of the last job that was taken, of a phase if one is given, and the job in words."""
+    runs = posixpath.normpath(posixpath.join(options.root, RUNS))
+    found = numbered_run(posixpath.basename(run.rstrip("/")))
+    names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
+    latest = next((group for name in names if (group := read_latest(files, runs, name))), ())
+    taken = [each for each in latest if each.job_id and options.phase in (None, each.phase)]
+    if not taken:
+        of = f" for phase {options.phase}" if options.phase else ""
+        raise InputError(run, f"no job was submitted{of}", "caffe-recipes submit does that")
+    return taken[-1].output, f"job {taken[-1].job_id}"
 
 
 class _Follower:

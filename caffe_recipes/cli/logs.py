@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from caffe_recipes.chain.shown_log import LogOptions, show_log
+from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RUN
 
@@ -22,8 +22,15 @@ from caffe_recipes.cli.names import RUN
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="What this rank says, and nothing else."
 )
+@click.option("--job", is_flag=True, help="What the script of the last job says, as Slurm keeps it.")
 def logs(
-    run: str, caffe_root: str, on: str | None, follow: bool, phase: str | None, rank: int | None
+    run: str,
+    caffe_root: str,
+    on: str | None,
+    follow: bool,
+    phase: str | None,
+    rank: int | None,
+    job: bool,
 ) -> None:
     """Print the log of the phase that trains, or of the last one; nothing is written or locked.
 
@@ -31,7 +38,8 @@ def logs(
     """
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:
-        show_log(run, options, _print, lambda text: click.echo(text, err=True))
+        show = show_job_log if job else show_log
+        show(run, options, _print, lambda text: click.echo(text, err=True))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+# As chain/submitting/submissions.py has it, which a shell that completes is not to wait for.
+SUBMITTED = ".submissions.jsonl"
+
 
 class Name(click.types.StringParamType):
     """The name of a recipe that ships, unless `shipped` is False, or the path of a file that ends so."""
@@ -51,7 +54,8 @@ class Run(Name):
         if ctx.params.get("on") is not None:
             return []
         runs = Path(ctx.params.get("caffe_root") or ".") / "runs"
-        return sorted(path.parent.name for path in runs.glob("*/journal.jsonl"))
+        submitted = (path.name.removesuffix(SUBMITTED) for path in runs.glob(f"*{SUBMITTED}"))
+        return sorted({*submitted, *(path.parent.name for path in runs.glob("*/journal.jsonl"))})
 
 
 RECIPE = Name(".yaml", ".yml")

@@ -3,13 +3,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caffe_recipes.chain.eyes import Means
 from caffe_recipes.chain.journal import Journal
-from caffe_recipes.chain.shown_log import LogOptions, show_log
+from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
+from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import InputError, RunFailed
 from tests.chain.told_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
@@ -138,3 +140,32 @@ def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
     with closing(Journal(place.root / "runs/small-1/journal.jsonl")):
         Reader(place).read()
     assert place.tree() == before
+
+
+def submit(place: Place, job_id: int | None = 12) -> Path:
+    output = place.root / "runs" / "small-a.out"
+    journal = SubmissionJournal(submissions_path(place.root, "small"))
+    journal.begin(Submission("small-a", "a", "chain.sbatch", 0.0, output=str(output)))
+    if job_id is not None:
+        journal.settle("small-a", job_id)
+    journal.close()
+    return output
+
+
+@pytest.mark.parametrize("run", ["small", "small-1", "YAML"])
+def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> None:
+    output = submit(place)
+    reader = Reader(place)
+    options = LogOptions(str(place.root))
+    given = str(place.recipe) if run == "YAML" else run
+    with pytest.raises(InputError, match="no such file: job 12 has not begun; see caffe-recipes status"):
+        show_job_log(given, options, reader._write, reader.said.append)
+    output.write_text("module: not found\n")
+    show_job_log(given, options, reader._write, reader.said.append)
+    assert reader.log == b"module: not found\n"
+
+
+def test_without_a_job_there_is_no_output(place: Place) -> None:
+    submit(place, job_id=None)
+    with pytest.raises(InputError, match="small: no job was submitted; caffe-recipes submit does that"):
+        show_job_log("small", LogOptions(str(place.root)), print, print)

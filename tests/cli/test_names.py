@@ -9,11 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.chain.submitting.submissions import SUFFIX
 from caffe_recipes.cli.names import Name
 from caffe_recipes.recipe.source import shipped_recipes
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
-TAKE_RECIPES = ["show", "generate", "run", "attach", "plot", "diff", "lint", "summary"]
+TAKE_RECIPES = [
+    "show",
+    "generate",
+    "run",
+    "submit",
+    "attach",
+    "status",
+    "logs",
+    "cancel",
+    "plot",
+    "diff",
+    "lint",
+    "summary",
+]
 TAKE_PROTOTXTS = ["plot", "lr", "lint", "diff", "fmt", "upgrade", "summary"]
 
 
@@ -60,6 +74,12 @@ def test_runs_are_completed_by_their_names(tmp_path: Path) -> None:
         "plain,small-2",
     ]
     assert complete("caffe-recipes attach sm", tmp_path / "root") == ["plain,small-1", "plain,small-2"]
+
+
+def test_so_is_a_recipe_that_was_submitted_and_has_no_run(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / f"small{SUFFIX}").touch()
+    assert complete("caffe-recipes status sm", tmp_path) == ["plain,small"]
 
 
 def test_all_that_ship_are_offered_and_the_folder_s_recipes(tmp_path: Path) -> None:
