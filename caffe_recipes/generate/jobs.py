@@ -11,12 +11,12 @@ import shlex
 from typing import Any
 
 from caffe_recipes.cluster.slurm.times import render_limit
-from caffe_recipes.generate.header import header_line
+from caffe_recipes.generate.header import header_line, recipe_word
 from caffe_recipes.generate.scripts import templates
 from caffe_recipes.recipe.duration import estimate_duration
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.translate import original_name
 
 # From Slurm's warning to the end of the time: an iteration, a snapshot, its copy, and the requeue.
@@ -45,7 +45,6 @@ def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: i
     duration = estimate_duration(recipe, phase.name if phase else None)
     warning_s = find_warning_s(duration.limit_s if duration else None)
     name = original_name(recipe)
-    is_shipped = name in shipped_recipes()
     words = [] if name == recipe.name else ["--dialect", recipe.dialect]
     words += ["--until", phase.name] if phase else []
     values: dict[str, Any] = {
@@ -59,8 +58,8 @@ def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: i
         "time_limit": render_limit(duration.limit_s) if duration else None,
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < _STOP_GRACE_S else None,
-        "given": name if is_shipped else f"{name}.yaml",
-        "is_shipped": is_shipped,
+        "given": recipe_word(recipe),
+        "is_shipped": name in shipped_recipes(),
         "options": "".join(f" {shlex.quote(word)}" for word in words),
     }
     return templates().get_template("job.sbatch.j2").render(values)
