@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.horovod import render_horovod
 from caffe_recipes.generate.jobs import render_jobs
 from caffe_recipes.generate.nets import render_net
 from caffe_recipes.generate.scripts import render_run_script
@@ -30,7 +31,7 @@ def generate(recipe: Recipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    return files | render_jobs(recipe)
+    return files | render_jobs(recipe) | render_horovod(recipe)
 
 
 def generate_all(recipes: Iterable[Recipe]) -> dict[str, str]:

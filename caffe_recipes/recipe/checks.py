@@ -34,6 +34,7 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
             "write three numbers",
         )
     yield from _wrong_digits(recipe)
+    yield from _other_steps(recipe)
     if recipe.cluster.global_batch > recipe.data.train.images:
         what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
@@ -62,6 +63,14 @@ def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.data.prepare and (name != "digits_train_lmdb" or test != f"{folder}/digits_val_lmdb"):
         what = "digits are built as FOLDER/digits_train_lmdb and FOLDER/digits_val_lmdb"
         yield ("data", "prepare"), what, "name them as `train.source` and `test.lmdb`, with one FOLDER"
+
+
+def _other_steps(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """The phases are the schedule of the run of TensorFlow, if there is one."""
+    iterations = sum(phase.last_iter for phase in recipe.phases)
+    if recipe.tensorflow and recipe.tensorflow.schedule.steps != iterations:
+        what = f"{recipe.tensorflow.schedule.steps:,} steps, and the phases make {iterations:,} iterations"
+        yield ("tensorflow", "schedule", "steps"), what, "make them equal"
 
 
 def _wrong_net(

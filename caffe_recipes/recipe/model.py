@@ -28,6 +28,7 @@ from caffe_recipes.config.values import (
 )
 from caffe_recipes.recipe.phases import Derived, Difference, Phase, Reported, SolverSettings
 from caffe_recipes.recipe.values import Interpolation
+from caffe_recipes.tensorflow.run import HorovodRun
 
 
 class Filler(Value):
@@ -212,6 +213,9 @@ class Recipe(Value):
     solver: SolverSettings = SolverSettings()
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     evaluation: Evaluation | None = None
+    tensorflow: HorovodRun | None = Field(
+        None, description="the run of TensorFlow and Horovod that the phases are the schedule of"
+    )
     reported: Reported = Reported()
     derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
     differences: tuple[Difference, ...] = Field((), description="where the source's numbers are not these")

@@ -13,6 +13,7 @@ import caffe_recipes as cr
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.files import generate_all
 from caffe_recipes.generate.header import is_generated
+from caffe_recipes.generate.horovod import render_horovod
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import shipped_recipes
 
@@ -33,6 +34,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     width = len(str(len(recipe.phases)))
     jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
     scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
+    scripts |= set(render_horovod(recipe))
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 

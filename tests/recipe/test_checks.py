@@ -83,3 +83,10 @@ def test_what_a_phase_needs_of_the_solver_block_is_inherited() -> None:
     recipe = parse_recipe(BRANCHED, "mine.yaml", Path())
     assert [phase.snapshot_every_iter for phase in recipe.phases] == [402, 402]
     assert all(isinstance(phase, Phase) for phase in recipe.phases)
+
+
+def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
+    text = shipped_recipes()["tf-256n-90ep"].file.read_text("utf-8").replace("steps: 4680", "steps: 4681")
+    what = "schedule.steps: 4,681 steps, and the phases make 4,680 iterations; make them equal"
+    with pytest.raises(RecipeError, match=what):
+        parse_recipe(text, "tf.yaml", Path())

@@ -1,0 +1,80 @@
+"""A TensorFlow and Horovod run as frozen values, and the argv of its three programs.
+
+Source: SURFsara's and Intel's recipe for TensorFlow 1.6 on 256 nodes, sections 5 i, 4 a and 5 a, whose flags
+and forms (`--flag value` here, `--flag=value` there) are kept word by word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from caffe_recipes.config.values import Count, CountOrZero, FileName, Fraction, Value
+from caffe_recipes.tensorflow.rates import GradualWarmup
+
+
+class HorovodEvaluation(Value):
+    """What the evaluation of a trained model is told, on one node."""
+
+    batch_size: Count
+    omp_num_threads: Count
+    intra_threads: Count
+    inter_threads: Count
+    kmp_blocktime: CountOrZero = Field(description="milliseconds")
+
+
+class HorovodRun(Value):
+    """What a run of TensorFlow is told, besides what a recipe says of any run."""
+
+    schedule: GradualWarmup
+    images_per_epoch: Count = Field(description="as the source counts, which may round")
+    linear_share: Fraction | None = Field(None, description="of the speed that linear scaling would give")
+    intra_threads: Count = Field(description="of each worker, as all of these")
+    inter_threads: Count
+    kmp_blocktime: CountOrZero = Field(description="milliseconds")
+    model: FileName = Field(description="folder of the model in the folder of models")
+    evaluation: HorovodEvaluation
+
+
+def prepare_argv(script: str, raw_data_dir: str, local_scratch_dir: str) -> tuple[str, ...]:
+    """Return the argv that makes TFRecords of ImageNet's raw images, with classes shuffled across files.
+
+    >>> " ".join(prepare_argv("imagenet_to_gcs.py", "raw", "records"))
+    'python imagenet_to_gcs.py --raw_data_dir raw --local_scratch_dir records'
+    """
+    return ("python", script, "--raw_data_dir", raw_data_dir, "--local_scratch_dir", local_scratch_dir)
+
+
+def train_argv(
+    run: HorovodRun, *, workers: int, per_node: int, batch: int, script: str, data_dir: str, model_dir: str
+) -> tuple[str, ...]:
+    """Return the argv that trains on `workers` Horovod ranks, with `batch` images a step over all of them."""
+    argv: Sequence[str] = (
+        *("mpirun", "-np", str(workers), "-ppn", str(per_node), "python", script),
+        *("--train_batch_size", str(batch)),
+        *("--train_steps", str(run.schedule.steps)),
+        *("--num_intra_threads", str(run.intra_threads), "--num_inter_threads", str(run.inter_threads)),
+        f"--data_dir={data_dir}",
+        *("--model_dir", model_dir),
+        *("--use_tpu=False", "--kmp_blocktime", str(run.kmp_blocktime)),
+    )
+    return tuple(argv)
+
+
+def evaluate_argv(run: HorovodRun, *, script: str, data_dir: str, model_dir: str) -> tuple[str, ...]:
+    """Return the argv that tests a model on one node; `evaluate_environment` belongs to it."""
+    told = run.evaluation
+    return (
+        *("python", script),
+        *("--eval_batch_size", str(told.batch_size)),
+        *("--num_intra_threads", str(told.intra_threads), "--num_inter_threads", str(told.inter_threads)),
+        f"--data_dir={data_dir}",
+        f"--model_dir={model_dir}",
+        *("--use_tpu=False", "--kmp_blocktime", str(told.kmp_blocktime)),
+    )
+
+
+def evaluate_environment(run: HorovodRun) -> dict[str, str]:
+    """Return the variables of the evaluation's process."""
+    return {"OMP_NUM_THREADS": str(run.evaluation.omp_num_threads)}

@@ -1,0 +1,226 @@
+"""The TensorFlow and Horovod run: its commands against the source's text, and its rate against Caffe's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import caffe_recipes as cr
+from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.generate.files import generate_all
+from caffe_recipes.generate.horovod import render_horovod
+from caffe_recipes.generate.solvers import build_solver
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCE = ROOT.parent / "shared" / "seeds" / "001_7bab8357854a84d6.txt"
+RECIPE = cr.load_recipe("tf-256n-90ep")
+FOLDER = "jobs/tf-256n-90ep"
+FILES = render_horovod(RECIPE)
+
+# As the source has them, <path-to-...> and all; what stands before `python` as a setting comes first.
+COMMANDS = {
+    "tf_prepare.sh": "python imagenet_to_gcs.py --raw_data_dir <path-to-raw-image-dir>"
+    " --local_scratch_dir <path-to-tf-records-dir>",
+    "tf_train.sh": "mpirun -np 512 -ppn 2 python <path-to>/resnet_main.py --train_batch_size 24576"
+    " --train_steps 4680 --num_intra_threads 22 --num_inter_threads 2"
+    " --data_dir=<path-to-local-scratch-train-dir>"
+    " --model_dir <path-to-model-dir>/model_batch_24k_90ep --use_tpu=False --kmp_blocktime 1",
+    "tf_evaluate.sh": "OMP_NUM_THREADS=46 python <path-to>/resnet_eval.py --eval_batch_size 200"
+    " --num_intra_threads 46 --num_inter_threads 2 --data_dir=<path-to-local-scratch-validation-dir>"
+    " --model_dir=<path-to-model-dir>/model_batch_24k_90ep --use_tpu=False --kmp_blocktime 1",
+}
+PATHS = {
+    "IMAGENET_TO_GCS": "imagenet_to_gcs.py",
+    "RAW_IMAGE_DIR": "<path-to-raw-image-dir>",
+    "TF_RECORDS_DIR": "<path-to-tf-records-dir>",
+    "RESNET_DIR": "<path-to>",
+    "TRAIN_DIR": "<path-to-local-scratch-train-dir>",
+    "VALIDATION_DIR": "<path-to-local-scratch-validation-dir>",
+    "MODEL_DIR": "<path-to-model-dir>",
+}
+# Stands in for both programs: writes down its settings, its name and its words, one a line.
+RECORDER = """#!/bin/bash
+exec >"$RECORD"
+[[ -z ${OMP_NUM_THREADS-} ]] || printf 'OMP_NUM_THREADS=%s\\n' "$OMP_NUM_THREADS"
+printf '%s\\n' "${0##*/}" "$@"
+printf '%s' "${PYTHONPATH-}" >"$RECORD.path"
+"""
+
+
+def run_script(
+    folder: Path, name: str, paths: dict[str, str]
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run a generated script from another folder, with recorders in place of its programs."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for program in ("python", "mpirun"):
+        (programs / program).write_text(RECORDER)
+        (programs / program).chmod(0o755)
+    script = folder / name
+    script.write_text(FILES[f"{FOLDER}/{name}"])
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(folder / "record"), **paths}
+    done = subprocess.run(
+        ["bash", str(script)], cwd=programs, env=environment, capture_output=True, text=True, timeout=60
+    )
+    return done, folder / "record"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_script_gives_its_programs_the_source_s_words(tmp_path: Path, name: str) -> None:
+    done, record = run_script(tmp_path, name, PATHS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert record.read_text().splitlines() == shlex.split(COMMANDS[name])
+
+
+@pytest.mark.skipif(not SOURCE.is_file(), reason="the source's text is not here; its words are held above")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_source_has_these_words(name: str) -> None:
+    text = re.sub(r"\s+", " ", SOURCE.read_text("utf-8").replace("\\\n", " "))
+    assert COMMANDS[name] in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_paths_with_blanks_and_quotes_stay_whole(tmp_path: Path, name: str) -> None:
+    odd = {variable: f'/a b/it\'s "{variable}" $HOME *' for variable in PATHS}
+    _, record = run_script(tmp_path, name, odd)
+    expected = COMMANDS[name]
+    for variable, path in sorted(PATHS.items(), key=lambda item: -len(item[1])):
+        expected = expected.replace(path, f"\0{variable}\0")
+    words = [re.sub("\0(\\w+)\0", lambda match: odd[match[1]], word) for word in expected.split()]
+    assert record.read_text().splitlines() == words
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_path_that_is_not_set_is_named(tmp_path: Path, name: str) -> None:
+    paths = {key: path for key, path in PATHS.items() if f"{key}=" in FILES[f"{FOLDER}/{name}"]}
+    missing = list(paths)[1]
+    done, record = run_script(tmp_path, name, {**paths, missing: ""})
+    assert done.returncode == 2
+    assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the top of {name}\n"
+    assert not record.exists()
+
+
+def test_training_finds_the_schedule_beside_its_script(tmp_path: Path) -> None:
+    _, record = run_script(tmp_path, "tf_train.sh", PATHS)
+    assert record.with_suffix(".path").read_text() == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("checker", (["bash", "-n", "-"], ["shellcheck", "-"]), ids=lambda argv: argv[0])
+def test_bash_and_shellcheck_find_nothing(name: str, checker: list[str]) -> None:
+    if not shutil.which(checker[0]):
+        pytest.skip(f"no {checker[0]}")
+    argv = checker[:-1] if checker[0] == "bash" else checker
+    done = subprocess.run(argv, input=FILES[f"{FOLDER}/{name}"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    path = tmp_path_factory.mktemp("rates") / "tf_rates.py"
+    path.write_text(FILES[f"{FOLDER}/tf_rates.py"])
+    spec = importlib.util.spec_from_file_location("tf_rates", path)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_the_module_s_numbers_are_the_source_s(module: ModuleType) -> None:
+    numbers = (module.LEARNING_RATE, module.WARMUP_STEPS, module.END_LEARNING_RATE, module.STEPS)
+    assert numbers == (0.1, 260, 4.8, 4680)
+
+
+def test_module_data_and_caffe_s_phases_agree_to_6_digits_at_every_step(module: ModuleType) -> None:
+    caffe = [
+        lr_at(build_solver(RECIPE, phase), iteration)
+        for phase in RECIPE.phases
+        for iteration in range(phase.max_iter)
+    ]
+    rates = [module.gradual_warmup_then_dec(0.1, 260, 4.8, step, 4680) for step in range(4680)]
+    assert len(caffe) == 4680
+    # Caffe's float32 has about 7 digits of the highest rate, 4.8, and no more of the lowest.
+    assert max(abs(ours - theirs) for ours, theirs in zip(caffe, rates, strict=True)) < 1e-6
+    assert RECIPE.tensorflow
+    assert rates == pytest.approx([RECIPE.tensorflow.schedule.rate_at(step) for step in range(4680)])
+    points = json.loads(FILES[f"{FOLDER}/tf_rates.json"])["points"]
+    read = [
+        low["learning_rate"]
+        + (high["learning_rate"] - low["learning_rate"]) * (step - low["step"]) / (high["step"] - low["step"])
+        for low, high in pairwise(points)
+        for step in range(low["step"], high["step"])
+    ]
+    assert read == pytest.approx(rates)
+
+
+def test_past_its_end_the_module_s_rate_is_0(module: ModuleType) -> None:
+    assert [module.gradual_warmup_then_dec(0.1, 260, 4.8, step, 4680) for step in (4680, 9999)] == [0, 0]
+
+
+def test_a_warm_up_that_never_ends_is_refused_by_the_module(module: ModuleType) -> None:
+    with pytest.raises(ValueError, match="warmup_steps is 300"):
+        module.gradual_warmup_then_dec(0.1, 300, 4.8, 0, 300)
+
+
+# The few operations that the module asks of TensorFlow, in float32 on numpy's arrays.
+STAND_IN = """
+import contextlib
+import numpy as np
+float32 = np.float32
+cast = lambda tensor, dtype: tensor.astype(dtype)
+maximum = np.maximum
+where = lambda condition, yes, no: np.where(condition, yes, no).astype(np.float32)
+names = []
+@contextlib.contextmanager
+def name_scope(name):
+    names.append(name)
+    yield
+"""
+ON_TENSORS = """
+import sys
+import numpy as np
+import tf_rates
+assert "tensorflow" not in sys.modules, "imported before it is needed"
+steps = np.arange(4800, dtype=np.int64)
+rates = tf_rates.gradual_warmup_then_dec(0.1, 260, 4.8, steps, 4680, name="rate")
+assert rates.dtype == np.float32
+plain = [tf_rates.gradual_warmup_then_dec(0.1, 260, 4.8, int(step), 4680) for step in steps]
+assert np.allclose(rates, plain, rtol=1e-6, atol=0), abs(rates - plain).max()
+import tensorflow
+assert tensorflow.names == ["rate"], tensorflow.names
+"""
+
+
+def test_a_tensor_s_rate_is_made_by_tensorflow_s_operations(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    (tmp_path / "tensorflow.py").write_text(STAND_IN)
+    (tmp_path / "tf_rates.py").write_text(FILES[f"{FOLDER}/tf_rates.py"])
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TENSORS], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_recipe_without_tensorflow_has_none_of_these_files() -> None:
+    assert render_horovod(cr.load_recipe("digits-local")) == {}
+
+
+def test_the_phases_say_what_the_join_costs() -> None:
+    text = generate_all([RECIPE])["prototxt/tf-256n-90ep/solver_main.prototxt"]
+    assert "Momentum is lost where this phase starts" in text
+
+
+def test_weight_decay_and_batch_norm_are_the_run_s() -> None:
+    assert {phase.weight_decay for phase in RECIPE.phases} == {0.00005}
+    text = generate_all([RECIPE])["prototxt/tf-256n-90ep/train_val.prototxt"]
+    assert set(re.findall(r"moving_average_fraction: (\S+)", text)) == {"0.95"}
