@@ -19,6 +19,7 @@ from caffe_recipes.recipe.arithmetic import (
 from caffe_recipes.recipe.model import Family, Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
 from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.schedule.horovod import horovod_lines, horovod_values
 from caffe_recipes.review.schedule.schedules import Rates, rate_before, rates_between
 
 _WIDTH = 120
@@ -123,6 +124,7 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "model_epochs": model_epochs(recipe),
         "images_per_s": speed,
         "minutes": training_minutes(recipe, speed) if speed else None,
+        "tensorflow": horovod_values(recipe),
         "reported": recipe.reported.model_dump(),
         "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
         "derived": [one.model_dump() for one in recipe.derived],
@@ -169,6 +171,8 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     if speed:
         minutes = training_minutes(recipe, speed)
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    for line in horovod_lines(recipe):
+        yield "tensorflow", line
     for different in recipe.differences:
         ours = f"printed {_value(different.printed)}, here {_value(different.ours)}"
         yield "differs", f"{different.key}: {ours}: {different.why}"

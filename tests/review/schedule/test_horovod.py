@@ -1,0 +1,54 @@
+"""The arithmetic of the TensorFlow run: the source's numbers, from its shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import caffe_recipes as cr
+from caffe_recipes.review.schedule.horovod import horovod_arithmetic, horovod_lines, horovod_values
+from caffe_recipes.review.schedule.show import recipe_values, render_recipe
+
+RECIPE = cr.load_recipe("tf-256n-90ep")
+
+
+def test_the_source_s_numbers_follow_from_the_run_s_shape() -> None:
+    found = horovod_arithmetic(RECIPE)
+    assert found
+    assert (found.workers, found.batch, found.steps) == (512, 24_576, 4_680)
+    assert round(found.steps_per_epoch, 2) == 52.08
+    assert round(52.08 * 5) == 260
+    assert found.warmup_epochs == pytest.approx(5, rel=0.002)
+    assert (round(found.epochs, 1), round(found.epochs_of_all_images, 1)) == (89.9, 89.8)
+    assert found.scaled_learning_rate == 9.6
+    assert found.end_learning_rate == 4.8
+    assert found.minutes and round(found.minutes) == 117
+
+
+def test_what_it_reports_is_81_percent_of_linear() -> None:
+    found = horovod_arithmetic(RECIPE)
+    assert found and found.images_per_s and found.images_per_s_if_linear
+    assert found.images_per_s / found.images_per_s_if_linear == pytest.approx(0.81)
+
+
+def test_show_says_how_each_number_comes_about() -> None:
+    text = render_recipe(RECIPE)
+    for line in horovod_lines(RECIPE):
+        assert line in text
+    for said in (
+        "1,280,000 / 24,576 = 52.08 steps an epoch",
+        "4,680 steps / 52.08 = 89.9 epochs; of all 1,281,167 images 89.8",
+        "0.1 x 24,576 / 256 = 9.6, halved to 4.8",
+        "16,400 images/s = 117 minutes",
+        "81 % of linear",
+        "that log is of another run",
+    ):
+        assert said in " ".join(text.split())
+
+
+def test_the_values_are_json_and_none_for_other_recipes() -> None:
+    values = recipe_values(RECIPE)["tensorflow"]
+    assert values == json.loads(json.dumps(horovod_values(RECIPE)))
+    assert recipe_values(cr.load_recipe("digits-local"))["tensorflow"] is None
+    assert list(horovod_lines(cr.load_recipe("digits-local"))) == []
