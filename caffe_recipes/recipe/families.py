@@ -137,6 +137,10 @@ def _with_phases(source: Source) -> Source:
     raw["phases"] = tuple(_phase(planned, source.raw) for planned in plan.phases)
     raw["derived"] = (*raw.get("derived", ()), *(one.model_dump() for one in plan.derived))
     lines = {**source.lines, ("phases",): source.lines[("schedule",)]}
+    for index, planned in enumerate(plan.phases):
+        of_phase = (_BY_PHASE, planned.name)
+        reported = {at[2:]: line for at, line in source.lines.items() if at[:2] == of_phase}
+        lines |= {("phases", index, "reported", *rest): line for rest, line in reported.items()}
     return Source(source.where, source.kind, raw, lines, source.fail)
 
 

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.profiles import (
 )
 from caffe_recipes.errors import ClusterError
 
-NAMES = ["intel-mpi", "local", "marenostrum4", "mpich", "slurm", "stampede2-knl", "stampede2-skx"]
+NAMES = ["intel-mpi", "local", "marenostrum4", "mpich", "slurm", "stampede2-knl", "stampede2-skx", "vlab"]
 
 
 def test_what_ships_is_read_and_called_as_its_file() -> None:

@@ -31,6 +31,11 @@ def test_the_names_that_ship_are_those_that_load() -> None:
         ("digits-local/", "folder"),
         ("mine.yaml", "recipe"),
         ("mine.yaml:train_val", "net"),
+        ("family.yaml", "recipe"),
+        ("family.yaml:row", "recipe"),
+        ("family.yaml:row:train_val", "net"),
+        ("paper-t2-8192-256n", "recipe"),
+        ("paper-t2-8192-256n:train_val", "net"),
         ("digits-local:", "net"),
         ("net.prototxt", "file"),
         ("bare", "file"),
@@ -52,6 +57,7 @@ def test_words_are_told_apart(here: Path, text: str, kind: str | None) -> None:
         (here / folder).mkdir()
     for file in ("mine.yaml", "net.prototxt", "bare", "odd:name"):
         (here / file).touch()
+    (here / "family.yaml").write_text("family: a\n")
     named = find_named(text)
     assert (named.kind if named else None) == kind
 
@@ -107,3 +113,11 @@ def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> N
     (here / name).unlink()
     (here / name).symlink_to("gone.prototxt")
     assert "(No such file or directory): it is a link to gone.prototxt" in str(nothing_named(name))
+
+
+def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
+    (here / "family.yaml").write_text("# ours\nfamily: a\n")
+    named = find_named("family.yaml:row:train_val")
+    assert named is not None
+    assert (named.path, named.net) == ("family.yaml:row", "train_val")
+    assert recipe_named("family.yaml:row") == "family.yaml:row"

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.cli.recipes import show
 from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
-from caffe_recipes.review.schedule.show import render_recipe, summarize_phase
+from caffe_recipes.review.schedule.show import recipe_values, render_list, render_recipe, summarize_phase
 
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
@@ -161,3 +161,25 @@ def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
     refused = call("digits-local", "--dialect", "bvlc")
     assert "no exact equivalent in BVLC's Caffe" in str(refused.exception)
     assert refused.output == ""
+
+
+def test_a_page_tells_what_differs_from_the_source_and_what_is_derived() -> None:
+    text = render_recipe(load_recipe("paper-t3-12288-768n"))
+    assert "reported  Table III, row 5, batch 12,288, 768 nodes, 11,560 iterations, 37 epochs" in text
+    assert "differs   epochs: printed 37, here 110.9: iterations and epochs are printed as in row 1" in text
+    assert "main: base_lr: 0.1 for each 256 images" in text
+    values = recipe_values(load_recipe("paper-t3-12288-768n"))
+    assert values["family"] == "paper-stampede2-knl"
+    assert isinstance(values["differences"], list)
+    assert [one["key"] for one in values["differences"]] == ["epochs", "minutes"]
+
+
+def test_the_list_has_families_below_their_titles() -> None:
+    text = render_list(
+        load_recipe(name) for name in ("digits-local", "paper-t9-65536-128n", "paper-t2-8192-256n")
+    )
+    alone, vlab, knl = text.split("\n\n")
+    assert alone.startswith("digits-local  The five phases")
+    assert vlab.splitlines()[0].startswith("The paper's runs on Intel's VLAB cluster")
+    assert vlab.splitlines()[1].startswith("  paper-t9-65536-128n  ResNet-50, batch 65,536")
+    assert len(knl.splitlines()) == 2

@@ -1,0 +1,183 @@
+"""Families: rows over a base, each value at its own line, and what is wrong told with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caffe_recipes.config.source import Loader
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.header import header_line
+from caffe_recipes.recipe.shipped import find_rows, is_family, shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, locate_keys, parse_recipe, split_row
+
+FAMILY = """\
+family: ours
+title: Runs of ours
+base:
+  title: One of ours
+  trainer: caffe-torch
+  prototxt_dir: models
+  net: {name: ours, builder: resnet_small, classes: 10}
+  nets:
+    train_val: {}
+  data:
+    train: {lmdb: /tmp/train, images: 100000}
+    test: {lmdb: val, images: 100, batch_size: 10}
+    crop_size: 28
+  cluster:
+    nodes: 2
+    ranks_per_node: 1
+    batch_per_rank: 32
+    omp_num_threads: 1
+  solver: {momentum: 0.9}
+  derived:
+    - {key: trainer, rule: ours}
+rows:
+  ours-small:
+    schedule: {epochs: 20}
+    reported_by_phase: {main: {minutes: 3}}
+  ours-large:
+    title: The large one
+    nets: {train_val_noaug: {test: false}}
+    cluster: {nodes: 8}
+    schedule:
+      epochs: 40
+      collapse: true
+    derived:
+      - {key: title, rule: mine}
+"""
+
+
+def refuse(text: str, row: str | None = "ours-small") -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, "mine.yaml", Path(), row)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def line_of(needle: str) -> str:
+    return f"mine.yaml:{FAMILY[: FAMILY.index(needle)].count(chr(10)) + 1}"
+
+
+def test_a_row_lies_over_the_base_mapping_by_mapping() -> None:
+    small, large = (parse_recipe(FAMILY, "mine.yaml", Path(), row) for row in ("ours-small", "ours-large"))
+    assert (small.name, small.title, large.title) == ("ours-small", "One of ours", "The large one")
+    assert (small.cluster.nodes, large.cluster.nodes, large.cluster.batch_per_rank) == (2, 8, 32)
+    assert (list(small.nets), list(large.nets)) == (["train_val"], ["train_val", "train_val_noaug"])
+    assert (small.prototxt_dir, large.prototxt_dir) == ("models/ours-small", "models/ours-large")
+    assert small.family is not None
+    assert (small.family, small.family.title) == (large.family, "Runs of ours")
+
+
+def test_a_row_s_schedule_makes_its_phases_at_its_own_batch() -> None:
+    large = parse_recipe(FAMILY, "mine.yaml", Path(), "ours-large")
+    main, collapse = large.phases
+    assert (main.base_lr, main.momentum, collapse.net) == (0.1, 0.9, "train_val_noaug")
+    assert main.max_iter + collapse.max_iter == 40 * 100000 / 256
+    assert collapse.snapshot_prefix == "/tmp/ours-large_collapse"
+    assert parse_recipe(FAMILY, "mine.yaml", Path(), "ours-small").phases[0].reported.minutes == 3
+
+
+def test_what_is_derived_adds_up_over_base_row_and_rules() -> None:
+    large = parse_recipe(FAMILY, "mine.yaml", Path(), "ours-large")
+    assert [one.rule for one in large.derived[:2]] == ["ours", "mine"]
+    assert {one.phase for one in large.derived[2:]} == {"main", "collapse"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("nodes: 2", "nodes: 0", "cluster.nodes: must be 1 or more"),
+        ("{epochs: 20}", "{epochs: -1}", "schedule.epochs: must be above 0"),
+        ("{epochs: 20}", "{epoch: 20}", "schedule.epoch: unknown key; did you mean 'epochs'"),
+        ("{epochs: 20}", "{epochs: 2}", "schedule: the warm-up"),
+        ("{epochs: 20}", "20", "schedule: must be a mapping"),
+        ("{minutes: 3}", "{minute: 3}", "phases[0].reported.minute: unknown key"),
+        ("{main: {minutes: 3}}", "{mian: {}}", "no phase 'mian'; did you mean 'main'?"),
+        ("{main: {minutes: 3}}", "3", "reported_by_phase: must be a mapping"),
+        ("momentum: 0.9", "momentum: 9", "momentum: must be below 1"),
+        ("trainer: caffe-torch", "trainer: '-x'", "trainer: a launcher"),
+        ("- {key: trainer, rule: ours}", "- {key: trainer}", "derived[0].rule: missing"),
+        ("family: ours", "family: ../ours", "family: must be of letters"),
+    ],
+)
+def test_what_is_wrong_is_told_at_its_own_line(old: str, new: str, key: str) -> None:
+    assert FAMILY.count(old) == 1
+    error = refuse(FAMILY.replace(old, new))
+    assert key in str(error)
+    assert error.where == line_of(old)
+
+
+def test_what_is_wrong_in_a_later_row_s_derived_is_told_there() -> None:
+    error = refuse(FAMILY.replace("rule: mine", "rul: mine"), "ours-large")
+    assert error.where == line_of("- {key: title")
+    assert "derived[1].rul: unknown key" in str(error)
+
+
+def test_a_family_s_own_keys_are_known() -> None:
+    error = refuse(FAMILY.replace("title: Runs of ours", "titel: Runs"))
+    assert "titel: unknown key; did you mean 'title'?" in str(error)
+    assert "rows: missing" in str(refuse(FAMILY.partition("rows:")[0]))
+    assert "base: missing" in str(refuse("family: a\ntitle: b\nrows:\n  ours-small: {}\n"))
+    assert "rows" in str(refuse(FAMILY.partition("rows:")[0] + "rows: {}\n"))
+
+
+def test_a_family_without_a_row_says_which_there_are() -> None:
+    assert "is a family of recipes; name one as mine.yaml:ROW, of ours-small" in str(refuse(FAMILY, None))
+    assert "did you mean 'mine.yaml:ours-small'?" in str(refuse(FAMILY, "ours-smal"))
+
+
+def test_phases_and_a_schedule_are_one_too_many() -> None:
+    both = FAMILY.replace("    schedule: {epochs: 20}\n", "    schedule: {epochs: 20}\n    phases: []\n")
+    assert "there is a schedule too" in str(refuse(both))
+
+
+def test_a_row_may_write_its_phases_itself() -> None:
+    phase = "{name: a, net: train_val, base_lr: 1, lr_policy: fixed, max_iter: 9, snapshot_prefix: b}"
+    text = FAMILY.replace("    schedule: {epochs: 20}\n    reported_by_phase: {main: {minutes: 3}}\n",
+                          f"    phases: [{phase}]\n")  # fmt: skip
+    assert [phase.name for phase in parse_recipe(text, "mine.yaml", Path(), "ours-small").phases] == ["a"]
+
+
+def test_a_row_of_a_file_is_named_behind_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FAMILY)
+    recipe = load_recipe(f"{path}:ours-large")
+    assert (recipe.name, recipe.folder) == ("ours-large", tmp_path)
+    assert "`caffe-recipes generate ours.yaml:ours-large`" in header_line(recipe)
+    assert locate_keys(f"{path}:ours-large")(("cluster", "nodes")) == f"{path}:29"
+    assert locate_keys(f"{path}:ours-small")(("cluster", "nodes")) == f"{path}:15"
+    assert locate_keys(f"{path}:ours-large")(("phases", 1, "max_iter")) == f"{path}:30"
+
+
+def test_a_file_without_rows_refuses_one(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_bytes(shipped_recipes()["digits-local"].file.read_bytes())
+    with pytest.raises(RecipeError, match="is no family, and has no row 'x'"):
+        load_recipe(f"{tmp_path}/one.yaml:x")
+
+
+def test_a_file_with_a_colon_in_its_name_is_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml:x"
+    path.write_text(FAMILY)
+    assert split_row(str(path)) == (str(path), None)
+    assert split_row(f"{'a' * 5000}.yaml:b") == (f"{'a' * 5000}.yaml", "b")
+
+
+def test_the_names_of_rows_are_found_without_yaml_as_with_it() -> None:
+    files = {one.file.name: one.file.read_text("utf-8") for one in shipped_recipes().values()}
+    families = {name: text for name, text in files.items() if is_family(text)}
+    assert len(families) >= 3
+    for text in families.values():
+        assert find_rows(text) == list(yaml.load(text, Loader=Loader)["rows"])
+    for name in set(files) - set(families):
+        assert "family" not in yaml.load(files[name], Loader=Loader)
+
+
+def test_no_two_recipes_that_ship_have_one_name() -> None:
+    files = {one.file.name: one.file.read_text("utf-8") for one in shipped_recipes().values()}
+    rows = [row for text in files.values() if is_family(text) for row in find_rows(text)]
+    alone = [name.removesuffix(".yaml") for name, text in files.items() if not is_family(text)]
+    assert sorted([*rows, *alone]) == sorted(shipped_recipes())

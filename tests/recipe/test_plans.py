@@ -1,0 +1,173 @@
+"""Schedules become phases whose rates meet, and which say what of them is derived."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.recipe import plans
+from caffe_recipes.recipe.plans import Plan, Planned, plan_phases
+from caffe_recipes.recipe.schedule import Cycles, Schedule
+
+IMAGES = 1281167
+COLLAPSES = Cycles(collapse_epochs=(3, 4, 3, 3, 3, 3))
+
+
+def solver_of(planned: Planned) -> pb.SolverParameter:
+    return pb.SolverParameter(**planned.settings)
+
+
+def iterations_of(planned: Planned) -> int:
+    return solver_of(planned).max_iter
+
+
+def ends_of(planned: Planned) -> tuple[float, float]:
+    """Return the rates of the first update, and of the one that would follow the last."""
+    solver = solver_of(planned)
+    if solver.lr_policy == "fixed":
+        return lr_at(solver, 0), solver.base_lr
+    return lr_at(solver, 0), lr_at(solver, solver.max_iter)
+
+
+def starts_of(plan: Plan) -> list[tuple[Planned, Planned]]:
+    """Return each phase after the first with the one that it starts from."""
+    named = {phase.name: phase for phase in plan.phases}
+    return [
+        (named[after.weights] if after.weights else before, after)
+        for before, after in itertools.pairwise(plan.phases)
+    ]
+
+
+def epochs_of(plan: Plan, batch: int, *names: str) -> float:
+    phases = [phase for phase in plan.phases if not names or phase.name in names]
+    return sum(map(iterations_of, phases)) * batch / IMAGES
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"epochs": 90},
+        {"epochs": 90, "collapse": True},
+        {"iterations": 30000, "collapse": True, "weight_decay_steps": 3},
+        {"decay": "cycles", "cycles": COLLAPSES},
+        {"decay": "cycles", "cycles": Cycles(count=2, collapse_epochs=(3,))},
+    ],
+)
+@pytest.mark.parametrize("warmup", ["inside", "own-phase"])
+def test_the_rate_goes_on_where_the_phase_before_left_it(values: dict[str, Any], warmup: str) -> None:
+    plan = plan_phases(Schedule.model_validate({**values, "warmup": warmup}), 4096, IMAGES)
+    for before, after in starts_of(plan):
+        assert ends_of(after)[0] == pytest.approx(ends_of(before)[1], rel=1e-3), (before.name, after.name)
+
+
+@pytest.mark.parametrize("values", [{"epochs": 90, "collapse": True}, {"decay": "cycles"}])
+def test_a_warm_up_of_its_own_drops_nowhere(values: dict[str, Any]) -> None:
+    plan = plan_phases(Schedule.model_validate({**values, "warmup": "own-phase"}), 4096, IMAGES)
+    for phase in plan.phases:
+        solver = solver_of(phase)
+        assert solver.warmup_iter in (0, solver.max_iter)
+        rates = [lr_at(solver, iteration) for iteration in range(solver.max_iter)]
+        steps = [abs(after / before - 1) for before, after in itertools.pairwise(rates) if before > 1e-3]
+        assert max(steps) < 0.02
+    assert plan.phases[0].name == "warmup"
+
+
+def test_the_iterations_of_a_linear_run_are_those_of_the_whole() -> None:
+    for steps, warmup in itertools.product((1, 2, 5), ("inside", "own-phase")):
+        values = {"iterations": 2100, "collapse": True, "weight_decay_steps": steps, "warmup": warmup}
+        plan = plan_phases(Schedule.model_validate(values), 65536, IMAGES)
+        assert sum(map(iterations_of, plan.phases)) == 2100
+
+
+def test_figure_4_is_120_epochs_with_22_percent_at_45_and_cycles_of_three_and_a_quarter() -> None:
+    plan = plan_phases(Schedule(decay="cycles"), 4096, IMAGES)
+    assert epochs_of(plan, 4096) == pytest.approx(120, abs=0.01)
+    assert epochs_of(plan, 4096, "init", "decay") == pytest.approx(45, abs=0.01)
+    cycles = [phase for phase in plan.phases if phase.name.startswith("cyc")]
+    assert ends_of(cycles[0])[0] == pytest.approx(0.22 * 1.6)
+    for phase in cycles:
+        low, end = ends_of(phase)
+        assert phase.settings["base_lr"] == pytest.approx(3 * low, rel=1e-4)
+        assert end == pytest.approx(0.75 * low, rel=1e-3)
+
+
+def test_a_cycle_that_rises_in_its_own_phase_falls_four_fold_over_12_epochs() -> None:
+    plan = plan_phases(Schedule(decay="cycles", warmup="own-phase"), 4096, IMAGES)
+    falls = [phase for phase in plan.phases if phase.name.startswith("cyc")]
+    assert len(falls) == 5
+    for phase in falls:
+        begin, end = ends_of(phase)
+        assert begin / end == pytest.approx(4, rel=1e-3)
+        assert phase.settings["max_iter"] * 4096 / IMAGES == pytest.approx(12, abs=0.01)
+
+
+def test_a_collapse_starts_at_the_rate_left_off_with_twice_the_weight_decay_and_goes_to_0() -> None:
+    plan = plan_phases(Schedule(epochs=90, collapse=True), 8192, IMAGES)
+    main, collapse = plan.phases
+    assert collapse.settings["weight_decay"] == 2 * main.settings["weight_decay"] == 0.0001
+    assert (main.is_augmented, collapse.is_augmented) == (True, False)
+    assert (collapse.settings["lr_policy"], collapse.settings["power"]) == ("poly", 2)
+
+
+def test_what_is_stated_is_not_derived() -> None:
+    derived = {(one.phase, one.key) for one in plan_phases(Schedule(iterations=9400), 12288, IMAGES).derived}
+    assert derived == {("main", key) for key in ("base_lr", "warmup_iter", "warmup_start_lr", "weight_decay")}
+    stated = Schedule(iterations=9400, base_lr=4.8, warmup_epochs=5, weight_decay=0.0001)
+    assert plan_phases(stated, 12288, IMAGES).derived == ()
+
+
+def test_what_is_derived_names_a_key_of_a_phase_that_has_it() -> None:
+    for values in (
+        {"iterations": 2100, "collapse": True, "weight_decay_steps": 3},
+        {"epochs": 90, "decay": "steps"},
+        {"decay": "cycles", "cycles": COLLAPSES},
+        {"epochs": 90, "collapse": True, "warmup": "own-phase"},
+    ):
+        plan = plan_phases(Schedule.model_validate(values), 16384, IMAGES)
+        settings = {phase.name: phase.settings for phase in plan.phases}
+        assert all(one.key in settings[one.phase or ""] for one in plan.derived)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "batch", "said"),
+    [
+        (Schedule(epochs=3), 4096, "the warm-up"),
+        (Schedule(epochs=5), 4096, "the warm-up"),
+        (Schedule(epochs=8, collapse=True, collapse_epochs=4), 4096, "the warm-up"),
+        (Schedule(epochs=80, decay="steps"), 4096, "the last step"),
+        (Schedule(epochs=90, decay="steps", warmup_epochs=40), 4096, "the warm-up"),
+        (Schedule(iterations=20, collapse=True, weight_decay_steps=9), 1281167, "a part"),
+        (Schedule(epochs=90, collapse=True, collapse_epochs=0.1), 1281167, "collapse"),
+        (Schedule(decay="cycles", warmup_epochs=30), 4096, "the warm-up"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"{said}.*does not fit"):
+        plan_phases(schedule, batch, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "one of iterations and epochs"),
+        ({"epochs": 90, "iterations": 9}, "one of iterations and epochs"),
+        ({"epochs": 90, "decay": "cycles"}, "that of its parts"),
+        ({"decay": "cycles", "collapse": True}, "of their own"),
+        ({"epochs": 90, "decay": "steps", "collapse": True}, "neither a collapse"),
+        ({"decay": "cycles", "cycles": {"count": 1, "collapse_epochs": (1, 2, 3)}}, "more than the 2 ends"),
+        ({"decay": "cycles", "cycles": {"square_to": 0.6}}, "not below linear_to"),
+    ],
+)
+def test_a_schedule_that_contradicts_itself_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Schedule.model_validate(values)
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(plans).failed == 0
