@@ -244,13 +244,14 @@ def _write(folder: Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
                 (os.fsencode(f"{count - 1:08d}_{name}"), datum.SerializeToString(deterministic=True))
             )
             if len(pending) == _COMMIT_EVERY:
-                _commit(environment, pending)
-        _commit(environment, pending)
+                commit_records(environment, pending)
+        commit_records(environment, pending)
         environment.sync(True)
     return count
 
 
-def _commit(environment: lmdb.Environment, pending: list[tuple[bytes, bytes]]) -> None:
+def commit_records(environment: lmdb.Environment, pending: list[tuple[bytes, bytes]]) -> None:
+    """Append (key, value) records in the order of their keys, growing the map as needed; empty `pending`."""
     while True:
         try:
             with environment.begin(write=True) as transaction:

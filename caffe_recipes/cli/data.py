@@ -1,16 +1,23 @@
-"""`caffe-recipes data`: build the LMDBs of a data set that comes with its images, and check any LMDB."""
+"""`caffe-recipes data`: build LMDBs of images, and check any LMDB."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import click
 
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.data.digits import build_digits
+from caffe_recipes.data.opencv import require_opencv
+from caffe_recipes.errors import InputError
 
 _PATH = click.Path(path_type=Path)
 _ANY_LABEL = 2**31
+_SIDE_PX = click.IntRange(1, 65_500)  # a JPEG's most
+_TELL_EVERY_S = 10
+_DIGITS = Path("examples/digits")
 
 
 @click.group()
@@ -19,13 +26,106 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("name", type=click.Choice(["digits"]))
-@click.option("--out", metavar="DIR", type=_PATH, default="examples/digits", show_default=True)
-def build(name: str, out: Path) -> None:
-    """Build the LMDBs of a data set, where they are not there yet: digits, scikit-learn's 1,797."""
-    lmdbs = build_digits(out)
-    for path in (lmdbs.train, lmdbs.val):
-        click.echo(click.format_filename(path))
+@click.argument("name", required=False, type=click.Choice(["digits"]))
+@click.option("--images", metavar="LIST|FOLDER|TAR", type=_PATH, help="What the LMDB is made of.")
+@click.option(
+    "--out",
+    metavar="LMDB",
+    type=_PATH,
+    help="What is built; of digits the folder [default: examples/digits].",
+)
+@click.option("--root", metavar="DIR", type=_PATH, help="Folder of a LIST's paths [default: the list's].")
+@click.option("--labels", metavar="FILE", type=_PATH, help="Labels of a TAR of images alone.")
+@click.option("--class-list", metavar="FILE", type=_PATH, help="Names of classes, or a manifest with them.")
+@click.option("--classes", metavar="N", type=click.IntRange(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
+@click.option("--resize-height", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-width.")
+@click.option("--resize-width", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-height.")
+@click.option("--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize, and keep the sides' ratio.")
+@click.option("--gray", is_flag=True, help="Make images grey.")
+@click.option("--encoded/--raw", default=True, help="Keep JPEGs and PNGs, or pixels.", show_default=True)
+@click.option(
+    "--encode-type", metavar="jpg|png", type=click.Choice(["jpg", "png"]), help="[default: as each file is]"
+)
+@click.option("--shuffle", is_flag=True, help="Shuffle the images.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Another order [default: 1].")
+@click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
+@click.option("--skip-bad", is_flag=True, help="Leave out what does not decode, as convert_imageset does.")
+@click.option("--workers", metavar="N", type=click.IntRange(1, 1024), help="[default: one for each core]")
+@click.option("--backend", type=click.Choice(["lmdb"]), default="lmdb", help="As convert_imageset's.")
+def build(
+    name: str | None,
+    images: Path | None,
+    out: Path | None,
+    root: Path | None,
+    labels: Path | None,
+    class_list: Path | None,
+    classes: int | None,
+    resize_height: int | None,
+    resize_width: int | None,
+    shorter_side: int | None,
+    gray: bool,
+    encoded: bool,
+    encode_type: str | None,
+    shuffle: bool,
+    seed: int | None,
+    check_size: bool,
+    skip_bad: bool,
+    workers: int | None,
+    backend: str,
+) -> None:
+    """Build the LMDB of --images, or both of digits, scikit-learn's 1,797; what is there already is kept.
+
+    LIST has lines `path label`, FOLDER a subfolder for each class, TAR is as ImageNet's. A build that was cut
+    off goes on where it was. LMDB.manifest.json says what it was made of.
+    """
+    if (name is None) == (images is None):
+        raise click.UsageError("Give either 'digits' or --images.")
+    if images is None:
+        lmdbs = build_digits(out or _DIGITS)
+        for path in (lmdbs.train, lmdbs.val):
+            click.echo(click.format_filename(path))
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
+    if seed is not None and not shuffle:
+        raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
+    require_opencv(out)
+    from caffe_recipes.data.build import build_lmdb
+    from caffe_recipes.data.pixels import Settings
+    from caffe_recipes.data.plan import check_settings, plan_build
+    from caffe_recipes.data.sources import load_pictures
+
+    settings = Settings(
+        resize_height or 0, resize_width or 0, shorter_side or 0, gray, encoded, encode_type, check_size
+    )
+    check_settings(settings)  # before a million images are looked for
+    found = load_pictures(images, root=root, labels=labels, class_list=class_list)
+    order = (1 if seed is None else seed) if shuffle else None
+    plan = plan_build(found, settings, seed=order, classes=classes)
+    cores = len(os.sched_getaffinity(0))
+    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=_Progress())
+    left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
+    click.echo(
+        f"{click.format_filename(out)}: {built.images:,} images of {len(built.labels):,} classes{left_out}"
+    )
+
+
+class _Progress:
+    """Say on standard error, now and then, how far a build is."""
+
+    def __init__(self) -> None:
+        self._start: tuple[int, float] | None = None
+        self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._start is None:  # what an earlier build did tells nothing of the pace
+            self._start = done, now
+        elif now - self._last >= _TELL_EVERY_S:
+            self._last = now
+            pace = (done - self._start[0]) / (now - self._start[1])
+            left = (total - done) / pace / 60
+            click.echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left:.0f} min left", err=True)
 
 
 @data.command()

@@ -1,0 +1,204 @@
+"""Images to an LMDB as convert_imageset builds it: in parallel, and going on where it was cut off.
+
+The work grows in `.NAME.partial` beside the LMDB, and takes its name when it is whole. A commit every 1000
+records keeps what was done, through kill -9 and power cuts; the next build with the same plan goes on there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import lmdb
+
+from caffe_recipes.caffe.datums import commit_records, open_datums
+from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
+from caffe_recipes.data.plan import Plan
+from caffe_recipes.data.workers import Made, convert_all, convert_some
+from caffe_recipes.errors import DataError, RunFailed
+from caffe_recipes.files import write_whole
+
+_COMMIT_EVERY = 1000
+_START_BYTES = 1 << 24
+_SMALL = "make room on its disk; the same command goes on where it was"
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass
+class _Done:
+    """What the LMDB holds so far: images up to `next`, but those left out."""
+
+    next: int = 0
+    labels: Counter[int] = field(default_factory=Counter)
+    skipped: list[str] = field(default_factory=list)
+    digest: RecordsDigest = field(default_factory=RecordsDigest)
+    shape: tuple[int, ...] | None = None
+
+
+def build_lmdb(
+    plan: Plan, out: Path, *, workers: int = 1, skip_bad: bool = False, tell: Tell = lambda done, total: None
+) -> Manifest:
+    """Build the LMDB `out` and its manifest beside it, or go on with it; a finished one of this plan is kept.
+
+    An image that does not decode ends the build, or is left out if `skip_bad` is set, as convert_imageset
+    does: its number is nobody's key. `tell` hears of images done, and how many there are. Raises DataError,
+    or RunFailed for a worker that was killed or a disk that is full.
+    """
+    if os.path.lexists(out):
+        return _check_same(plan, out)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with _locked(partial):
+            if os.path.lexists(out):
+                return _check_same(plan, out)
+            _check_plan(partial, plan)
+            try:
+                manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
+            except DataError:
+                _remove_empty(partial)
+                raise
+            write_manifest(out, manifest)
+            (partial / "lmdb").rename(out)
+            shutil.rmtree(partial)
+    except OSError as error:
+        raise DataError(out, f"cannot be written: {error.strerror}", _SMALL) from None
+    except lmdb.Error as error:
+        raise RunFailed(out, f"cannot be written: {error}", _SMALL) from None
+    except BrokenProcessPool:
+        hint = "the same command goes on where it was; give fewer --workers if memory is short"
+        raise RunFailed(out, "a worker was killed", hint) from None
+    return manifest
+
+
+def _check_same(plan: Plan, out: Path) -> Manifest:
+    """Give the manifest of an LMDB that is what the plan would build; raises DataError if it is not."""
+    manifest = load_manifest(out)
+    if manifest is None:
+        raise DataError(out, "is there already", "remove it, or give another path")
+    if (manifest.plan, manifest.size_bytes) != (plan.digest, plan.size_bytes):
+        what = "is there already, of other images or settings"
+        raise DataError(out, what, "remove it, or give another path")
+    with open_datums(out) as datums:
+        if len(datums) != manifest.images:
+            what = f"holds {len(datums):,} records, and its manifest says {manifest.images:,}"
+            raise DataError(out, what, "remove it, and build it again")
+    return manifest
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[None]:
+    """Let one process build at a time."""
+    descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DataError(partial, "another build is under way there", "wait for its end") from None
+    finally:
+        os.close(descriptor)
+
+
+def _check_plan(partial: Path, plan: Plan) -> None:
+    """Raise DataError if what is there was begun with another plan."""
+    path = partial / "plan"
+    if not path.exists():
+        write_whole({path: plan.digest.encode()}, is_synced=True)
+    elif path.read_bytes() != plan.digest.encode():
+        what = "was begun with other images or settings"
+        raise DataError(partial, what, "remove it, or give the images and settings that it was begun with")
+
+
+def _remove_empty(partial: Path) -> None:
+    """Leave nothing behind of a build that failed before its first record."""
+    with lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment:
+        is_empty = not environment.stat()["entries"]
+    if is_empty:
+        shutil.rmtree(partial)
+
+
+def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
+    with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
+        done = _read_done(environment, plan)
+        pending: list[tuple[bytes, bytes]] = []
+        try:
+            for index, made in _convert_rest(plan, done.next, workers):
+                picture = plan.pictures[index]
+                wrong = made.wrong or _compare_shape(plan, done, made)
+                if not wrong:
+                    record = os.fsencode(f"{index:08d}_{picture.name}"), made.value
+                    done.labels[picture.label] += 1
+                    done.digest.add(*record)
+                    pending.append(record)
+                elif skip_bad and made.wrong:
+                    done.skipped.append(picture.name)
+                else:
+                    raise _bad_image(plan, index, wrong, is_decoded=not made.wrong)
+                if len(pending) == _COMMIT_EVERY:
+                    commit_records(environment, pending)
+                    tell(index + 1, len(plan.pictures))
+        finally:
+            commit_records(environment, pending)
+    count = done.labels.total()
+    if not count:
+        raise DataError(plan.pictures[0].path, "is as bad as all other images", "give images that decode")
+    settings = asdict(plan.settings)
+    return Manifest(
+        count,
+        plan.size_bytes,
+        done.labels,
+        plan.classes,
+        done.skipped,
+        settings,
+        plan.seed,
+        plan.digest,
+        done.digest.hexdigest(),
+    )
+
+
+def _convert_rest(plan: Plan, start: int, workers: int) -> Iterator[tuple[int, Made]]:
+    with closing(convert_all(plan.pictures[start:], plan.settings, workers)) as converted:
+        yield from enumerate(converted, start)
+
+
+def _read_done(environment: lmdb.Environment, plan: Plan) -> _Done:
+    """Take in the records that an earlier build left: the last key says how far it came."""
+    done = _Done()
+    with environment.begin(buffers=True) as transaction:
+        for key, value in transaction.cursor():
+            index = int(bytes(key[:8]))
+            done.skipped += [picture.name for picture in plan.pictures[done.next : index]]
+            done.labels[plan.pictures[index].label] += 1
+            done.digest.add(bytes(key), bytes(value))
+            done.next = index + 1
+    if plan.settings.check_size and done.next:
+        first = next(picture for picture in plan.pictures if picture.name not in done.skipped)
+        done.shape = convert_some([first], plan.settings)[0].shape
+    return done
+
+
+def _compare_shape(plan: Plan, done: _Done, made: Made) -> str:
+    """Say how an image's size differs from the first one's, where that is asked."""
+    if not plan.settings.check_size:
+        return ""
+    done.shape = done.shape or made.shape
+    if made.shape == done.shape:
+        return ""
+    size, first = (" x ".join(map(str, shape)) for shape in (made.shape, done.shape))
+    return f"is {size}, and the first image {first}"
+
+
+def _bad_image(plan: Plan, index: int, wrong: str, *, is_decoded: bool) -> DataError:
+    picture = plan.pictures[index]
+    where = picture.path if picture.offset is None else f"{picture.path}: {picture.name}"
+    if is_decoded:
+        return DataError(where, wrong, "resize the images, or leave out --check-size")
+    return DataError(where, wrong, "mend it, and the same command goes on; or give --skip-bad")

@@ -1,0 +1,51 @@
+"""A folder of images: a subfolder for each class, labelled in the order of their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from caffe_recipes.data.pictures import Picture, Pictures, check_name, is_image, name_classes, number_classes
+from caffe_recipes.errors import DataError
+
+
+def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
+    """Find the images of a folder's classes, sorted by name; `known` names the classes in label order.
+
+    Other files than images, and names that begin with a dot, are passed over. Raises DataError.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+    except OSError as error:
+        raise DataError(folder, f"cannot be read: {error.strerror}", "give a list or a folder") from None
+    if not names:
+        hint = "make a subfolder for each class, or give a list of images"
+        raise DataError(folder, "has no subfolders of classes", hint)
+    labels = number_classes(set(names), known, folder)
+    pictures: list[Picture] = []
+    for name in names:
+        before = len(pictures)
+        for path, size in _find_images(folder / name):
+            relative = os.path.relpath(path, folder)
+            check_name(relative, folder)
+            pictures.append(Picture(relative, labels[name], size, path))
+        if len(pictures) == before:
+            hint = "remove the folder, or put the class's images there"
+            raise DataError(folder / name, "holds no images", hint)
+    return Pictures(folder, pictures, name_classes(labels))
+
+
+def _find_images(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield (path, size) of each image at or beneath a folder, sorted."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
+
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        folders.sort()
+        for name in sorted(files):
+            path = Path(parent, name)
+            if is_image(name) and path.is_file():
+                yield str(path), path.stat().st_size

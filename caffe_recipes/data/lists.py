@@ -1,0 +1,66 @@
+"""convert_imageset's list of images: lines `path label`, paths beneath a root folder."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from caffe_recipes.data.pictures import Picture, Pictures, check_name, parse_label, read_lines
+from caffe_recipes.errors import DataError
+
+# A network's file system answers slowly, and many at once.
+_THREADS, _AT_ONCE = 16, 512
+
+
+def load_list(path: Path, root: Path | None = None) -> Pictures:
+    """Read a list and look for all its images; a path may hold blanks, and is beneath the list's folder
+    unless a `root` is given. Raises DataError for the first bad line or missing image.
+    """
+    pictures: list[Picture] = []
+    wheres: list[str] = []
+    for where, words in read_lines(path):
+        pictures.append(_parse(where, words, path.parent if root is None else root, root is not None))
+        wheres.append(where)
+    if not pictures:
+        raise DataError(path, "lists no images", "write a line 'path label' for each")
+    found = list(_sizes(pictures))
+    missing = [index for index, size in enumerate(found) if size is None]
+    if missing:
+        name, count = pictures[missing[0]].name, len(missing)
+        more = "" if count == 1 else f", nor are {count - 1:,} more"
+        raise DataError(
+            wheres[missing[0]], f"image '{name}' is not there{more}", "mend the list, or give --root"
+        )
+    sized = [picture._replace(size_bytes=size or 0) for picture, size in zip(pictures, found, strict=True)]
+    return Pictures(path, sized)
+
+
+def _parse(where: str, words: list[str], root: Path, is_rooted: bool) -> Picture:
+    if len(words) < 2:
+        raise DataError(where, f"'{words[0][:60]}' is not 'path label'", "write an image and its label")
+    name, text = words
+    label = parse_label(text)
+    if label is None:
+        raise DataError(
+            where, f"label '{text[:20]}' is no whole number from 0", "labels go from 0 to 2^31 - 1"
+        )
+    check_name(name, where)
+    # Caffe writes the two one behind the other, so that even '/n01/a.jpg' is beneath the root.
+    return Picture(name, label, 0, f"{root}/{name}" if is_rooted else str(root / name))
+
+
+def _sizes(pictures: list[Picture]) -> Iterator[int | None]:
+    parts = [pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for sizes in pool.map(lambda part: [_size(picture.path) for picture in part], parts):
+            yield from sizes
+
+
+def _size(path: str) -> int | None:
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):  # ValueError: a null character
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

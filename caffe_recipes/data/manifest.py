@@ -1,0 +1,75 @@
+"""What stands beside an LMDB that was built: what it was made of, and the digest of what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from caffe_recipes.errors import DataError
+from caffe_recipes.files import write_whole
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished build: the same on every machine and for any number of workers.
+
+    `plan` is the digest of the images' names, labels, order and settings, `size_bytes` the sum of their
+    files; `sha256` is of the records.
+    """
+
+    images: int
+    size_bytes: int
+    labels: Mapping[int, int]
+    classes: Sequence[str] | None
+    skipped: Sequence[str]
+    settings: Mapping[str, Any]
+    seed: int | None
+    plan: str
+    sha256: str
+
+
+def manifest_path(lmdb: Path) -> Path:
+    """Name the manifest of an LMDB: beside it."""
+    return lmdb.with_name(f"{lmdb.name}.manifest.json")
+
+
+def load_manifest(lmdb: Path) -> Manifest | None:
+    """Read the manifest beside an LMDB, if there is one; raises DataError if it is none of ours."""
+    path = manifest_path(lmdb)
+    try:
+        known = json.loads(path.read_text("utf-8"))
+        labels = {int(label): int(count) for label, count in known.pop("labels").items()}
+        return Manifest(labels=labels, **known)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise DataError(path, "is no manifest of an LMDB", "remove it, or build the LMDB again") from None
+
+
+def write_manifest(lmdb: Path, manifest: Manifest) -> None:
+    """Write the manifest beside an LMDB, whole or not at all; raises OSError."""
+    found = asdict(manifest) | {"labels": {str(k): v for k, v in sorted(manifest.labels.items())}}
+    write_whole({manifest_path(lmdb): (json.dumps(found, indent=1) + "\n").encode()}, is_synced=True)
+
+
+class RecordsDigest:
+    """SHA-256 over each record's key and value, both behind their lengths (4 bytes, little-endian)."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Take in the next record."""
+        for part in (key, value):
+            self._digest.update(len(part).to_bytes(4, "little"))
+            self._digest.update(part)
+
+    def hexdigest(self) -> str:
+        """Give the digest of all records so far."""
+        return self._digest.hexdigest()

@@ -1,0 +1,16 @@
+"""What converting images needs, and not everybody has installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from caffe_recipes.errors import DataError
+
+
+def require_opencv(where: str | Path) -> None:
+    """Raise DataError unless numpy and OpenCV are installed; importing them takes a while, so none is."""
+    for name in ("numpy", "cv2"):
+        if find_spec(name) is None:
+            hint = "install this project's extra 'data', as its README says"
+            raise DataError(where, f"images cannot be read without {name}", hint)

@@ -1,0 +1,113 @@
+"""Which images become an LMDB, and with which labels: what a list, a folder or an archive is read into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from caffe_recipes.errors import DataError
+
+# What is taken for an image in folders and archives; a list may name any file.
+SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+MOST_LABEL = 2**31 - 1
+_MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's
+
+
+class Picture(NamedTuple):
+    """An image: its name, as the record's key has it, its label, and where its bytes are.
+
+    `path` is a file beneath the root; `offset` is of an archive's member, else None.
+    """
+
+    name: str
+    label: int
+    size_bytes: int
+    path: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """All images that `where` names, in its order; `classes` are their names by label, if they have any."""
+
+    where: Path
+    pictures: Sequence[Picture]
+    classes: tuple[str, ...] | None = None
+
+
+@contextmanager
+def reading() -> Iterator[Callable[[Picture], bytes]]:
+    """Give a function that reads pictures; it keeps the archive open between them. It raises OSError."""
+    files: dict[str, int] = {}
+
+    def read(picture: Picture) -> bytes:
+        if picture.offset is None:
+            return Path(picture.path).read_bytes()
+        if picture.path not in files:
+            files[picture.path] = os.open(picture.path, os.O_RDONLY)
+        return os.pread(files[picture.path], picture.size_bytes, picture.offset)
+
+    try:
+        yield read
+    finally:
+        for descriptor in files.values():
+            os.close(descriptor)
+
+
+def is_image(name: str) -> bool:
+    """Tell by its suffix, of either case, if a file is an image."""
+    path = PurePath(name)
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def parse_label(text: str) -> int | None:
+    """Read a label, 0 to 2^31 - 1; None if it is none.
+
+    >>> parse_label("7"), parse_label("-1"), parse_label("7.5"), parse_label("1_0")
+    (7, None, None, None)
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= 10
+    return int(text) if is_number and int(text) <= MOST_LABEL else None
+
+
+def check_name(name: str, where: str | Path) -> None:
+    """Raise DataError for a name that no key of LMDB can hold."""
+    if len(os.fsencode(name)) > _MOST_KEY_BYTES:
+        what = f"the name '{name[:40]}...' has over {_MOST_KEY_BYTES} bytes, the most of an LMDB's key"
+        raise DataError(where, what, "shorten it, by --root if it is a path")
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes.
+
+    Raises DataError.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}", "give a text file") from None
+    for number, line in enumerate(lines, 1):
+        words = os.fsdecode(line.strip()).rsplit(None, 1)
+        if words:
+            yield f"{path}:{number}", words
+
+
+def number_classes(names: set[str], known: Sequence[str] | None, where: Path) -> dict[str, int]:
+    """Give each class its label: its place among the `known` ones, else in sorted order; raises DataError."""
+    if known is None:
+        return {name: label for label, name in enumerate(sorted(names))}
+    labels = {name: label for label, name in enumerate(known)}
+    strange = sorted(names - labels.keys())
+    if strange:
+        what = f"class '{strange[0]}' is none of the {len(known)} of the list of classes"
+        raise DataError(where, what, "give the list that has all classes")
+    return labels
+
+
+def name_classes(labels: dict[str, int]) -> tuple[str, ...]:
+    """Give the classes' names by label."""
+    return tuple(sorted(labels, key=labels.__getitem__))

@@ -1,0 +1,133 @@
+"""From an image's bytes to its Datum, by OpenCV and as convert_imageset makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from caffe_recipes.caffe import pb
+
+Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is done to each image; convert_imageset's flags of these names do the same.
+
+    `encode_type` is jpg or png; an encoded image has its file's own if it is None. `shorter_side_px` keeps
+    the ratio of the sides, and is no flag of Caffe's.
+    """
+
+    resize_height_px: int = 0
+    resize_width_px: int = 0
+    shorter_side_px: int = 0
+    is_gray: bool = False
+    is_encoded: bool = True
+    encode_type: str | None = None
+    check_size: bool = False
+
+    @property
+    def resizes(self) -> bool:
+        """Whether any image is."""
+        return bool(self.resize_height_px or self.shorter_side_px)
+
+
+def use_one_thread() -> None:
+    """Keep OpenCV to the calling thread: images are converted side by side, each by one."""
+    cv2.setNumThreads(1)
+
+
+def can_encode(suffix: str) -> bool:
+    """Tell if images can be written as, say, `jpg`."""
+    return bool(suffix) and bool(cv2.haveImageWriter(f"x.{suffix}"))
+
+
+def suffix_of(name: str) -> str:
+    """Give a name's suffix in lower case.
+
+    >>> suffix_of("a.b/c.JPEG"), suffix_of("a.b/c")
+    ('jpeg', '')
+    """
+    return PurePath(name).suffix[1:].lower()
+
+
+def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.Datum, tuple[int, ...]]:
+    """Make a Datum of an image's file, and give the image's (height, width[, channels]).
+
+    An encoded image that needs no change is kept byte by byte. What is encoded states no size, as Caffe's;
+    what is not is (channels, height, width), in BGR. Raises ValueError, saying what is wrong.
+    """
+    own = suffix_of(name)
+    wanted = settings.encode_type or own
+    is_same = wanted == own or (wanted, own) == ("jpg", "jpeg")
+    if settings.is_encoded and not settings.resizes and is_same:
+        shape = _look(data, settings)
+        if not settings.is_gray or len(shape) == 2:
+            return pb.Datum(data=data, label=label, encoded=True), shape
+    pixels = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
+    pixels = _resize(pixels, settings)
+    if settings.is_encoded:
+        return pb.Datum(data=encode(pixels, wanted), label=label, encoded=True), pixels.shape
+    planes = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    height, width = pixels.shape[:2]
+    datum = pb.Datum(channels=pixels.size // (height * width), height=height, width=width)
+    datum.data, datum.label, datum.encoded = planes.tobytes(), label, False
+    return datum, pixels.shape
+
+
+def decode(data: bytes, flag: int) -> Pixels:
+    """Decode an image; raises ValueError. Unlike imread, imdecode refuses a file that is cut short."""
+    try:
+        pixels: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    except cv2.error:  # empty, or larger than OpenCV takes
+        pixels = None
+    if pixels is None:
+        raise ValueError("is empty" if not data else "is no image that OpenCV decodes, or is cut short")
+    return pixels
+
+
+def encode(pixels: Pixels, suffix: str) -> bytes:
+    """Encode with OpenCV's own settings: JPEG's quality is 95."""
+    return bytes(cv2.imencode(f".{suffix}", pixels)[1])
+
+
+def shorter_side(height: int, width: int, shorter_px: int) -> tuple[int, int]:
+    """Give (height, width) with the shorter side at `shorter_px`, the longer rounded down in float32.
+
+    As Caffe's own resize by the shorter side does.
+
+    >>> shorter_side(375, 500, 256), shorter_side(500, 375, 256), shorter_side(7, 7, 3)
+    ((256, 341), (341, 256), (3, 3))
+    """
+    low, high = sorted((height, width))
+    longer = int(np.float32(high) / np.float32(low) * np.float32(shorter_px))
+    return (shorter_px, longer) if height < width else (longer, shorter_px)
+
+
+def _resize(pixels: Pixels, settings: Settings) -> Pixels:
+    height, width = settings.resize_height_px, settings.resize_width_px
+    if settings.shorter_side_px:
+        height, width = shorter_side(pixels.shape[0], pixels.shape[1], settings.shorter_side_px)
+    if not height:
+        return pixels
+    try:
+        resized: NDArray[Any] = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+    except cv2.error:
+        raise ValueError(f"cannot be resized to {height} x {width}") from None
+    return resized
+
+
+def _look(data: bytes, settings: Settings) -> tuple[int, ...]:
+    """Decode what is kept as it is, only to see that it can be, and give its shape.
+
+    A JPEG's pixels are left out where nobody asks for the shape: an eighth of a side takes half the time.
+    """
+    is_jpeg = data[:2] == b"\xff\xd8"
+    if is_jpeg and not settings.is_gray and not settings.check_size:
+        return decode(data, cv2.IMREAD_REDUCED_COLOR_8).shape
+    return decode(data, cv2.IMREAD_UNCHANGED).shape

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import lmdb
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import check_datums, open_datums
+from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.manifest import manifest_path
+from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.plan import shuffle
+from caffe_recipes.engine.data import first_image
+from caffe_recipes.engine.transform import decode
+from caffe_recipes.errors import DataError
+from tests.data.conftest import encode, names, plan_of, records, write_images
+
+SQUARE = Settings(resize_height_px=16, resize_width_px=24)
+
+
+def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, bytes]]:
+    """Do what convert_imageset's source says, in the plainest way: its records."""
+    made = []
+    for index, line in enumerate(listed.read_text().splitlines()):
+        name, label = line.split()
+        file = listed.parent / name
+        image = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
+        assert image is not None
+        if settings.resizes:
+            image = cv2.resize(image, (settings.resize_width_px, settings.resize_height_px))
+        suffix = settings.encode_type or file.suffix[1:].lower()
+        if not settings.is_encoded:
+            planes = image.transpose(2, 0, 1) if image.ndim == 3 else image[None]
+            datum = pb.Datum(channels=planes.shape[0], height=planes.shape[1], width=planes.shape[2])
+            datum.data, datum.encoded = planes.tobytes(), False
+        elif not settings.resizes and settings.encode_type is None:
+            datum = pb.Datum(data=file.read_bytes(), encoded=True)
+        else:
+            datum = pb.Datum(data=cv2.imencode(f".{suffix}", image)[1].tobytes(), encoded=True)
+        datum.label = int(label)
+        made.append((f"{index:08d}_{name}".encode(), datum.SerializeToString(deterministic=True)))
+    return made
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        SQUARE,
+        Settings(is_encoded=False),
+        Settings(16, 24, is_encoded=False),
+        Settings(16, 24, is_gray=True),
+        Settings(is_gray=True, is_encoded=False),
+        Settings(16, 24, encode_type="png"),
+        Settings(16, 24, encode_type="jpg"),
+    ],
+    ids=lambda settings: ",".join(str(value) for value in vars(settings).values()),
+)
+def test_records_are_convert_imagesets(listed: Path, tmp_path: Path, settings: Settings) -> None:
+    build_lmdb(plan_of(listed, settings), tmp_path / "lmdb")
+    assert records(tmp_path / "lmdb") == convert_imageset(listed, settings)
+
+
+def test_a_shuffled_build_has_the_records_in_another_order(listed: Path, tmp_path: Path) -> None:
+    build_lmdb(plan_of(listed, SQUARE, seed=5), tmp_path / "lmdb")
+    made, plain = records(tmp_path / "lmdb"), convert_imageset(listed, SQUARE)
+    assert (
+        [key[9:] for key, _ in made] == [key[9:] for key, _ in shuffle(plain, 5)] != [k[9:] for k, _ in plain]
+    )
+    assert [key[:8] for key, _ in made] == [key[:8] for key, _ in plain]
+    assert {(key[9:], value) for key, value in made} == {(key[9:], value) for key, value in plain}
+
+
+def test_the_engine_reads_what_was_built(listed: Path, tmp_path: Path) -> None:
+    for name, settings in (
+        ("raw", Settings(16, 24, is_encoded=False)),
+        ("png", Settings(16, 24, encode_type="png")),
+    ):
+        build_lmdb(plan_of(listed, settings), tmp_path / name)
+        assert first_image(str(tmp_path / name)) == (3, 16, 24)
+    with open_datums(tmp_path / "raw") as raw, open_datums(tmp_path / "png") as png:
+        for (_, left), (_, right) in zip(raw, png, strict=True):
+            one, other = (decode(datum, pb.TransformationParameter()) for datum in (left, right))
+            assert (one == other).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+def test_any_number_of_workers_builds_the_same_bytes(tmp_path: Path, seed: int | None) -> None:
+    listed = write_images(tmp_path / "images", 70)
+    plan = plan_of(listed, SQUARE, seed)
+    files = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers) / "lmdb"
+        build_lmdb(plan, out, workers=workers)
+        assert names(out.parent) == ["lmdb", "lmdb.manifest.json"]
+        assert names(out) == ["data.mdb"]
+        files.append((manifest_path(out).read_bytes(), (out / "data.mdb").read_bytes()))
+    assert files[0] == files[1]
+
+
+def test_the_manifest_says_what_was_built(listed: Path, tmp_path: Path) -> None:
+    build_lmdb(plan_of(listed, SQUARE, seed=3), tmp_path / "lmdb")
+    found = json.loads(manifest_path(tmp_path / "lmdb").read_text())
+    assert (found["images"], found["seed"], found["skipped"], found["classes"]) == (10, 3, [], None)
+    assert found["labels"] == {"0": 4, "1": 3, "2": 3}
+    assert found["settings"]["resize_width_px"] == 24
+    digest = hashlib.sha256()
+    for parts in records(tmp_path / "lmdb"):
+        for part in parts:
+            digest.update(len(part).to_bytes(4, "little") + part)
+    assert found["sha256"] == digest.hexdigest()
+    assert str(tmp_path) not in manifest_path(tmp_path / "lmdb").read_text()
+
+
+def test_a_finished_build_is_kept_and_another_refused(listed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lmdb"
+    first = build_lmdb(plan_of(listed), out)
+    before = (out / "data.mdb").stat()
+    assert build_lmdb(plan_of(listed), out) == first
+    assert (out / "data.mdb").stat() == before
+    for plan in (plan_of(listed, SQUARE), plan_of(listed, seed=1)):
+        with pytest.raises(DataError, match="is there already, of other images or settings"):
+            build_lmdb(plan, out)
+    (listed.parent / "a/0.jpg").write_bytes(encode(".jpg", 99, 99))
+    with pytest.raises(DataError, match="is there already, of other images or settings"):
+        build_lmdb(plan_of(listed), out)
+    manifest_path(out).unlink()
+    with pytest.raises(DataError, match="is there already; remove it"):
+        build_lmdb(plan_of(listed), out)
+    assert (out / "data.mdb").stat().st_mtime_ns == before.st_mtime_ns
+    assert names(tmp_path) == ["images", "lmdb"]
+
+
+def test_an_image_that_does_not_decode_is_named_and_nothing_stands_under_the_name(
+    listed: Path, tmp_path: Path
+) -> None:
+    bad = listed.parent / "a/4.JPEG"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:500])
+    with pytest.raises(
+        DataError, match=r"a/4.JPEG: is no image that OpenCV decodes, or is cut short; .*--skip-bad"
+    ):
+        build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
+    assert names(tmp_path / "out") == [".lmdb.partial"]
+    bad.write_bytes(whole)
+    build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
+    assert names(tmp_path / "out") == ["lmdb", "lmdb.manifest.json"]
+    assert records(tmp_path / "out" / "lmdb") == convert_imageset(listed, Settings())
+
+
+def test_a_build_that_fails_at_its_first_image_leaves_nothing(listed: Path, tmp_path: Path) -> None:
+    (listed.parent / "a/0.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a/0.jpg: is empty"):
+        build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
+    assert names(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_images_can_be_left_out_and_their_numbers_with_them(
+    listed: Path, tmp_path: Path, workers: int
+) -> None:
+    for name in ("a/0.jpg", "b/5.png", "b/9.jpg"):
+        (listed.parent / name).write_bytes(b"no image")
+    built = build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=workers, skip_bad=True)
+    assert built.skipped == ["a/0.jpg", "b/5.png", "b/9.jpg"]
+    assert [int(key[:8]) for key, _ in records(tmp_path / "lmdb")] == [1, 2, 3, 4, 6, 7, 8]
+    for path in listed.parent.glob("*/*"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="as bad as all other images"):
+        build_lmdb(plan_of(listed), tmp_path / "none", skip_bad=True)
+    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
+
+
+def test_images_of_different_sizes_are_refused_where_that_is_asked(listed: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, and the first image 30 x 50 x 3"):
+        build_lmdb(plan_of(listed, Settings(check_size=True)), tmp_path / "lmdb")
+    # The first record is there, and an unfinished build remembers its size.
+    with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, and the first image 30 x 50 x 3"):
+        build_lmdb(plan_of(listed, Settings(check_size=True)), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed, Settings(8, 8, check_size=True)), tmp_path / "square")
+
+
+def test_the_shorter_side_is_resized_and_the_ratio_kept(listed: Path, tmp_path: Path) -> None:
+    build_lmdb(plan_of(listed, Settings(shorter_side_px=20, encode_type="png")), tmp_path / "lmdb")
+    with open_datums(tmp_path / "lmdb") as datums:
+        sizes = [decode(datum, pb.TransformationParameter()).shape for _, datum in datums]
+    assert sizes == [(20, int(20 * np.float32(50 - i) / np.float32(30 + i)), 3) for i in range(10)]
+
+
+def test_only_one_process_builds_at_a_time(listed: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".lmdb.partial"
+    partial.mkdir()
+    with (partial / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another build is under way there"):
+            build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    build_lmdb(plan_of(listed), tmp_path / "lmdb")
+
+
+def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Path) -> None:
+    (listed.parent / "a/4.JPEG").write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    with pytest.raises(
+        DataError, match=r"\.lmdb\.partial: was begun with other images or settings; remove it"
+    ):
+        build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(listed: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/lmdb: cannot be written: Not a directory"):
+        build_lmdb(plan_of(listed), tmp_path / "file" / "lmdb")
+
+
+def count_kept(partial: Path) -> int:
+    """Count the records that an unfinished build has committed."""
+    if not (partial / "lmdb" / "data.mdb").exists():
+        return 0
+    try:
+        with lmdb.open(str(partial / "lmdb"), lock=False, readonly=True) as environment:
+            return int(environment.stat()["entries"])
+    except lmdb.Error:
+        return 0
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_build_goes_on_and_becomes_what_an_undisturbed_one_is(tmp_path: Path, workers: int) -> None:
+    listed = write_images(tmp_path / "images", 12)
+    listed.write_text(listed.read_text() * 400)
+    words = [
+        "--images",
+        str(listed),
+        "--resize-height",
+        "24",
+        "--resize-width",
+        "24",
+        "--shuffle",
+        "--encode-type",
+    ]
+    call = "from caffe_recipes.cli.main import main; main()"
+    out = tmp_path / "killed" / "lmdb"
+    words = ["data", "build", *words, "png", "--workers", str(workers), "--out", str(out)]
+    with subprocess.Popen([sys.executable, "-c", call, *words]) as process:
+        while count_kept(out.parent / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGKILL)
+    assert len(children) >= (workers if workers > 1 else 0)
+    while any(is_alive(int(child)) for child in children):
+        time.sleep(0.01)
+    assert names(out.parent) == [".lmdb.partial"]
+    assert 1000 <= count_kept(out.parent / ".lmdb.partial") < 4800
+    subprocess.run([sys.executable, "-c", call, *words], check=True, capture_output=True)
+    plain = tmp_path / "plain" / "lmdb"
+    build_lmdb(plan_of(listed, Settings(24, 24, encode_type="png"), seed=1), plain)
+    assert names(out.parent) == ["lmdb", "lmdb.manifest.json"]
+    assert manifest_path(out).read_bytes() == manifest_path(plain).read_bytes()
+    assert records(out) == records(plain)
+
+
+def test_a_kill_between_the_manifest_and_the_name_is_mended(listed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lmdb"
+    built = build_lmdb(plan_of(listed), out)
+    before = records(out)
+    partial = tmp_path / ".lmdb.partial"
+    partial.mkdir()
+    (partial / "plan").write_text(built.plan)
+    shutil.move(out, partial / "lmdb")
+    assert build_lmdb(plan_of(listed), out) == built
+    assert records(out) == before
+    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
+
+
+def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 2000)
+    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "data", "build"]
+    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", "2", "--raw"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        while count_kept(tmp_path / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        os.kill(workers[0], signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert said.splitlines()[-1].startswith(
+        f"Error: {tmp_path / 'lmdb'}: a worker was killed; the same command"
+    )
+    assert not (tmp_path / "lmdb").exists()
+    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+    assert check_datums(tmp_path / "lmdb", 3).count == 12_000

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.data.folders import load_folder
+from caffe_recipes.errors import DataError
+
+
+def write(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"image")
+    return folder
+
+
+def test_sorted_subfolders_are_the_classes_and_their_images_are_sorted(tmp_path: Path) -> None:
+    folder = write(tmp_path, "n02/b.jpg", "n02/a.JPEG", "n01/z.png", "n10/deep/er/c.jpg", "n10/a.jpg")
+    found = load_folder(folder)
+    assert found.classes == ("n01", "n02", "n10")
+    assert [(picture.name, picture.label) for picture in found.pictures] == [
+        ("n01/z.png", 0),
+        ("n02/a.JPEG", 1),
+        ("n02/b.jpg", 1),
+        ("n10/a.jpg", 2),
+        ("n10/deep/er/c.jpg", 2),
+    ]
+    assert {picture.size_bytes for picture in found.pictures} == {5}
+
+
+def test_what_is_no_image_is_passed_over(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", "loose.jpg")
+    assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg"]
+
+
+def test_a_list_of_classes_gives_the_labels_though_some_classes_are_missing(tmp_path: Path) -> None:
+    folder = write(tmp_path, "c/1.jpg", "a/1.jpg")
+    found = load_folder(folder, ("a", "b", "c"))
+    assert [picture.label for picture in found.pictures] == [0, 2]
+    assert found.classes == ("a", "b", "c")
+    with pytest.raises(DataError, match="class 'c' is none of the 2 of the list of classes"):
+        load_folder(folder, ("a", "b"))
+
+
+def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no subfolders of classes"):
+        load_folder(tmp_path)
+    write(tmp_path, "loose.jpg")
+    with pytest.raises(DataError, match="has no subfolders of classes"):
+        load_folder(tmp_path)
+    write(tmp_path, "a/1.jpg", "b/notes.txt")
+    with pytest.raises(DataError, match="b: holds no images"):
+        load_folder(tmp_path)
+    with pytest.raises(DataError, match="none: cannot be read: No such file"):
+        load_folder(tmp_path / "none")

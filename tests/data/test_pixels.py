@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+
+from caffe_recipes.data.pixels import Settings, convert
+from tests.data.conftest import encode, noise
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow, of the extra 'plot', is not installed")
+
+RAW, PNG = Settings(is_encoded=False), Settings(8, 8, encode_type="png")
+
+
+def by_pillow(mode: str, kind: str, orientation: int = 1) -> bytes:
+    """Write an image that OpenCV cannot: CMYK, or turned by its EXIF."""
+    picture = Image.fromarray(noise(20, 40)).convert(mode)
+    exif = picture.getexif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    picture.save(file, kind, exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (by_pillow("L", "JPEG"), (3, 20, 40)),
+        (by_pillow("CMYK", "JPEG"), (3, 20, 40)),
+        (by_pillow("RGB", "JPEG", 6), (3, 40, 20)),
+        (by_pillow("RGBA", "PNG"), (3, 20, 40)),
+        (by_pillow("P", "PNG"), (3, 20, 40)),
+        (bytes(cv2.imencode(".png", noise(4, 6).astype(np.uint16) * 256)[1]), (3, 4, 6)),
+        (encode(".jpg", 1, 1), (3, 1, 1)),
+        (encode(".png", 1, 1), (3, 1, 1)),
+        (encode(".bmp"), (3, 30, 40)),
+    ],
+    ids=["grey", "cmyk", "turned", "alpha", "palette", "16 bits", "1x1 jpg", "1x1 png", "bmp"],
+)
+def test_any_image_becomes_three_channels_of_bytes_as_it_is_seen(
+    data: bytes, size: tuple[int, int, int]
+) -> None:
+    datum, shape = convert(data, "x.jpg", 5, RAW)
+    assert (datum.channels, datum.height, datum.width, datum.label) == (*size, 5)
+    assert len(datum.data) == np.prod(size)
+    assert (datum.HasField("encoded"), datum.encoded, shape) == (True, False, (*size[1:], 3))
+    assert convert(data, "x.jpg", 5, PNG)[1] == (8, 8, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_an_image_that_needs_no_change_is_kept_byte_by_byte(mode: str) -> None:
+    data = by_pillow(mode, "JPEG", 6)
+    for name, settings in (
+        ("x.jpeg", Settings()),
+        ("x.JPG", Settings()),
+        ("x.jpeg", Settings(encode_type="jpg")),
+        ("x.png", Settings()),  # a wrong suffix is not looked into
+        ("x.jpg", Settings(check_size=True)),
+    ):
+        datum, _ = convert(data, name, 2, settings)
+        assert (datum.data, datum.label, datum.encoded) == (data, 2, True)
+        assert not datum.HasField("channels")
+
+
+def test_an_image_of_another_type_than_asked_for_is_encoded_again() -> None:
+    datum, _ = convert(encode(".png"), "x.png", 0, Settings(encode_type="jpg"))
+    assert datum.data[:2] == b"\xff\xd8"
+    datum, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(encode_type="png"))
+    assert datum.data[:4] == b"\x89PNG"
+
+
+def test_grey_is_one_channel_and_a_coloured_file_is_not_kept_for_it() -> None:
+    grey = Settings(is_gray=True)
+    own = by_pillow("L", "JPEG")
+    assert convert(own, "x.jpg", 0, grey)[0].data == own
+    datum, shape = convert(encode(".jpg"), "x.jpg", 0, grey)
+    assert shape == (30, 40)
+    pixels = cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert pixels is not None
+    assert pixels.shape == (30, 40)
+    datum, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(is_gray=True, is_encoded=False))
+    assert (datum.channels, datum.height, datum.width) == (1, 30, 40)
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(), RAW, PNG, Settings(is_gray=True), Settings(check_size=True)]
+)
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Settings, suffix: str) -> None:
+    whole = encode(suffix, 60, 80)
+    for data in (whole[: len(whole) // 2], whole[:-20], whole[:10], b"<html>", b"\0" * 100):
+        with pytest.raises(ValueError, match="is no image that OpenCV decodes, or is cut short"):
+            convert(data, f"x{suffix}", 0, settings)
+    with pytest.raises(ValueError, match="is empty"):
+        convert(b"", f"x{suffix}", 0, settings)
+
+
+def test_a_strip_keeps_at_least_what_opencv_can_resize() -> None:
+    wide, _ = convert(encode(".png", 1, 900), "x.png", 0, Settings(shorter_side_px=2, is_encoded=False))
+    assert (wide.height, wide.width) == (2, 1800)
