@@ -12,7 +12,7 @@ from pathlib import Path
 
 from caffe_recipes.chain.run_files import LocalFiles, Process
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
-from caffe_recipes.chain.submitting.seen import Ask, SeenJob, describe_job, name_seen, see_jobs, slurm_of
+from caffe_recipes.chain.submitting.seen import Ask, SeenJob, name_seen, see_jobs, slurm_of
 from caffe_recipes.chain.submitting.submissions import SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.slurm.submission import cancel_jobs
@@ -124,9 +124,6 @@ def _ask_for_end(
     submissions = [seen.submission for seen in running]
     while means.clock() < until:
         means.pause(_POLL_SLURM_S)
-        seen_now = see_jobs(submissions, ask)
-        if not any(seen.is_live or seen.away for seen in seen_now):
-            for seen in seen_now:
-                say(f"{name_seen(seen)} {describe_job(seen)}")
+        if not any(seen.is_live or seen.away for seen in see_jobs(submissions, ask)):
             return
     say("it did not end in time")

@@ -69,14 +69,23 @@ class Standing:
         if self.run.failure is not None:
             return "interrupted" if self.run.failure.what.startswith("interrupted by ") else "failed"
         return (
-            "stopped" if self.lives is False or self.run.state.pid is None or self._is_job_over else "unknown"
+            "stopped" if self.lives is False or self.run.state.pid is None or self.is_job_over else "unknown"
         )
 
     @property
-    def _is_job_over(self) -> bool:
+    def is_job_over(self) -> bool:
         """Whether the run's process was a job's that Slurm says is over."""
         over = [job.job_id for job in self.jobs if job.standing == "over"]
         return self.run is not None and self.run.job_id is not None and self.run.job_id in over
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the run's process is worth telling of: it may live, as far as is known."""
+        if self.run is None or self.run.state.pid is None or self.state not in ("running", "unknown"):
+            return False
+        # A job that runs may not have begun to carry the run on.
+        live = [job.job_id for job in self.jobs if job.is_live]
+        return self.lives is not False and (not live or bool(self.lives) or self.run.job_id in live)
 
     @property
     def is_evaluating(self) -> bool:

@@ -32,7 +32,7 @@ def summarize_standing(standing: Standing) -> str:
         return "; ".join([_describe_work(standing), *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
         return "; ".join(jobs)
-    ended = str(run.failure) if run.failure else run.go_on
+    ended = str(run.failure) if run.failure else _go_on(run, standing)
     return "; ".join([*jobs, ended])
 
 
@@ -64,7 +64,7 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
     for job in standing.jobs:
         yield "job", f"{name_seen(job).removeprefix('job ')} {_told(standing, job)}"
     if run is not None:
-        if standing.state != "finished" and run.state.pid is not None:
+        if standing.has_process:
             yield "process", _describe_process(standing)
         if run.last_failure is not None and standing.state != "finished":
             yield "failure", str(run.last_failure)
@@ -73,7 +73,7 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
         if standing.state == "finished":
             yield "model", run.model
         elif standing.state in ("failed", "interrupted", "stopped"):
-            yield "next", run.go_on
+            yield "next", _go_on(run, standing)
 
 
 def standing_as_json(standing: Standing) -> dict[str, Any]:
@@ -105,6 +105,11 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
         "failure": str(run.last_failure) if run and run.last_failure else None,
         "log": run.launches[-1][1] if run and run.launches else None,
     }
+
+
+def _go_on(run: ShownRun, standing: Standing) -> str:
+    """Say what goes on with a run as it was begun: here, or in a job."""
+    return run.go_on.replace("caffe-recipes run", "caffe-recipes submit") if standing.jobs else run.go_on
 
 
 def _describe_work(standing: Standing) -> str:

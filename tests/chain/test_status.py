@@ -189,8 +189,16 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
     assert standing.state == "stopped"
     assert summarize_standing(standing) == (
         "job 12 was ended at its time limit of 1 h 00 min; submit again: it goes on from the last snapshot; "
-        + GO_ON
+        + GO_ON.replace("run", "submit")
     )
+
+
+def test_of_a_run_that_another_job_is_to_go_on_with_no_process_is_told(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="11"), launched(), failed("init", "x"))
+    submit(place, None)
+    told = dict(detail_standing(Eye(place, job(State.RUNNING)).one()))
+    assert (told["job"], "process" in told) == ("12 is running", False)
+    assert "process" not in dict(detail_standing(Eye(place, job(State.FAILED)).one()))
 
 
 def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:

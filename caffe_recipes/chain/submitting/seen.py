@@ -10,7 +10,7 @@ from typing import Literal
 from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
 from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, fold_submissions
 from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import find_jobs
 from caffe_recipes.cluster.slurm.reasons import describe_state
 from caffe_recipes.errors import ClusterError
@@ -86,6 +86,8 @@ def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> 
             each.outcome, "it was submitted"
         )
         return f"unknown since {_clock(moment)} ({known}): {seen.away}"
+    if seen.job is not None and seen.job.state is State.FAILED and each.outcome == "cancelled":
+        return "was cancelled, and ended in order"  # its script returns what a signal makes it return
     if seen.job is not None:
         return describe_state(seen.job)
     return {

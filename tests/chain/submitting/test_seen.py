@@ -55,3 +55,9 @@ def test_of_what_was_refused_nobody_is_asked() -> None:
     refused = Submission("small-c", "c", "chain.sbatch", 0.0, outcome="refused", reason="no such account")
     (seen,) = see_jobs([refused], away)
     assert (seen.standing, describe_job(seen)) == ("over", "was refused: no such account")
+
+
+def test_a_job_that_was_cancelled_has_not_failed() -> None:
+    cancelled = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="cancelled", job_id=12)
+    (seen,) = see_jobs([cancelled], lambda ids, names: [Job(12, "small-a", State.FAILED, exit_code=143)])
+    assert describe_job(seen) == "was cancelled, and ended in order"
