@@ -61,8 +61,10 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
     decay = _times_before(recipe, phase)
     if decay:
         comments["weight_decay"] = Comment(beside=decay)
+    given = {field.name for field, _ in solver.ListFields()}
     for one in recipe.derived:
-        if one.phase == phase.name and one.key in Phase.model_fields:
+        # A translated solver may lack the field.
+        if one.phase == phase.name and one.key in given:
             before = comments.get(one.key, Comment())
             said = f"{before.beside}; derived: {one.rule}" if before.beside else f"derived: {one.rule}"
             comments[one.key] = replace(before, beside=said)

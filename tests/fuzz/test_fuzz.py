@@ -26,6 +26,7 @@ from caffe_recipes.review.rewrites import format_text
 ROOT = Path(__file__).parents[2]
 MOST_S = 2.0  # of processor time, for one file
 PROTOTXTS, RECIPES, PARTS = 7_500, 2_500, 25  # parts are what the runners of tests share
+FAMILIES, FAMILY_PARTS = 300, 3
 REVIEWS, REVIEWED = ("diff", "lint", "summary"), 500
 
 Spoil = Callable[[bytes, random.Random], bytes]
@@ -108,7 +109,7 @@ def read_prototxt(data: bytes) -> None:
     assert not upgrade_document(again).changes
 
 
-def read_recipe(path: Path) -> None:
+def read_recipe(path: Path | str) -> None:
     generate(load_recipe(path))
 
 
@@ -146,6 +147,19 @@ def test_spoilt_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: P
         draw = random.Random(index)
         path.write_bytes(spoil(texts[draw.choice((0, 0, 0, 1, 2))], draw))
         said.add(outcome(read_recipe, path))
+    assert said == {"read", "refused"}
+
+
+@pytest.mark.parametrize("part", range(FAMILY_PARTS))
+def test_spoilt_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
+    rows = [(name, one) for name, one in shipped_recipes().items() if one.row is not None]
+    said = set()
+    path = tmp_path / "spoilt.yaml"
+    for index in range(part, FAMILIES, FAMILY_PARTS):
+        draw = random.Random(index)
+        name, one = draw.choice(rows)
+        path.write_bytes(spoil(one.file.read_bytes(), draw))
+        said.add(outcome(read_recipe, f"{path}:{name}"))
     assert said == {"read", "refused"}
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import caffe_recipes as cr
+from caffe_recipes.generate.dialect import translate_whole
 from tests.generate.family_digests import FILE, ROWS, file_digests, net_digests
 
 DIGESTS = json.loads(FILE.read_text())
@@ -36,3 +37,11 @@ def test_a_derived_value_says_so_beside_it_in_the_solver() -> None:
     assert "base_lr: 3.2 # derived: 0.1 for each 256 images\n" in text
     assert "warmup_iter: 782 # 5.00 epochs; derived: 5 epochs\n" in text
     assert "max_iter: 14200 # 90.80 epochs\n" in text
+
+
+@pytest.mark.parametrize("name", ["paper-f4-4096-120ep", "paper-t8-4096-128n-collapse"])
+def test_what_is_derived_of_a_field_that_another_caffe_lacks_is_left_out(name: str) -> None:
+    translated = translate_whole(cr.load_recipe(name), "intel")
+    solvers = [text for path, text in cr.generate(translated).items() if "/solver_" in path]
+    assert len(solvers) == len(translated.phases)
+    assert not any("\nlr_iter" in text for text in solvers)
