@@ -76,6 +76,11 @@ class Reporter:
         """Write one line."""
         self._console.print(Text(text))
 
+    def say_amid(self, text: str) -> None:
+        """Write one line where progress may be shown, which begins anew below it."""
+        self.end_progress()
+        self.say(text)
+
     def show_findings(self, findings: Sequence[Finding]) -> None:
         """Write what the preflight saw, a line each."""
         for finding in findings:

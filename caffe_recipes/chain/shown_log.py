@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from caffe_recipes.caffe.logs import split_rank
-from caffe_recipes.chain.eyes import HERE_S, THERE_S, Eyes, Means, check_end, open_files
+from caffe_recipes.chain.eyes import HERE_S, THERE_S, Eyes, Means, open_files
 from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
 from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run_files import NOBODY, Process, RunFiles, Wanted
 from caffe_recipes.chain.shown_run import ShownRun
-from caffe_recipes.chain.submitting.seen import read_latest
+from caffe_recipes.chain.submitting.job_eyes import JobEyes
+from caffe_recipes.chain.submitting.seen import Ask, read_latest, slurm_beside
+from caffe_recipes.chain.waiting import check_end_with_jobs, wait_for_run
 from caffe_recipes.errors import InputError
 
 Write = Callable[[bytes], object]
@@ -34,8 +36,17 @@ class LogOptions:
     rank: int | None = None
 
 
-def show_log(run: str, options: LogOptions, write: Write, say: Say, means: Means | None = None) -> None:
-    """Write the log of the phase that trains, or of the last launch; `follow` goes on until the run ends.
+def show_log(
+    run: str,
+    options: LogOptions,
+    write: Write,
+    say: Say,
+    means: Means | None = None,
+    ask: Ask | None = None,
+) -> None:
+    """Write the log of the phase that trains, or of the last launch.
+
+    `follow` goes on until the run ends, and waits for one that a job is to begin, or to go on with.
 
     `say` is told which log it is, and what else is not the log's. Raises InputError for a run, a phase or a
     log that is not there; with `follow` RunFailed as attach does.
@@ -45,7 +56,14 @@ def show_log(run: str, options: LogOptions, write: Write, say: Say, means: Means
     with ExitStack() as stack:
         files = open_files(options.on, means)
         stack.callback(files.close)
-        path = find_run(files, options.root, run)
+        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
+        jobs = JobEyes(files, runs, ask or slurm_beside(files), say, means.clock)
+        path = (
+            wait_for_run(run, options.root, jobs, means, once=False)
+            if options.follow
+            else find_run(files, options.root, run)
+        )
+        assert path is not None
         shown = ShownRun(run, path, load_frozen(files, path), reporter)
         if options.phase is not None and options.phase not in [each.name for each in shown.recipe.phases]:
             there = ", ".join(each.name for each in shown.recipe.phases)
@@ -54,7 +72,7 @@ def show_log(run: str, options: LogOptions, write: Write, say: Say, means: Means
         stack.callback(eyes.close)
         lines = _Lines(write, options.rank)
         stack.callback(lines.end)
-        follower = _Follower(shown, options, eyes, lines, say)
+        follower = _Follower(shown, options, eyes, jobs, lines, say)
         follower.begin()
         while follower.step():
             means.pause(THERE_S if options.on else HERE_S)
@@ -100,8 +118,11 @@ def _find_output(files: RunFiles, run: str, options: LogOptions) -> tuple[str, s
 class _Follower:
     """Reads the logs of a run's launches, one after another."""
 
-    def __init__(self, shown: ShownRun, options: LogOptions, eyes: Eyes, lines: _Lines, say: Say) -> None:
+    def __init__(
+        self, shown: ShownRun, options: LogOptions, eyes: Eyes, jobs: JobEyes, lines: _Lines, say: Say
+    ) -> None:
         self._shown, self._options, self._eyes, self._lines, self._say = shown, options, eyes, lines, say
+        self._jobs = jobs
         self._index = -1
         self._offset = 0
 
@@ -148,7 +169,7 @@ class _Follower:
         elif is_over and self._is_done():
             return False
         elif not has_next and self.process == process and not self._is_done():
-            check_end(self._shown, look, is_final=self._eyes.is_quiet)
+            check_end_with_jobs(self._shown, look, self._jobs, is_final=self._eyes.is_quiet)
         return True
 
     def _open(self, index: int) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from caffe_recipes.chain.attach import AttachOptions, attach
 from caffe_recipes.chain.eyes import Means
 from caffe_recipes.chain.report import Reporter
+from caffe_recipes.chain.shown_log import LogOptions, show_log
 from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.jobs import Job, State
@@ -65,8 +66,8 @@ class Watcher:
             self.meanwhile.pop(0)()
 
 
-def begin(place: Place) -> Path:
-    return tell_run(place.root, place.recipe, started(host="node7", job="12"), launched())
+def begin(place: Place, log: str = "") -> Path:
+    return tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=log)
 
 
 def end(place: Place) -> None:
@@ -124,6 +125,22 @@ def test_a_scheduler_that_goes_away_is_told_with_what_was_known_last(place: Plac
     assert said[1].endswith(
         "(it waits: its nodes are still in use (Resources)): login1: Slurm gives no answer; ask again later"
     )
+
+
+def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
+    watcher = Watcher(place)
+    said: list[str] = []
+    log: list[bytes] = []
+    watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place, "a\n"), lambda: None, lambda: end(place)]
+    means = Means(lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s)
+    options = LogOptions(str(place.root), follow=True)
+    show_log("small", options, log.append, said.append, means, watcher._ask)
+    assert b"".join(log) == b"a\n"
+    assert said == [
+        "job 12 waits: its nodes are still in use (Resources)",
+        "job 12 is running",
+        "==> runs/small-1/logs/init-1.log <==",
+    ]
 
 
 def test_without_run_and_job_it_is_bad_input(place: Place) -> None:

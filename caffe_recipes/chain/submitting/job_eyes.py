@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run_files import RunFiles
 from caffe_recipes.chain.submitting.seen import Ask, SeenJob, describe_job, name_seen, read_latest, see_jobs
 
@@ -21,7 +20,7 @@ class JobEyes:
     files: RunFiles
     runs: str
     ask: Ask
-    reporter: Reporter
+    say: Callable[[str], None]
     clock: Callable[[], float]
     _asked_s: float = float("-inf")
     _seen: tuple[SeenJob, ...] = ()
@@ -57,5 +56,4 @@ class JobEyes:
         said = f"{name_seen(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
         if said != self._said:
             self._said = said
-            self.reporter.end_progress()
-            self.reporter.say(said)
+            self.say(said)

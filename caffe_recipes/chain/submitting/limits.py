@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from caffe_recipes.cluster.profiles import Batch, Profile, check_partition, find_partitions
@@ -46,23 +46,31 @@ def choose_partition(profile: Profile, batch: Batch, nodes: int, time_s: float |
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
 
 
-def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> list[str]:
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be told of a job that Slurm takes; `must_wait` if too few nodes work for it now."""
+
+    notes: tuple[str, ...]
+    must_wait: bool
+
+
+def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> Verdict:
     """Return what is to be told of a job that Slurm takes; raises ClusterError for one that it does not."""
     chosen = _find(asked.batch.partition, partitions)
     complaints = [_complain(asked, each) for each in chosen]
     if all(complaints):  # of several, Slurm takes the one that begins first
-        raise ClusterError(
-            "", "; ".join(line for lines in complaints for line in lines), "nothing was submitted"
-        )
+        said = "; ".join(line for lines in complaints for line in lines)
+        raise ClusterError("", said, "nothing was submitted")
     fitting = [each for each, lines in zip(chosen, complaints, strict=True) if not lines]
-    notes = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
+    waits = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
+    return Verdict((*waits, *_describe_time(asked, fitting[0])), len(waits) == len(fitting))
+
+
+def _describe_time(asked: Asked, partition: Partition) -> Iterator[str]:
     if asked.time_s is None:
-        each = fitting[0]
-        time = describe_limit(each.max_s if each.default_s is None else each.default_s)
-        notes.append(
-            f"nobody knows how long it takes: it gets the time of {each.name}, {time}; --time gives another"
-        )
-    return notes
+        time = describe_limit(partition.max_s if partition.default_s is None else partition.default_s)
+        what = f"it gets the time of {partition.name}, {time}"
+        yield f"nobody knows how long it takes: {what}; --time gives another"
 
 
 def _find(given: str | None, partitions: Sequence[Partition]) -> list[Partition]:

@@ -49,6 +49,7 @@ from caffe_recipes.recipe.model import Recipe
 Say = Callable[[str], None]
 # After sbatch gave no answer: a controller that comes back has taken the job by then, or has not.
 _LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_NO_NODES = "node configuration is not available"
 _LOOK_FIRST = "the same command again looks first what was submitted"
 
 
@@ -153,7 +154,8 @@ def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, mea
     """Ask Slurm whether it takes the jobs; return the nodes to exclude. Raises ClusterError if not."""
     partitions, groups = ask_partitions(means.host), ask_node_groups(means.host)
     asked = Asked(planned.nodes, planned.longest_s, planned.batch)
-    for note in check_slurm(asked, partitions, groups):
+    verdict = check_slurm(asked, partitions, groups)
+    for note in verdict.notes:
         say(note)
     exclude = _find_bad(standing, groups)
     if exclude:
@@ -161,7 +163,8 @@ def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, mea
     for step in planned.steps:
         request = build_request(planned, step, "test", planned.options.after, exclude)
         refused = test_submission(means.host, request)
-        if refused is not None:
+        # Of nodes that are drained the test says the same as of nodes that there are not.
+        if refused is not None and not (verdict.must_wait and _NO_NODES in refused):
             raise ClusterError("sbatch", refused, "nothing was submitted")
     if planned.options.time_s is None and planned.longest_s is not None:
         say(f"time: {describe_limit(planned.longest_s)}, by the images/s of the recipe; --time gives another")

@@ -140,6 +140,19 @@ def test_what_sbatch_would_refuse_is_told_before_anything_is_written(desk: Desk)
     assert desk.files() == before
 
 
+def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
+    desk.slurm.nodes = "debug|up|2:00:00|4|drained|n[1-4]\n"
+    desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
+    assert desk.submit(time_s=3600.0)
+    assert desk.said[0] == (
+        "debug has 0 nodes that work now, the job needs 1: it waits until more do; see sinfo -R"
+    )
+    desk.slurm.jobs[12].state = "FAILED"
+    desk.slurm.refuses_tests = "Invalid account"
+    with pytest.raises(ClusterError, match="Invalid account"):
+        desk.submit(time_s=3600.0)
+
+
 def test_without_an_estimate_the_partition_s_own_time_is_told(desk: Desk) -> None:
     desk.submit()
     assert (
