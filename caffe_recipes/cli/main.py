@@ -46,6 +46,7 @@ COMMANDS = {
     "status": _Lazy("caffe_recipes.cli.status", "status", "Say where runs stand, and jobs in the queue."),
     "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
     "cancel": _Lazy("caffe_recipes.cli.cancel", "cancel", "Stop a run, or take its jobs back."),
+    "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read what a run of TensorFlow leaves behind."),
 }
 
 

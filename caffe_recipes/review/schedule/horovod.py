@@ -104,3 +104,33 @@ def horovod_lines(recipe: Recipe) -> Iterator[str]:
             f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} a node, where a node "
             f"alone makes {found.images_per_s_if_linear / cluster.nodes:.1f}"
         )
+
+
+def of_another_run(recipe: Recipe, step: int) -> str | None:
+    """Say why a model of a global step is not what a recipe's run ends with; None if it is.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> of_another_run(load_recipe("tf-256n-90ep"), 14075)
+    'tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192, another run'
+    """
+    run = recipe.tensorflow
+    if run is None or step == run.schedule.steps:
+        return None
+    ends = f"{recipe.name} ends at step {run.schedule.steps:,}"
+    epochs, images = recipe.reported.epochs, recipe.data.train.images
+    batch = _batch_of(step, epochs * images) if epochs and step else None
+    if batch:
+        return f"{ends}; {step:,} steps are {epochs:g} epochs at a batch of {batch:,}, another run"
+    return f"{ends}; {'a model on its way, or ' if step < run.schedule.steps else ''}another run"
+
+
+def _batch_of(step: int, images: float) -> int | None:
+    """Return the batch, a whole number of times 256, with which so many images are so many steps.
+
+    The last batch of an epoch may be left out or be a part: within a step.
+
+    >>> _batch_of(14075, 90 * 1281167), _batch_of(14000, 90 * 1281167)
+    (8192, None)
+    """
+    batch = round(images / step / REFERENCE_BATCH) * REFERENCE_BATCH
+    return batch if batch and abs(images / batch - step) < 1 else None

@@ -7,7 +7,12 @@ import json
 import pytest
 
 import caffe_recipes as cr
-from caffe_recipes.review.schedule.horovod import horovod_arithmetic, horovod_lines, horovod_values
+from caffe_recipes.review.schedule.horovod import (
+    horovod_arithmetic,
+    horovod_lines,
+    horovod_values,
+    of_another_run,
+)
 from caffe_recipes.review.schedule.show import recipe_values, render_recipe
 
 RECIPE = cr.load_recipe("tf-256n-90ep")
@@ -52,3 +57,22 @@ def test_the_values_are_json_and_none_for_other_recipes() -> None:
     assert values == json.loads(json.dumps(horovod_values(RECIPE)))
     assert recipe_values(cr.load_recipe("digits-local"))["tensorflow"] is None
     assert list(horovod_lines(cr.load_recipe("digits-local"))) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (14_075, "ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192, another run"),
+        (7_038, "ends at step 4,680; 7,038 steps are 90 epochs at a batch of 16,384, another run"),
+        (14_000, "ends at step 4,680; another run"),
+        (2_000, "ends at step 4,680; a model on its way, or another run"),
+        (0, "ends at step 4,680; a model on its way, or another run"),
+        (10**15, "ends at step 4,680; another run"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_of_another_run(step: int, said: str) -> None:
+    assert of_another_run(RECIPE, step) == f"tf-256n-90ep {said}"
+
+
+def test_the_last_step_fits() -> None:
+    assert of_another_run(RECIPE, 4_680) is None

@@ -1,0 +1,46 @@
+"""`caffe-recipes tf`: what belongs to runs of TensorFlow and Horovod alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.schedule.horovod import of_another_run
+from caffe_recipes.tensorflow.logs import load_evaluations
+
+_RECIPE = "tf-256n-90ep"
+
+
+@click.group()
+def tf() -> None:
+    """Read what runs of TensorFlow and Horovod leave behind."""
+
+
+@tf.command()
+@click.argument("log", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--recipe", metavar="NAME|FILE.yaml", type=RECIPE, default=_RECIPE, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of all evaluations.")
+def log(log: Path, recipe: str, as_json: bool) -> None:
+    """Print the accuracy in an evaluation's log, and say if it is of another run than the recipe's."""
+    loaded = load_recipe(recipe)
+    if loaded.tensorflow is None:
+        raise InputError(recipe, "has no run of TensorFlow", f"give one that has, as {_RECIPE}")
+    found = load_evaluations(log)
+    if as_json:
+        values = [{**asdict(one), "differs": of_another_run(loaded, one.step)} for one in found]
+        click.echo(json.dumps(values, indent=2))
+        return
+    for one in found:
+        tops = ((1, one.top1), (5, one.top5))
+        parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
+        parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
+        click.echo(f"step {one.step:,}: {', '.join(parts) or 'nothing is said of it'}")
+        differs = of_another_run(loaded, one.step)
+        if differs:
+            click.echo(f"  not this recipe's: {differs}")

@@ -1,0 +1,104 @@
+"""What TensorFlow's estimators print of an evaluation, read back.
+
+As seen in the source of the Horovod run, each line behind glog's prefix or none:
+`Evaluation [25/250]`, `Saving dict for global step 14075: Top-1 accuracy = 0.75232, ..., loss = 1.9024274`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.errors import InputError
+
+_RESULT = re.compile(r"Saving dict for global step (\d{1,18}): (.*\S)")
+_BATCHES = re.compile(r"Evaluation \[(\d{1,18})/(\d{1,18})\]")
+_TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation: of the model at a global step; accuracies from 0 to 1, None where it does not say.
+
+    `batches` and `batches_in_all` are the last that were told on the way.
+    """
+
+    line: int
+    step: int
+    top1: float | None
+    top5: float | None
+    loss: float | None
+    batches: int | None = None
+    batches_in_all: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationLog:
+    """All evaluations of a log; `unfinished` is (batches, in all) of one that has no result."""
+
+    evaluations: tuple[Evaluation, ...]
+    unfinished: tuple[int, int] | None = None
+
+
+def parse_evaluations(text: str) -> EvaluationLog:
+    """Read the evaluations that a log's text holds; other lines are passed over.
+
+    >>> log = parse_evaluations("Saving dict for global step 9: Top-1 accuracy = 0.5, loss = 2")
+    >>> log.evaluations[0].top1, log.evaluations[0].top5, log.evaluations[0].loss
+    (0.5, None, 2.0)
+    """
+    found: list[Evaluation] = []
+    batches: tuple[int, int] | None = None
+    for number, line in enumerate(text.split("\n"), 1):
+        on_the_way = _BATCHES.search(line)
+        if on_the_way:
+            batches = int(on_the_way[1]), int(on_the_way[2])
+        result = _RESULT.search(line)
+        if result:
+            values = _parse_values(result[2])
+            done, in_all = batches or (None, None)
+            found.append(
+                Evaluation(
+                    line=number,
+                    step=int(result[1]),
+                    top1=values.get("1"),
+                    top5=values.get("5"),
+                    loss=values.get("loss"),
+                    batches=done,
+                    batches_in_all=in_all,
+                )
+            )
+            batches = None
+    return EvaluationLog(tuple(found), batches)
+
+
+def _parse_values(text: str) -> dict[str, float]:
+    """Read `name = number, ...`; accuracies by their 1 or 5, also as `top_1_accuracy`.
+
+    >>> _parse_values("global_step = 9, loss = nan, top_5_accuracy = 0.9, what = tf.Tensor")
+    {'global_step': 9.0, 'loss': nan, '5': 0.9}
+    """
+    values = {}
+    for part in text.split(", "):
+        name, _, value = part.partition(" = ")
+        top = _TOP.match(name)
+        try:
+            values[next(filter(None, top.groups())) if top else name] = float(value)
+        except ValueError:
+            continue
+    return values
+
+
+def load_evaluations(path: Path) -> tuple[Evaluation, ...]:
+    """Read a log's evaluations; InputError if it cannot be read, or no evaluation of it has ended."""
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise InputError(path, f"cannot be read: {error.strerror}", "give an evaluation's log") from None
+    log = parse_evaluations(text)
+    if not log.evaluations:
+        how_far = f": it ends at batch {log.unfinished[0]} of {log.unfinished[1]}" if log.unfinished else ""
+        hint = "give what the evaluation printed, to its end"
+        raise InputError(path, f"has no line 'Saving dict for global step'{how_far}", hint)
+    return log.evaluations

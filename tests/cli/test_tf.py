@@ -1,0 +1,50 @@
+"""`caffe-recipes tf`: the log of an evaluation, and whether it is of the recipe's run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from caffe_recipes.cli.tf import tf
+from caffe_recipes.errors import InputError
+
+LINE = (
+    "Saving dict for global step {step}: Top-1 accuracy = 0.75232, Top-5 accuracy = 0.9241,"
+    " global_step = {step}, loss = 1.9024274\n"
+)
+
+
+def write_log(folder: Path, step: int) -> str:
+    path = folder / "eval.log"
+    path.write_text(LINE.format(step=step))
+    return str(path)
+
+
+def test_the_published_log_is_said_to_be_of_another_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075)], catch_exceptions=False)
+    assert done.output == (
+        "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
+        "  not this recipe's: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
+        " 8,192, another run\n"
+    )
+
+
+def test_a_log_of_the_run_s_last_step_has_its_accuracy_alone(tmp_path: Path) -> None:
+    done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 4680)], catch_exceptions=False)
+    assert done.output == "step 4,680: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
+
+
+def test_json_has_the_values_unrounded(tmp_path: Path) -> None:
+    done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075), "--json"], catch_exceptions=False)
+    (found,) = json.loads(done.output)
+    assert (found["top1"], found["top5"], found["step"], found["loss"]) == (0.75232, 0.9241, 14075, 1.9024274)
+    assert "a batch of 8,192" in found["differs"]
+
+
+def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
+    words = ["log", write_log(tmp_path, 4680), "--recipe", "digits-local"]
+    with pytest.raises(InputError, match="digits-local: has no run of TensorFlow; give one that has"):
+        CliRunner().invoke(tf, words, catch_exceptions=False)
