@@ -25,15 +25,21 @@ _ROUNDING = 0.01
 
 def check_joins(chain: Chain) -> Iterator[Finding]:
     """Find jumps of the rate where phases meet, and a collapse whose weight decay is not doubled."""
-    for link, start in zip(chain.links, plan_starts(chain), strict=True):
+    starts = plan_starts(chain)
+    for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
             yield from _join(chain.links[start.index], link, start)
-    if len(chain.links) > 1 and chain.is_whole:
-        yield from _collapse(chain.links[-2], chain.links[-1])
+    # Collapses may branch off: each is the last phase of a model.
+    gone_on_from = {start.index for start in starts if start is not None}
+    for index, (link, start) in enumerate(zip(chain.links, starts, strict=True)):
+        if index and chain.is_whole and index not in gone_on_from:
+            is_known = start is not None or index == len(chain.links) - 1
+            before = chain.links[start.index if start is not None else index - 1]
+            yield from _collapse(before, link) if is_known else ()
 
 
 def is_collapse(before: Link, link: Link) -> bool:
-    """Whether a last phase is a collapse: it is called so, or trains without the augmentation before it."""
+    """Whether a model's last phase is a collapse: it is called so, or trains without the augmentation before it."""
     named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
     if any("coll" in name.lower() for name in named):
         return True

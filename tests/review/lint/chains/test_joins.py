@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.review.conftest import LintSolvers, net_text
+from tests.review.lint.conftest import LintRecipe
 
 HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000, "snapshot": 500}
 
@@ -98,3 +100,18 @@ def test_a_resumed_phase_goes_on_at_its_own_iteration(lint_solvers: LintSolvers,
     whole = {**HALF, "max_iter": 1000, "warmup_iter": 100, "warmup_start_lr": 0.9}
     assert "resume-jump" not in [one.id for one in lint_solvers({"a": HALF, "b": whole}, script=script)]
     assert "warmup-end-jump" not in [one.id for one in lint_solvers({"a": HALF, "b": whole}, script=script)]
+
+
+def test_each_collapse_of_several_is_held_against_the_phase_that_it_branches_off(
+    lint_recipe: LintRecipe,
+) -> None:
+    def change(raw: dict[str, Any], decay: float = 0.004) -> None:
+        *cycles, last = raw["phases"]
+        branch = {**last, "name": "branch", "weights": "cyc1", "snapshot_prefix": "tmp/b", "base_lr": 0.016}
+        raw["phases"] = [*cycles, {**branch, "weight_decay": decay}, {**last, "weights": "cyc3"}]
+
+    rule = "collapse-weight-decay"
+    found = [one for one in lint_recipe("digits-local", change) if one.id == rule]
+    assert [(one.phase, one.values["before"]) for one in found] == [("collapse", pytest.approx(0.002))]
+    found = [one for one in lint_recipe("digits-local", lambda raw: change(raw, 0.002)) if one.id == rule]
+    assert [one.phase for one in found] == ["branch", "collapse"]
