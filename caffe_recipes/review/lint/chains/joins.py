@@ -39,7 +39,7 @@ def check_joins(chain: Chain) -> Iterator[Finding]:
 
 
 def is_collapse(before: Link, link: Link) -> bool:
-    """Whether a model's last phase is a collapse: it is called so, or trains without the augmentation before it."""
+    """Whether a model's last phase is a collapse: called so, or without the augmentation before it."""
     named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
     if any("coll" in name.lower() for name in named):
         return True
