@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.datums import check_datums
+from caffe_recipes.data.check import check_lmdb
+from caffe_recipes.data.check_text import render_json, render_text
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CheckFailed, InputError
+from caffe_recipes.files import write_whole
 
 _PATH = click.Path(path_type=Path)
 _ANY_LABEL = 2**31
@@ -131,10 +133,46 @@ class _Progress:
 @data.command()
 @click.argument("lmdb", type=_PATH)
 @click.option("--classes", metavar="N", type=click.IntRange(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
-def check(lmdb: Path, classes: int | None) -> None:
-    """Look at every record of an LMDB: each holds an image, and a label of one of the classes."""
-    seen = check_datums(lmdb, classes or _ANY_LABEL)
-    click.echo(f"{seen.checked:,} records, {seen.encoded:,} of them encoded images")
-    click.echo(f"labels {min(seen.labels)} to {max(seen.labels)}, {len(seen.labels)} different")
-    for (channels, height, width), count in sorted(seen.shapes.items()):
-        click.echo(f"{count:,} images of {channels} x {height} x {width}")
+@click.option("--all", "decodes_all", is_flag=True, help="Decode all images, and hash all records.")
+@click.option(
+    "--sample", metavar="N", type=click.IntRange(0), default=256, show_default=True, help="Decode N images."
+)
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(2),
+    default=256,
+    show_default=True,
+    help="Count the classes of batches of N.",
+)
+@click.option("--shuffled", is_flag=True, help="Exit 1 unless the records are shuffled.")
+@click.option("--sheet", metavar="FILE.png", type=_PATH, help="Draw 64 images with their labels.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(
+    lmdb: Path,
+    classes: int | None,
+    decodes_all: bool,
+    sample: int,
+    batch: int,
+    shuffled: bool,
+    sheet: Path | None,
+    as_json: bool,
+) -> None:
+    """Look at an LMDB: every label, a sample of the images, how the records are shuffled, its size.
+
+    Exit 1 if a label is out of range, an image does not decode, or records are not what the manifest says.
+    """
+    if sheet is not None and sheet.suffix != ".png":
+        raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
+    if decodes_all or sample or sheet is not None:
+        require_opencv(lmdb)
+    decode = None if decodes_all else sample
+    seen = check_lmdb(lmdb, classes, decode=decode, batch=batch, must_be_shuffled=shuffled)
+    click.echo(render_json(seen) if as_json else render_text(seen), nl=False)
+    if sheet is not None:
+        from caffe_recipes.data.sheet import draw_sheet
+
+        write_whole({sheet: draw_sheet(lmdb)})
+        click.echo(f"wrote {click.format_filename(sheet)}", err=True)
+    if seen.problems:
+        raise CheckFailed(lmdb, str(seen.problems[0]), "mend the list of images and build the LMDB again")

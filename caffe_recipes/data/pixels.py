@@ -91,6 +91,18 @@ def decode(data: bytes, flag: int) -> Pixels:
     return pixels
 
 
+def load_pixels(datum: pb.Datum) -> NDArray[Any]:
+    """Give a Datum's image as the trainer has it, (height, width, channels); raises ValueError."""
+    if datum.encoded:
+        pixels: NDArray[Any] = decode(datum.data, cv2.IMREAD_UNCHANGED)
+        if pixels.dtype != np.uint8:
+            raise ValueError("has more than 8 bits per channel")
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    shape = (datum.channels, datum.height, datum.width)
+    values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
+    return values.reshape(shape).transpose(1, 2, 0)
+
+
 def encode(pixels: Pixels, suffix: str) -> bytes:
     """Encode with OpenCV's own settings: JPEG's quality is 95."""
     return bytes(cv2.imencode(f".{suffix}", pixels)[1])

@@ -1,33 +1,191 @@
-"""`caffe-recipes data check`: what it says of an LMDB."""
+"""`caffe-recipes data`: what its commands take, print and exit with."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.cli.data import data
-from caffe_recipes.errors import DataError
+from caffe_recipes.errors import InputError
+
+cv2 = pytest.importorskip("cv2", reason="the extra 'data' is not installed")
+np = pytest.importorskip("numpy", reason="the extra 'data' is not installed")
+
+CALL = "from caffe_recipes.cli.main import main; main()"
 
 
-def write(folder: Path) -> str:
+def call(*words: object) -> tuple[int, str, str]:
+    argv = [sys.executable, "-c", CALL, "data", *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def write(folder: Path) -> Path:
     datums = (pb.Datum(channels=1, height=2, width=2, data=b"abcd", label=label) for label in (0, 3, 3))
     write_datums(folder / "lmdb", ((f"{index}", datum) for index, datum in enumerate(datums)))
-    return str(folder / "lmdb")
+    return folder / "lmdb"
 
 
-def test_check_counts_records_labels_and_sizes(tmp_path: Path) -> None:
-    done = CliRunner().invoke(data, ["check", write(tmp_path), "--classes", "4"])
-    assert done.output.splitlines() == [
-        "3 records, 0 of them encoded images",
+def write_folder(folder: Path) -> Path:
+    for index, name in enumerate(("b/1.jpg", "b/2.png", "a/1.JPEG", "c/1.png")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((10 + index, 20, 3), 60 * index, np.uint8)
+        (folder / name).write_bytes(cv2.imencode(Path(name).suffix.lower(), pixels)[1].tobytes())
+    return folder
+
+
+def test_check_tells_of_records_labels_and_sizes(tmp_path: Path) -> None:
+    code, out, err = call("check", write(tmp_path), "--classes", "4")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        "3 records, 0 of them encoded images; 3 decoded",
         "labels 0 to 3, 2 different",
-        "3 images of 1 x 2 x 2",
     ]
+    assert "3 images of 1 x 2 x 2\n" in out
 
 
-def test_check_refuses_a_label_outside_the_classes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has label 3"):
-        CliRunner().invoke(data, ["check", write(tmp_path), "--classes", "3"], catch_exceptions=False)
+def test_a_label_outside_the_classes_fails_the_check_in_one_line_behind_what_was_seen(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    code, out, err = call("check", path, "--classes", "3")
+    what = "record '00000001_1' has label 3, which is none of the 3 classes 0 to 2, and 1 more like it"
+    assert code == 1
+    assert out.splitlines()[-1] == f"bad: {what}"
+    assert err == f"Error: {path}: {what}; mend the list of images and build the LMDB again\n"
+
+
+def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    code, out, err = call("check", path, "--json", "--sheet", tmp_path / "s.png")
+    assert (code, err) == (0, f"wrote {tmp_path / 's.png'}\n")
+    assert json.loads(out)["labels"] == {"0": 1, "3": 2}
+    assert cv2.imread(str(tmp_path / "s.png")) is not None
+    assert call("check", path, "--sheet", tmp_path / "s.jpg")[0] == 2
+
+
+def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
+    datums = (pb.Datum(channels=1, height=1, width=1, data=b"a", label=i // 100) for i in range(300))
+    write_datums(tmp_path / "lmdb", ((f"{index}", datum) for index, datum in enumerate(datums)))
+    assert call("check", tmp_path / "lmdb")[0] == 0
+    code, _, err = call("check", tmp_path / "lmdb", "--shuffled")
+    assert code == 1
+    assert "the records are not shuffled: sorted by class" in err
+
+
+def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
+    assert call("check", tmp_path)[0] == 2
+
+
+def test_a_folder_becomes_an_lmdb_once(tmp_path: Path) -> None:
+    folder, out = write_folder(tmp_path / "images"), tmp_path / "made" / "lmdb"
+    words = ("build", "--images", folder, "--out", out, "--shorter-side", "8", "--workers", "1", "--shuffle")
+    for _ in range(2):
+        code, said, err = call(*words)
+        assert (code, said, err) == (0, f"{out}: 4 images of 3 classes\n", "")
+    with open_datums(out) as datums:
+        assert sorted(key[9:] for key in datums.keys) == [b"a/1.JPEG", b"b/1.jpg", b"b/2.png", b"c/1.png"]
+    manifest = json.loads((tmp_path / "made" / "lmdb.manifest.json").read_text())
+    assert (manifest["classes"], manifest["seed"]) == (["a", "b", "c"], 1)
+    assert call("check", out, "--all")[0] == 0
+    assert call(*words, "--gray")[0] == 2
+
+
+def test_a_list_is_read_beneath_its_root_by_several_workers(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images")
+    (tmp_path / "list").write_text("b/1.jpg 5\nc/1.png 0\n")
+    out = tmp_path / "lmdb"
+    words = (
+        "build",
+        "--images",
+        tmp_path / "list",
+        "--root",
+        tmp_path / "images",
+        "--out",
+        out,
+        "--workers",
+        "2",
+    )
+    assert call(*words)[:2] == (0, f"{out}: 2 images of 2 classes\n")
+    with open_datums(out) as datums:
+        assert [datum.label for _, datum in datums] == [5, 0]
+
+
+def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images")
+    (folder / "b/1.jpg").write_bytes(b"<html>")
+    words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
+    code, out, err = call(*words)
+    what = "is no image that OpenCV decodes, or is cut short; mend it, and the same command goes on; "
+    assert (code, out) == (2, "")
+    assert err == f"Error: {folder}/b/1.jpg: {what}or give --skip-bad\n"
+    assert not (tmp_path / "lmdb").exists()
+    assert call(*words, "--skip-bad")[1] == f"{tmp_path / 'lmdb'}: 3 images of 3 classes, 1 left out\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--resize-height", "8"], "only one of them is given"),
+        (
+            ["--resize-height", "8", "--resize-width", "8", "--shorter-side", "8"],
+            "stands beside --resize-height",
+        ),
+        (["--raw", "--encode-type", "jpg"], "--encode-type: stands beside --raw"),
+        (["--seed", "3"], "--seed: has no effect without --shuffle"),
+        (["--root", "."], "--root: does not go with a folder of images"),
+        (["--labels", "x"], "--labels: does not go with a folder of images"),
+        (["--classes", "2"], "has 3 classes, not 2"),
+        (["--class-list", "none"], "none: cannot be read: No such file"),
+        (["--resize-height", "0", "--resize-width", "8"], "Invalid value"),
+        (["--backend", "leveldb"], "Invalid value"),
+        (["digits"], "Give either 'digits' or --images"),
+    ],
+)
+def test_what_contradicts_itself_is_bad_input_and_writes_nothing(
+    tmp_path: Path, words: list[str], what: str
+) -> None:
+    folder = write_folder(tmp_path / "images")
+    argv = ["build", "--images", str(folder), "--out", str(tmp_path / "out" / "lmdb"), *words]
+    done = CliRunner().invoke(data, argv)
+    assert isinstance(done.exception, InputError) or done.exit_code == 2
+    assert what in f"{done.output}{done.exception}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
+    out = tmp_path / "lmdb"
+    assert call("build", "--images", tmp_path / "none", "--out", out)[0] == 2
+    assert call("build", "--images", tmp_path, "--out", out)[0] == 2
+    assert call("build", "--images", write_folder(tmp_path / "images"))[0] == 2
+    assert call("build", "--out", out)[0] == 2
+    assert not out.exists()
+
+
+def test_an_image_whose_suffix_says_no_type_can_be_built_of_one_that_is_given(tmp_path: Path) -> None:
+    pixels = np.zeros((9, 9, 3), np.uint8)
+    (tmp_path / "image").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+    (tmp_path / "list").write_text("image 0\n")
+    words = ("build", "--images", tmp_path / "list", "--out", tmp_path / "lmdb", "--shorter-side", "4")
+    code, _, err = call(*words)
+    assert (code, "'image' cannot be encoded as its suffix says; give --encode-type jpg" in err) == (2, True)
+    assert call(*words, "--encode-type", "png")[0] == 0
+
+
+def test_opencv_is_asked_for_only_where_images_are_looked_at(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    code = (
+        "import sys; from importlib.machinery import PathFinder; find = PathFinder.find_spec;"
+        "PathFinder.find_spec = classmethod(lambda c, n, *a: None if n == 'cv2' else find(n, *a));" + CALL
+    )
+    for words, exit_code in ((("--sample", "0"), 0), ((), 2)):
+        argv = [sys.executable, "-c", code, "data", "check", str(path), *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == exit_code, done.stderr
+    assert "images cannot be read without cv2; install this project's extra 'data'" in done.stderr

@@ -1,0 +1,191 @@
+"""What an LMDB of Datums holds, and what is wrong with it: every label, and a sample of the images."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lmdb
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_datums
+from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest
+from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
+from caffe_recipes.errors import DataError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kind of thing that is wrong: what is said of its first record, and how many records have it."""
+
+    what: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.what if self.count == 1 else f"{self.what}, and {self.count - 1:,} more like it"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was seen. `shapes` and `means` (BGR, of all pixels together) are of the `decoded` images.
+
+    `compact_bytes` is what `mdb_copy -c` would make of the `size_bytes`.
+    """
+
+    count: int
+    encoded: int
+    decoded: int
+    labels: Mapping[int, int]
+    shapes: Mapping[ImageShape, int]
+    means: tuple[float, ...] | None
+    order: Shuffledness
+    size_bytes: int
+    compact_bytes: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def missing(self) -> list[int]:
+        """List the labels below the largest that no record has."""
+        return [label for label in range(max(self.labels, default=0)) if label not in self.labels]
+
+
+@dataclass
+class _Seen:
+    """The records as they pass by."""
+
+    encoded: int = 0
+    decoded: int = 0
+    labels: list[int] = field(default_factory=list)
+    shapes: Counter[ImageShape] = field(default_factory=Counter)
+    sums: dict[int, tuple[int, list[float]]] = field(default_factory=dict)  # by channels: pixels, their sums
+    problems: dict[str, Problem] = field(default_factory=dict)
+    digest: RecordsDigest = field(default_factory=RecordsDigest)
+
+    def add(self, kind: str, what: str) -> None:
+        """Take in a bad record; only the first of a kind is told of."""
+        known = self.problems.get(kind)
+        self.problems[kind] = Problem(known.what, known.count + 1) if known else Problem(what)
+
+
+def check_lmdb(
+    path: Path,
+    classes: int | None = None,
+    *,
+    decode: int | None = 256,
+    batch: int = 256,
+    must_be_shuffled: bool = False,
+) -> Checked:
+    """Look at all labels and decode so many images, evenly spread; None decodes all.
+
+    Labels go from 0 to `classes` - 1, or as its manifest says. Raises DataError for what is no LMDB.
+    """
+    manifest = load_manifest(path)
+    if classes is None and manifest is not None and manifest.classes is not None:
+        classes = len(manifest.classes)
+    with open_datums(path) as datums:
+        chosen = set(spread(len(datums), len(datums) if decode is None else decode))
+        seen = _Seen()
+        for index in range(len(datums)):
+            _look(datums, index, classes, seen, decodes=index in chosen)
+        if manifest is not None:
+            _compare(manifest, len(datums), seen, is_whole=decode is None)
+        order = measure_shuffledness(seen.labels, batch)
+        if must_be_shuffled and order.verdict != "shuffled":
+            seen.add("order", f"the records are not shuffled: {order.verdict}")
+        count = len(datums)
+    size_bytes, compact_bytes = _sizes(path)
+    return Checked(
+        count=count,
+        encoded=seen.encoded,
+        decoded=seen.decoded,
+        labels=dict(sorted(Counter(seen.labels).items())),
+        shapes=dict(sorted(seen.shapes.items())),
+        means=_means(seen),
+        order=order,
+        size_bytes=size_bytes,
+        compact_bytes=compact_bytes,
+        problems=tuple(seen.problems.values()),
+    )
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """Choose `limit` of `count` places evenly, or all; the first among them.
+
+    >>> spread(10, 4), spread(3, 4)
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    return [place * count // limit for place in range(limit)] if limit < count else list(range(count))
+
+
+def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decodes: bool) -> None:
+    """Take in one record, and what is wrong with it."""
+    key = datums.keys[index].decode(errors="backslashreplace")
+    try:
+        datum = datums[index]
+    except DataError as error:
+        seen.add("record", error.what)
+        return
+    seen.digest.add(datums.keys[index], datum.SerializeToString(deterministic=True))
+    seen.encoded += datum.encoded
+    _check_label(datum, key, classes, seen)
+    try:
+        datum_shape(datum)
+        if decodes:
+            _decode(datum, seen)
+    except ValueError as error:
+        seen.add(" ".join(str(error).split()[:2]), f"record '{key}' {error}")
+
+
+def _decode(datum: pb.Datum, seen: _Seen) -> None:
+    from caffe_recipes.data.pixels import load_pixels
+
+    pixels = load_pixels(datum)
+    height, width, channels = pixels.shape
+    seen.decoded += 1
+    seen.shapes[channels, height, width] += 1
+    count, sums = seen.sums.get(channels, (0, [0.0] * channels))
+    found = pixels.sum(axis=(0, 1), dtype="float64").tolist()
+    seen.sums[channels] = count + height * width, [a + b for a, b in zip(sums, found, strict=True)]
+
+
+def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _Seen) -> None:
+    if not datum.HasField("label"):
+        seen.add("no label", f"record '{key}' has no label")
+        return
+    seen.labels.append(datum.label)
+    if datum.label < 0 or (classes is not None and datum.label >= classes):
+        none = "below 0" if classes is None else f"none of the {classes:,} classes 0 to {classes - 1}"
+        seen.add("label", f"record '{key}' has label {datum.label}, which is {none}")
+
+
+def _compare(manifest: Manifest, count: int, seen: _Seen, *, is_whole: bool) -> None:
+    """Hold the records against the manifest beside them."""
+    if count != manifest.images:
+        seen.add("manifest", f"holds {count:,} records, and its manifest says {manifest.images:,}")
+    elif is_whole and seen.digest.hexdigest() != manifest.sha256:
+        seen.add("manifest", "holds other records than its manifest says")
+
+
+def _means(seen: _Seen) -> tuple[float, ...] | None:
+    """Give the mean of each channel; of grey images among coloured ones that of all three."""
+    if not seen.sums:
+        return None
+    width = 1 if set(seen.sums) == {1} else 3
+    pixels, totals = 0, [0.0] * width
+    for channels, (count, sums) in seen.sums.items():
+        if channels != 2:  # grey and alpha, of which the trainer makes nothing
+            pixels += count
+            values = sums * width if channels == 1 else sums[:width]
+            totals = [total + value for total, value in zip(totals, values, strict=True)]
+    return tuple(total / pixels for total in totals) if pixels else None
+
+
+def _sizes(path: Path) -> tuple[int, int]:
+    """Give an LMDB's bytes, and those of the pages that are in use, which alone a compact copy has."""
+    with lmdb.open(os.fspath(path), readonly=True, lock=False) as environment:
+        used = environment.stat()
+        pages = 2 + used["branch_pages"] + used["leaf_pages"] + used["overflow_pages"]  # 2 tell where all is
+        return (path / "data.mdb").stat().st_size, pages * used["psize"]

@@ -1,0 +1,53 @@
+"""A contact sheet: images of an LMDB side by side, each with its label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.data.check import spread
+from caffe_recipes.data.pixels import encode, load_pixels
+
+_IMAGES, _COLUMNS = 64, 8
+_SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
+_WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
+
+
+def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
+    """Draw up to `images`, evenly spread over an LMDB, as a PNG; raises DataError."""
+    with open_datums(path) as datums:
+        places = spread(len(datums), images)
+        rows = -(-len(places) // _COLUMNS)
+        high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
+        sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)
+        for number, place in enumerate(places):
+            datum = datums[place]
+            top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
+            tile = sheet[top : top + high, left : left + _SIDE_PX]
+            try:
+                _place(tile, load_pixels(datum))
+                text, colour = str(datum.label), _BLACK
+            except ValueError:
+                text, colour = f"{datum.label}: broken", _RED
+            baseline = (0, _SIDE_PX + _TEXT_PX - 4)
+            cv2.putText(tile, text, baseline, cv2.FONT_HERSHEY_SIMPLEX, 0.4, colour, 1, cv2.LINE_AA)
+    return encode(sheet, "png")
+
+
+def _place(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
+    """Put an image into its tile, its ratio kept."""
+    height, width, channels = pixels.shape
+    if channels not in (1, 3, 4):
+        raise ValueError(f"has {channels} channels")
+    shrunk = _SIDE_PX / max(height, width)
+    size = max(1, round(width * shrunk)), max(1, round(height * shrunk))
+    way = cv2.INTER_AREA if shrunk < 1 else cv2.INTER_NEAREST
+    small = cv2.resize(np.ascontiguousarray(pixels.astype(np.uint8)), size, interpolation=way)
+    if small.ndim == 2:
+        small = small[:, :, None]
+    top, left = (_SIDE_PX - small.shape[0]) // 2, (_SIDE_PX - small.shape[1]) // 2
+    tile[top : top + small.shape[0], left : left + small.shape[1]] = small[:, :, :3]

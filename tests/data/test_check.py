@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import lmdb
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.check import Checked, Problem, check_lmdb
+from caffe_recipes.data.check_text import render_json, render_text
+from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.sheet import draw_sheet
+from caffe_recipes.errors import DataError
+from tests.data.conftest import encode, noise, plan_of, write_images
+
+
+def image(label: int | None, suffix: str = ".png", data: bytes | None = None) -> pb.Datum:
+    return pb.Datum(label=label, encoded=True, data=encode(suffix) if data is None else data)
+
+
+def write(path: Path, *datums: pb.Datum) -> Path:
+    write_datums(path, ((f"x{index}", datum) for index, datum in enumerate(datums)))
+    return path
+
+
+def problems(seen: Checked) -> list[str]:
+    return [str(problem) for problem in seen.problems]
+
+
+def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Path) -> None:
+    build_lmdb(plan_of(listed, Settings(16, 24)), tmp_path / "lmdb")
+    seen = check_lmdb(tmp_path / "lmdb", 3)
+    assert (seen.count, seen.encoded, seen.decoded, seen.problems) == (10, 10, 10, ())
+    assert seen.labels == {0: 4, 1: 3, 2: 3}
+    assert seen.shapes == {(3, 16, 24): 10}
+    assert seen.missing == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (image(3), "has label 3, which is none of the 3 classes 0 to 2"),
+        (image(-1), "has label -1, which is none of the 3 classes 0 to 2"),
+        (image(None), "has no label"),
+        (image(1, data=b""), "holds no image"),
+        (image(1, data=b"<html>"), "is no image that OpenCV decodes, or is cut short"),
+        (image(1, data=encode(".jpg")[:-40]), "is no image that OpenCV decodes, or is cut short"),
+        (
+            image(1, data=bytes(cv2.imencode(".png", noise(4, 4).astype(np.uint16))[1])),
+            "has more than 8 bits per channel",
+        ),
+        (pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"), "is raw, says 3x2x2 and has 1 values"),
+    ],
+)
+def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(
+    tmp_path: Path, bad: pb.Datum, what: str
+) -> None:
+    path = write(tmp_path / "lmdb", image(0), bad, image(2), bad, bad)
+    assert problems(check_lmdb(path, 3)) == [f"record '00000001_x1' {what}, and 2 more like it"]
+
+
+def test_without_classes_only_negative_labels_are_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", image(700), image(-5))
+    assert problems(check_lmdb(path)) == ["record '00000001_x1' has label -5, which is below 0"]
+
+
+def test_kinds_of_trouble_are_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", image(9, data=b"<html>"), image(None), image(1))
+    assert len(check_lmdb(path, 3).problems) == 3
+
+
+def test_a_record_that_is_no_datum_is_a_problem_among_others(tmp_path: Path) -> None:
+    with (
+        lmdb.open(str(tmp_path / "lmdb"), lock=False) as environment,
+        environment.begin(write=True) as writing,
+    ):
+        writing.put(b"a", b"\xff\xff")
+        writing.put(b"b", image(0).SerializeToString())
+    seen = check_lmdb(tmp_path / "lmdb")
+    assert problems(seen) == ["record 'a' is not a Datum"]
+    assert (seen.count, seen.labels) == (2, {0: 1})
+
+
+def test_a_sample_is_spread_evenly_and_the_labels_are_all_read(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "lmdb", *(image(0 if i % 10 else 1, data=b"" if i % 10 == 5 else None) for i in range(40))
+    )
+    seen = check_lmdb(path, 2, decode=4)
+    assert (seen.decoded, seen.labels) == (4, {0: 36, 1: 4})
+    assert check_lmdb(path, 2, decode=0).decoded == 0
+    assert check_lmdb(path, 2, decode=None).decoded == 36
+
+
+def test_means_are_those_of_all_pixels_in_bgr_and_grey_counts_for_each(tmp_path: Path) -> None:
+    colour = np.zeros((2, 4, 3), np.uint8)
+    colour[:, :] = (10, 20, 30)
+    grey = np.full((4, 6), 50, np.uint8)
+    files = [bytes(cv2.imencode(".png", pixels)[1]) for pixels in (colour, grey)]
+    seen = check_lmdb(write(tmp_path / "lmdb", *(image(0, data=data) for data in files)))
+    assert seen.means == pytest.approx(((80 + 1200) / 32, (160 + 1200) / 32, (240 + 1200) / 32))
+    assert check_lmdb(write(tmp_path / "grey", image(0, data=files[1]))).means == (50,)
+    raw = pb.Datum(channels=3, height=1, width=2, data=bytes([1, 3, 5, 7, 9, 11]), label=0)
+    assert check_lmdb(write(tmp_path / "raw", raw)).means == (2, 6, 10)
+
+
+def test_the_size_that_compaction_gives_is_the_one_it_gives(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", *(image(0, data=bytes(9000)) for _ in range(300)))
+    with lmdb.open(str(path), lock=False, map_size=1 << 26) as environment:
+        for index in range(0, 300, 2):
+            with environment.begin(write=True) as writing:
+                writing.delete(f"{index:08d}_x{index}".encode())
+        (tmp_path / "compact").mkdir()
+        environment.copy(str(tmp_path / "compact"), compact=True)
+    seen = check_lmdb(path, decode=0)
+    compact = (tmp_path / "compact" / "data.mdb").stat().st_size
+    assert seen.size_bytes == (path / "data.mdb").stat().st_size
+    assert seen.size_bytes > 1.5 * compact
+    assert seen.compact_bytes == compact
+
+
+def test_a_built_lmdb_is_as_good_as_compact(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 20)
+    listed.write_text(listed.read_text() * 150)
+    build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    seen = check_lmdb(tmp_path / "lmdb", decode=0)
+    assert seen.count == 3000
+    assert seen.size_bytes <= 1.01 * seen.compact_bytes
+
+
+def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        build_lmdb(plan_of(listed, seed=seed), tmp_path / name)
+    (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "two" / "data.mdb").read_bytes())
+    assert problems(check_lmdb(tmp_path / "one")) == []
+    assert problems(check_lmdb(tmp_path / "one", decode=None)) == [
+        "holds other records than its manifest says"
+    ]
+    assert problems(check_lmdb(tmp_path / "two", decode=None)) == []
+    write_datums(tmp_path / "short", [("x", image(0))])
+    (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "short" / "data.mdb").read_bytes())
+    assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, and its manifest says 10"]
+
+
+def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", *(image(index // 50) for index in range(200)))
+    assert check_lmdb(path).order.verdict == "sorted by class"
+    assert problems(check_lmdb(path)) == []
+    assert problems(check_lmdb(path, must_be_shuffled=True)) == [
+        "the records are not shuffled: sorted by class"
+    ]
+
+
+def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", image(0), image(3), image(3, data=b"<html>"))
+    seen = check_lmdb(path, 5)
+    lines = render_text(seen).splitlines()
+    assert lines[:5] == [
+        "3 records, 3 of them encoded images; 2 decoded",
+        "labels 0 to 3, 2 different",
+        "images by label: 0: 1, 3: 2",
+        "note: 2 labels between have no images, 1 to begin with",
+        "2 images of 3 x 30 x 40",
+    ]
+    assert lines[5].startswith("mean BGR ")
+    assert lines[6].startswith("order: too few records to tell (1 is random, 0 sorted: neighbours ")
+    assert lines[-1].startswith("bad: record '00000002_x2' is no image")
+    found = json.loads(render_json(seen))
+    assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, [1, 2])
+    assert found["problems"][0]["records"] == 1
+
+
+def test_many_sizes_classes_and_channels_are_summed_up(tmp_path: Path) -> None:
+    grey = bytes(cv2.imencode(".png", noise(9, 9)[:, :, 0])[1])
+    datums = [image(label, data=encode(".png", 10 + label, 20)) for label in range(30)]
+    text = render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey))))
+    assert "images of a label: 1 to 2, median 1\n" in text
+    assert "images of 31 sizes: 9 to 39 high, 9 to 20 wide\n" in text
+    assert "note: images have 1 and 3 channels; nets read them with transform_param.force_color\n" in text
+
+
+def test_a_contact_sheet_shows_the_images_and_marks_the_broken(tmp_path: Path) -> None:
+    datums = [image(index, suffix) for index, suffix in enumerate((".png", ".jpg") * 5)]
+    datums += [image(7, data=b"<html>"), pb.Datum(channels=1, height=2, width=1, label=1, data=b"ab")]
+    sheet = cv2.imdecode(
+        np.frombuffer(draw_sheet(write(tmp_path / "lmdb", *datums)), np.uint8), cv2.IMREAD_COLOR
+    )
+    assert sheet is not None
+    assert sheet.shape == (2 * 132 + 4, 8 * 116 + 4, 3)
+    expected = cv2.resize(noise(30, 40), (112, 84), interpolation=cv2.INTER_NEAREST)
+    assert (sheet[4 + 14 : 4 + 14 + 84, 4:116] == expected).all()
+    broken = sheet[132 + 4 :, 4 + 2 * 116 : 2 * 116 + 116]
+    assert ((broken[:, :, 2] > 200) & (broken[:, :, 0] < 50)).any()
+
+
+def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such LMDB"):
+        check_lmdb(tmp_path / "none")
+    path = write(tmp_path / "lmdb", image(0))
+    (tmp_path / "lmdb.manifest.json").write_text("[]")
+    with pytest.raises(DataError, match=r"lmdb.manifest.json: is no manifest"):
+        check_lmdb(path)
+
+
+def test_more_than_one_is_counted() -> None:
+    assert str(Problem("x")) == "x"
+    assert str(Problem("x", 1001)) == "x, and 1,000 more like it"
