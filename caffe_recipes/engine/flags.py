@@ -10,7 +10,7 @@ from caffe_recipes.errors import InputError
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of `caffe`, with its defaults."""
+    """The flags of `caffe`, with its defaults; the last three are ours."""
 
     solver: str = ""
     model: str = ""
@@ -25,6 +25,8 @@ class Flags:
     gpu: str = ""
     engine: str = ""
     new_layers: str = ""
+    source: str = ""
+    out: str = ""
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
@@ -56,7 +58,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
         given.pop(name, None)
     if len(commands) != 1:
         what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
-        raise InputError("caffe-torch", what, "give one: train, test, version")
+        raise InputError("caffe-torch", what, "give one: train, test, predict, version")
     return commands[0], Flags(**given)  # type: ignore[arg-type]
 
 

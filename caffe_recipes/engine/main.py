@@ -1,4 +1,4 @@
-"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files."""
+"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files; and predict."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
 
 usage: caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE.solverstate]
        caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
+       caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz [-source LMDB]
        caffe-torch version
 
+  -out FILE.npz                 the scores (images x classes) that go into the last softmax, and the labels,
+                                of every image of the net's TEST LMDB, or of -source, each once
   -new_layers A,B               layers to train from their fillers, whatever the weights hold; any other
                                 learned layer of the net must be in the weights
   -level N, -stage A,B          the net's state, for include and exclude rules
@@ -95,6 +98,9 @@ def _check_flags(command: str, flags: Flags) -> None:
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
             raise InputError("caffe-torch", f"-{name} {getattr(flags, name)} holds an empty name", "give A,B")
+    for name in ("source", "out"):
+        if getattr(flags, name) and command != "predict":
+            raise InputError("caffe-torch", f"-{name} is for predict", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
         raise InputError("caffe-torch", "-new_layers is for train with -weights", "leave it out")
 
@@ -169,12 +175,40 @@ def _test(flags: Flags) -> int:
     return 0
 
 
+def _predict(flags: Flags) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if place_of(os.environ)[0] > 0:
+        return 0
+    log = Log()
+    try:
+        if not flags.model or not flags.weights or not flags.out:
+            hint = "give -model FILE -weights FILE -out FILE.npz"
+            raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
+        from caffe_recipes.engine import predicting  # imports torch
+
+        predicting.check_out(flags.out)
+        stages, weights = flags.stage.split(","), flags.weights.split(",")
+        net = predicting.load_predicting(flags.model, weights, flags.source, flags.level, stages, log)
+        try:
+            predicting.predict(net, flags.out, log)
+        finally:
+            net.close()
+    except CaffeRecipesError as error:
+        return _fail(error)
+    return 0
+
+
 def _version(flags: Flags) -> int:
     print(f"caffe-torch {version('caffe-recipes')}")
     return 0
 
 
-COMMANDS: dict[str, Callable[[Flags], int]] = {"train": _train, "test": _test, "version": _version}
+COMMANDS: dict[str, Callable[[Flags], int]] = {
+    "train": _train,
+    "test": _test,
+    "predict": _predict,
+    "version": _version,
+}
 
 
 if __name__ == "__main__":

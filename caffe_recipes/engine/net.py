@@ -241,6 +241,14 @@ class Net:
                 loss = part if loss is None else loss + part
         return loss if loss is not None else torch.zeros(())
 
+    def value(self, place: int) -> Tensor:
+        """Give a blob after a forward pass, by its place."""
+        return self._values[place].detach()
+
+    def shape(self, place: int) -> Shape:
+        """Give a blob's shape, by its place."""
+        return self._shapes[place]
+
     def scores(self) -> list[tuple[Output, float]]:
         """Give the output blobs' values after a forward pass, element by element."""
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,9 +17,18 @@ from caffe_recipes.engine.snapshot import check_complete, copy_weights
 from caffe_recipes.engine.solver import describe
 
 
-def load_tested(model: str, weights: Sequence[str], level: int, stages: Sequence[str], log: Log) -> Net:
-    """Set up a net in phase TEST with its weights; raises InputError where they do not fit."""
+def load_tested(
+    model: str,
+    weights: Sequence[str],
+    level: int,
+    stages: Sequence[str],
+    log: Log,
+    change: Callable[[pb.NetParameter], None] | None = None,
+) -> Net:
+    """Set up a net, once it is changed, in phase TEST with its weights; InputError where they do not fit."""
     param = load_net(model)
+    if change is not None:
+        change(param)
     param.state.phase = pb.TEST
     param.state.level = level
     param.state.stage.extend(stages)

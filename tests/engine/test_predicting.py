@@ -1,0 +1,98 @@
+"""`caffe-torch predict`: each image once, with the scores that `test` ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.test_main import only_line
+
+Run = Callable[..., tuple[int, str]]
+Change = Callable[..., None]
+
+ACCURACY = """
+layer { name: "top-1" type: "Accuracy" bottom: "ip" bottom: "label" top: "top-1" }
+layer { name: "top-2" type: "Accuracy" bottom: "ip" bottom: "label" top: "top-2" accuracy_param { top_k: 2 } }
+"""
+PREDICT = ("predict", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel", "-out", "out.npz")
+
+
+@pytest.fixture
+def trained(case: Path, run: Run) -> Path:
+    """Make a snapshot of a net that has accuracies."""
+    with (case / "net.prototxt").open("a") as net:
+        net.write(ACCURACY)
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    return case
+
+
+def test_each_image_is_predicted_once_in_the_order_of_its_keys(trained: Path, run: Run) -> None:
+    code, log = run(*PREDICT)
+    assert code == 0
+    assert "10 of 10 images" in log
+    with np.load(trained / "out.npz") as held:
+        assert held["scores"].shape == (10, 3)
+        assert held["scores"].dtype == np.float32
+        assert held["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert [path.name for path in trained.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_scores_have_the_accuracies_of_test(trained: Path, run: Run, change: Change) -> None:
+    change(trained / "net.prototxt", ("batch_size: 4", "batch_size: 5"))
+    _, log = run("test", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel", "-iterations", "2")
+    assert run(*PREDICT)[0] == 0
+    with np.load(trained / "out.npz") as held:
+        scores, labels = held["scores"], held["labels"]
+    ahead = (scores > np.take_along_axis(scores, labels[:, None], 1)).sum(1)
+    for k in (1, 2):
+        said = re.findall(rf"\] top-{k} = ([0-9.]+)", log)[-1]
+        assert float(said) == pytest.approx((ahead < k).mean(), abs=1e-6)
+
+
+def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., None]) -> None:
+    raw(trained / "other", [2, 2, 1])
+    assert run(*PREDICT, "-source", "other")[0] == 0
+    with np.load(trained / "out.npz") as held:
+        assert held["labels"].tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("predict", "-model", "net.prototxt", "-weights", "x"), "no output"),
+        ((*PREDICT[:-1], "none/out.npz"), "there is no folder none"),
+        ((*PREDICT[:-1], "lmdb"), "is a folder"),
+        ((*PREDICT, "-source", "none"), "none: no such LMDB"),
+        (("test", *PREDICT[1:]), "-out is for predict"),
+    ],
+)
+def test_bad_words_exit_2_with_one_line(trained: Path, run: Run, words: tuple[str, ...], part: str) -> None:
+    code, log = run(*words)
+    assert code == 2
+    assert part in only_line(log)
+    assert not (trained / "out.npz").exists()
+
+
+def test_a_label_that_is_no_class_names_its_record(trained: Path, run: Run, raw: Callable[..., None]) -> None:
+    raw(trained / "other", [0, 1, 3])
+    code, log = run(*PREDICT, "-source", "other")
+    assert code == 2
+    assert "record '00000002_r2' has label 3" in only_line(log)
+
+
+def test_images_of_another_size_are_refused(trained: Path, run: Run, raw: Callable[..., None]) -> None:
+    raw(trained / "other", [0, 1, 2], (1, 5, 5))
+    code, log = run(*PREDICT, "-source", "other")
+    assert code == 2
+    assert "25" in only_line(log)
+
+
+def test_a_net_without_a_softmax_is_refused(trained: Path, run: Run, change: Change) -> None:
+    change(trained / "net.prototxt", ('"SoftmaxWithLoss"', '"HingeLoss"'))
+    code, log = run(*PREDICT)
+    assert code == 2
+    assert "no softmax in phase TEST" in only_line(log)
