@@ -148,6 +148,10 @@ def _check_startable(standing: Standing | None) -> None:
         process = standing.run.process
         what = f"process {process.pid} on {process.node} carries this run on"
         raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
+    launch = standing.run.state.launch
+    if launch is not None and not launch.job:  # a job's own run would refuse it, and the job would fail
+        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
+        raise InputError(folder, what, f"{standing.run.go_on} there; stop it once it does, and submit")
 
 
 def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, means: Means) -> tuple[str, ...]:

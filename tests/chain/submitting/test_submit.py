@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.chain.journal import Journal
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from tests.chain.told_run import WHOLE, failed, finished, launched, started, tell_run
 
@@ -233,7 +236,12 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
     tell_run(
-        desk.root, desk.recipe, started(job="12"), launched(), ("ending", {"phase": "init", "host": "n3"})
+        desk.root,
+        desk.recipe,
+        started(job="12"),
+        launched(),
+        failed("init", "x"),
+        ("ending", {"phase": "init", "host": "n3"}),
     )
     desk.submit(time_s=3600.0)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
@@ -243,6 +251,22 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
 def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, *WHOLE)
     with pytest.raises(InputError, match="runs/small-1: is finished: a job would have nothing to do"):
+        desk.submit(time_s=3600.0)
+
+
+def test_a_trainer_that_a_killed_run_may_have_left_is_told(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, started(), launched())
+    with pytest.raises(InputError, match=r"phase init was started on .*, and nothing tells of its end"):
+        desk.submit(time_s=3600.0)
+    assert desk.slurm.submitted() == []
+
+
+def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
+    folder = tell_run(desk.root, desk.recipe, started(os.getpid()), launched())
+    with (
+        closing(Journal(folder / "journal.jsonl")),
+        pytest.raises(InputError, match=f"process {os.getpid()} on .* carries this run on; wait for it, or"),
+    ):
         desk.submit(time_s=3600.0)
 
 

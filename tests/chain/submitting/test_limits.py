@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from caffe_recipes.chain.submitting.limits import Asked, check_slurm, choose_partition
+from caffe_recipes.cluster.profiles import Batch, Profile, parse_profile
+from caffe_recipes.cluster.slurm.jobs import NodeGroup
+from caffe_recipes.cluster.slurm.partitions import Partition
+from caffe_recipes.errors import ClusterError
+
+DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
+LONG = Partition("long", "UP", 64, max_s=math.inf)
+
+
+def profile(partitions: str) -> Profile:
+    return parse_profile(f"name: site\ntitle: A site\npartitions: {partitions}\n", "site.yaml")
+
+
+def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Asked:
+    return Asked(nodes, time_s, Batch(**batch))  # type: ignore[arg-type]
+
+
+def test_a_profile_without_partitions_leaves_the_choice_to_slurm() -> None:
+    assert choose_partition(profile("{}"), Batch(), 10_000, None) == Batch()
+
+
+def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
+    known = profile("{short: {hours: 1}, wide: {nodes: 128, hours: 48}}")
+    assert choose_partition(known, Batch(), 4, 7200.0).partition == "wide"
+    assert choose_partition(known, Batch(), 4, 600.0).partition is None
+
+
+@pytest.mark.parametrize(
+    ("partition", "nodes", "said"),
+    [
+        (None, 200, "site: wide takes at most 128 nodes, the recipe needs 200; take another machine"),
+        ("wide", 200, "site: wide takes at most 128 nodes, the recipe needs 200; take another --partition"),
+        ("wdie", 4, "site: no partition 'wdie' is known; there are: wide"),
+    ],
+)
+def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: int, said: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        choose_partition(profile("{wide: {nodes: 128, hours: 48}}"), Batch(partition=partition), nodes, None)
+    assert str(caught.value).startswith(said)
+
+
+def test_without_a_partition_the_default_s_limits_count() -> None:
+    with pytest.raises(ClusterError, match="debug has 4 nodes, the job needs 5: it would be queued for ever"):
+        check_slurm(asked(5), [DEBUG, LONG], [])
+    assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
+    with pytest.raises(
+        ClusterError, match="Slurm has no default partition; give --partition; there are: long"
+    ):
+        check_slurm(asked(), [LONG], [])
+
+
+def test_of_several_partitions_one_must_take_the_job() -> None:
+    assert not check_slurm(asked(5, partition="debug,long"), [DEBUG, LONG], []).must_wait
+    with pytest.raises(ClusterError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
+        check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])
+
+
+def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
+    (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
+    assert note == "nobody knows how long it takes: it gets the time of debug, 30 min; --time gives another"
+    (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes
+    assert "it gets the time of long, no limit" in note
+
+
+def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
+    broken = NodeGroup("debug", True, None, 3, "drained", "n[1-3]")
+    verdict = check_slurm(asked(2), [DEBUG], [broken])
+    assert verdict.must_wait
+    assert verdict.notes[0].startswith("debug has 1 nodes that work now, the job needs 2")

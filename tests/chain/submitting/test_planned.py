@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.chain.submitting.planned import SubmitOptions, build_request, plan_submission
+from caffe_recipes.cluster.slurm.submission import Request
+from caffe_recipes.generate.files import generate
+from caffe_recipes.generate.tree import write_files
+from caffe_recipes.recipe.source import load_recipe
+
+if TYPE_CHECKING:
+    from tests.chain.submitting.conftest import Desk
+
+
+def requests(desk: Desk, **more: object) -> list[Request]:
+    planned = plan_submission(load_recipe(desk.recipe), desk.options(**more))
+    return [build_request(planned, step, "3fa210", None) for step in planned.steps]
+
+
+def test_a_time_of_the_user_s_own_has_slurm_warn_in_time(desk: Desk) -> None:
+    (request,) = requests(desk, time_s=600.0)
+    assert "--signal=B:USR1@60" in request.options
+    assert request.environment["STOP_GRACE_S"] == "30"
+    (request,) = requests(desk, time_s=36_000.0)
+    assert "--signal=B:USR1@600" in request.options
+    assert "STOP_GRACE_S" not in request.environment
+
+
+def test_without_one_the_script_s_own_warning_stands(desk: Desk) -> None:
+    (request,) = requests(desk)
+    assert not [option for option in request.options if option.startswith("--signal")]
+    assert request.time_s is None
+
+
+def test_a_recipe_whose_speed_is_known_asks_for_the_time_that_it_takes(tmp_path: Path) -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    write_files(generate(recipe), tmp_path)
+    options = SubmitOptions(recipe.name, tmp_path, tmp_path, profile="stampede2-skx")
+    planned = plan_submission(recipe, options)
+    assert planned.longest_s is not None
+    assert 14_692 < planned.longest_s < 6 * 3600
+    (request,) = [build_request(planned, step, "3fa210", 7) for step in planned.steps]
+    assert (request.partition, request.dependency) == ("skx-normal", 7)
+    assert request.arguments == ("--profile", "stampede2-skx")
+    assert "RECIPE_FILE" not in request.environment
+
+
+def test_spares_are_asked_for_beside_the_recipe_s_nodes(desk: Desk) -> None:
+    assert [request.nodes for request in requests(desk, spares=2)] == [3]
+    assert [request.nodes for request in requests(desk)] == [None]
+
+
+def test_a_job_for_each_phase_has_its_name(desk: Desk) -> None:
+    found = [(request.name, Path(request.script).name) for request in requests(desk, split=True)]
+    assert found == [
+        ("small-3fa210-init", "phase-1-init.sbatch"),
+        ("small-3fa210-cyc1", "phase-2-cyc1.sbatch"),
+        ("small-3fa210-last", "phase-3-last.sbatch"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["a,b", 'it\'s "x" $(y)'])
+def test_what_is_handed_on_is_handed_on_as_it_is(desk: Desk, value: str) -> None:
+    (request,) = requests(desk, arguments=("--how", value), environment={"LMDB_SOURCE": value})
+    assert request.arguments[-1] == value
+    assert request.environment["LMDB_SOURCE"] == value
