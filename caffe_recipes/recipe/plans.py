@@ -150,6 +150,8 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[Planned]:
         low, rate = rate, rate * cycles.rise_times
         rise_end, end = at + cycles.rise_epochs, at + cycles.rise_epochs + cycles.fall_epochs
         rise = basis.iterations(rise_end) - basis.iterations(at)
+        _fit(0, rise, "nothing", "a cycle's rise")
+        _fit(basis.iterations(rise_end), basis.iterations(end), "a cycle's rise", "the cycle")
         ramp = {"warmup_iter": rise, "warmup_start_lr": _six_digits(low)}
         if own:
             fixed = {"base_lr": _six_digits(rate), "lr_policy": "fixed", "max_iter": rise}
@@ -169,6 +171,7 @@ def _poly_cyc(
 ) -> dict[str, Any]:
     """Divide the rate by `times` between two ages in epochs, with a power."""
     begin, end = basis.iterations(at), basis.iterations(until)
+    _fit(begin, end, "a part", "the next")
     return {
         "base_lr": _six_digits(rate),
         "lr_policy": "poly_cyc",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import random
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.recipe import plans
 from caffe_recipes.recipe.plans import Plan, Planned, plan_phases
 from caffe_recipes.recipe.schedule import Cycles, Schedule
@@ -145,6 +146,9 @@ def test_what_is_derived_names_a_key_of_a_phase_that_has_it() -> None:
         (Schedule(iterations=20, collapse=True, weight_decay_steps=9), 1281167, "a part"),
         (Schedule(epochs=90, collapse=True, collapse_epochs=0.1), 1281167, "collapse"),
         (Schedule(decay="cycles", warmup_epochs=30), 4096, "the warm-up"),
+        (Schedule(decay="cycles", cycles=Cycles(square_epochs=0.1)), 1281167, "a part"),
+        (Schedule(decay="cycles", cycles=Cycles(rise_epochs=0.1)), 1281167, "nothing"),
+        (Schedule(decay="cycles", cycles=Cycles(fall_epochs=0.1)), 1281167, "a cycle's rise"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said: str) -> None:
@@ -167,6 +171,39 @@ def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said:
 def test_a_schedule_that_contradicts_itself_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Schedule.model_validate(values)
+
+
+def draw_schedule(draw: random.Random) -> dict[str, Any]:
+    decay = draw.choice(["linear", "linear", "steps", "cycles"])
+    values: dict[str, Any] = {"decay": decay, "warmup": draw.choice(["inside", "own-phase"])}
+    if decay == "cycles":
+        parts = ("linear_epochs", "square_epochs", "rise_epochs", "fall_epochs")
+        values["cycles"] = {part: draw.choice([0.2, 3, 12, 30]) for part in parts}
+        values["cycles"]["collapse_epochs"] = draw.choice([(), (3,), (3, 10)])
+        return values
+    values["epochs"] = draw.choice([0.1, 5, 10, 50, 90, 300])
+    if decay == "linear":
+        values |= {"collapse": draw.random() < 0.6, "weight_decay_steps": draw.choice([1, 2, 7])}
+    return values
+
+
+def test_whatever_a_schedule_states_is_planned_with_rates_that_are_numbers_or_refused() -> None:
+    planned = 0
+    for index in range(2000):
+        draw = random.Random(index)
+        batch, images = int(2 ** draw.uniform(0, 17)), draw.choice([1438, 50000, IMAGES])
+        try:
+            plan = plan_phases(Schedule.model_validate(draw_schedule(draw)), batch, images)
+        except ValueError as error:
+            assert "does not fit" in str(error)  # noqa: PT017 - both ways are meant
+            continue
+        planned += 1
+        for solver in map(solver_of, plan.phases):
+            assert solver.max_iter > 0
+            assert not check_rates(solver)
+            assert solver.lr_policy != "poly_cyc" or solver.lr_iter >= solver.max_iter
+            assert solver.warmup_iter <= solver.max_iter
+    assert planned > 500
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
