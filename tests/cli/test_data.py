@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,17 @@ def test_opencv_is_asked_for_only_where_images_are_looked_at(tmp_path: Path) -> 
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == exit_code, done.stderr
     assert "images cannot be read without cv2; install this project's extra 'data'" in done.stderr
+
+
+def test_imagenets_archive_is_built_without_being_unpacked(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images")
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        for name in ("b", "a", "c"):
+            with tarfile.open(tmp_path / f"{name}.tar", "w") as inner:
+                for file in sorted((tmp_path / "images" / name).iterdir()):
+                    inner.add(file, file.name)
+            tar.add(tmp_path / f"{name}.tar", f"{name}.tar")
+    words = ("build", "--images", tmp_path / "train.tar", "--out", tmp_path / "lmdb", "--workers", "1")
+    assert call(*words, "--classes", "3")[:2] == (0, f"{tmp_path / 'lmdb'}: 4 images of 3 classes\n")
+    with open_datums(tmp_path / "lmdb") as datums:
+        assert [datum.label for _, datum in datums] == [0, 1, 1, 2]

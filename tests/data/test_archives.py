@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.data.archives import is_archive, load_archive
+from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.folders import load_folder
+from caffe_recipes.data.pictures import Pictures, reading
+from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.plan import plan_build
+from caffe_recipes.errors import DataError
+from tests.data.conftest import encode, records
+
+IMAGES = {
+    f"{synset}/{synset}_{number}.JPEG": encode(".jpg", 20 + number % 7, 30, number)
+    for synset, numbers in (("n03", (10, 9)), ("n01", (1, 2, 3)), ("n02", (5,)))
+    for number in numbers
+}
+
+
+def pack(files: Mapping[str, bytes], kind: int = tarfile.GNU_FORMAT) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=kind) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return whole.getvalue()
+
+
+def train_tar(kind: int = tarfile.GNU_FORMAT) -> bytes:
+    """Pack a tar of each class's tar, as ILSVRC2012_img_train.tar is."""
+    synsets = dict.fromkeys(name.split("/")[0] for name in IMAGES)
+    inner = {
+        f"{synset}.tar": pack(
+            {name.split("/")[1]: data for name, data in IMAGES.items() if name.startswith(synset)}, kind
+        )
+        for synset in synsets
+    }
+    return pack(inner, kind)
+
+
+def write(folder: Path, data: bytes, name: str = "images.tar") -> Path:
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def contents(found: Pictures) -> list[tuple[str, int, bytes]]:
+    with reading() as read:
+        return [(picture.name, picture.label, read(picture)) for picture in found.pictures]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_tar_of_class_tars_is_read_where_it_lies_with_sorted_synsets_as_labels(
+    tmp_path: Path, kind: int
+) -> None:
+    found = load_archive(write(tmp_path, train_tar(kind)))
+    assert found.classes == ("n01", "n02", "n03")
+    labels = {"n01": 0, "n02": 1, "n03": 2}
+    assert contents(found) == [(name, labels[name[:3]], IMAGES[name]) for name in sorted(IMAGES)]
+    assert [path.name for path in tmp_path.iterdir()] == ["images.tar"]
+
+
+def test_a_tar_of_class_folders_is_read_alike(tmp_path: Path) -> None:
+    plain = load_archive(write(tmp_path, pack({f"./{name}": data for name, data in IMAGES.items()})))
+    assert contents(plain) == contents(load_archive(write(tmp_path, train_tar(), "other.tar")))
+
+
+def test_an_archive_and_its_folder_become_the_same_records(tmp_path: Path) -> None:
+    for name, data in IMAGES.items():
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(data)
+    made = []
+    for found in (load_archive(write(tmp_path, train_tar())), load_folder(tmp_path / "images")):
+        out = tmp_path / f"{found.where.name}.lmdb"
+        made.append(build_lmdb(plan_build(found, Settings(shorter_side_px=16), seed=4), out, workers=2))
+        assert len(records(out)) == 6
+    assert made[0] == made[1]
+
+
+def test_a_tar_of_images_alone_takes_its_labels_from_a_list(tmp_path: Path) -> None:
+    images = {f"ILSVRC2012_val_{number:08d}.JPEG": encode(".jpg", 9, 9, number) for number in (3, 1, 2)}
+    archive = write(tmp_path, pack(images))
+    labels = write(
+        tmp_path, b"".join(f"{name} {index}\n".encode() for index, name in enumerate(images)), "val.txt"
+    )
+    build_lmdb(plan_build(load_archive(archive, labels), Settings()), tmp_path / "lmdb")
+    with open_datums(tmp_path / "lmdb") as datums:
+        assert [(key[9:].decode(), datum.label, datum.data) for key, datum in datums] == [
+            (name, list(images).index(name), images[name]) for name in sorted(images)
+        ]
+    with pytest.raises(
+        DataError, match="does not tell the classes of its images, of 'ILSVRC2012_val_00000001"
+    ):
+        load_archive(archive)
+
+
+def test_a_list_of_classes_gives_the_labels(tmp_path: Path) -> None:
+    found = load_archive(write(tmp_path, train_tar()), known=("n03", "n00", "n02", "n01"))
+    assert {picture.name[:3]: picture.label for picture in found.pictures} == {"n01": 3, "n02": 2, "n03": 0}
+
+
+def test_a_broken_image_is_named_with_its_archive(tmp_path: Path) -> None:
+    archive = write(tmp_path, pack({"a/1.jpg": b"<html>"}))
+    with pytest.raises(DataError, match=r"images.tar: a/1.jpg: is no image that OpenCV decodes"):
+        build_lmdb(plan_build(load_archive(archive), Settings()), tmp_path / "lmdb")
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.7])
+def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, part: float) -> None:
+    whole = train_tar().rstrip(b"\0")
+    with pytest.raises(DataError, match=r"images.tar: is (cut short|no whole tar)"):
+        load_archive(write(tmp_path, whole[: int(len(whole) * part)]))
+
+
+def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is compressed by gzip; decompress it"):
+        load_archive(write(tmp_path, gzip.compress(train_tar())))
+    with pytest.raises(DataError, match="is no whole tar"):
+        load_archive(write(tmp_path, b"hello" * 1000))
+    with pytest.raises(DataError, match="holds no images"):
+        load_archive(write(tmp_path, pack({"readme.txt": b"hello"})))
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        load_archive(tmp_path / "none.tar")
+
+
+def test_an_archive_is_known_by_its_name_or_what_is_in_it(tmp_path: Path) -> None:
+    assert is_archive(write(tmp_path, train_tar(), "images"))
+    assert is_archive(write(tmp_path, b"", "x.tar"))
+    assert not is_archive(write(tmp_path, b"a.jpg 1\n", "list"))

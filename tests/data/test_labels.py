@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.data.labels import load_classes, load_labels
+from caffe_recipes.errors import DataError
+
+IMAGES = ["val_1.JPEG", "val_2.JPEG", "val_3.JPEG"]
+
+
+def write(folder: Path, text: str, name: str = "labels.txt") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_labels_are_numbers_or_classes_behind_each_image_in_any_order(tmp_path: Path) -> None:
+    numbers = write(tmp_path, "val_3.JPEG 7\nval_1.JPEG 5\nval_2.JPEG 0\nval_9.JPEG 3\n")
+    assert load_labels(numbers, IMAGES) == (dict(zip(IMAGES, (5, 0, 7), strict=True)), None)
+    synsets = write(tmp_path, "val_3.JPEG n02\nval_1.JPEG n07\nval_2.JPEG n02\n")
+    assert load_labels(synsets, IMAGES) == (dict(zip(IMAGES, (1, 0, 0), strict=True)), ("n02", "n07"))
+    known = ("n07", "n01", "n02")
+    assert load_labels(synsets, IMAGES, known) == (dict(zip(IMAGES, (0, 2, 2), strict=True)), known)
+
+
+def test_folders_before_an_images_name_do_not_matter(tmp_path: Path) -> None:
+    listed = write(tmp_path, "".join(f"some/{name} 1\n" for name in IMAGES))
+    assert load_labels(listed, [f"val/{name}" for name in IMAGES])[0]["val/val_1.JPEG"] == 1
+
+
+def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) -> None:
+    listed = write(tmp_path, "n02\nn07\nn02\n")
+    assert load_labels(listed, IMAGES)[0] == dict(zip(IMAGES, (0, 1, 0), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "lists no labels"),
+        ("490\n361\n171\n", "holds numbers alone, whose classes it does not tell"),
+        ("n02\nn07\n", "has 2 labels for 3 images"),
+        ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not 'image label'"),
+        ("val_1.JPEG 1\nval_2.JPEG 2\n", "has no label for 'val_3.JPEG'"),
+        ("val_1.JPEG 1\nval_2.JPEG -2\nval_3.JPEG 2\n", ":2: label '-2' is no whole number from 0"),
+        ("val_1.JPEG 1\nval_2.JPEG n02\nval_3.JPEG 2\n", ":2: label 'n02' is no whole number from 0"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_line(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_labels(write(tmp_path, text), IMAGES)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_that_is_not_among_the_known_ones_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="class 'n09' is none of the 2 of the list of classes"):
+        load_labels(write(tmp_path, "n01\nn09\nn02\n"), IMAGES, ("n01", "n02"))
+
+
+def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) -> None:
+    assert load_classes(write(tmp_path, "my cat\nmy dog\n")) == ("my cat", "my dog")
+    words = write(tmp_path, "n01440764 tench, Tinca tinca\nn01443537 goldfish\n")
+    assert load_classes(words) == ("n01440764", "n01443537")
+    manifest = write(tmp_path, json.dumps({"classes": ["b", "a"]}), "x.json")
+    assert load_classes(manifest) == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("x", "", "names no classes"),
+        ("x", "a\nb\na\n", "names class 'a' twice"),
+        ("x.json", "{", "names no classes"),
+        ("x.json", '{"classes": null}', "names no classes"),
+        ("x.json", "[]", "names no classes"),
+    ],
+)
+def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, text: str, what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        load_classes(write(tmp_path, text, name))
