@@ -195,7 +195,7 @@ def test_whatever_a_schedule_states_is_planned_with_rates_that_are_numbers_or_re
         try:
             plan = plan_phases(Schedule.model_validate(draw_schedule(draw)), batch, images)
         except ValueError as error:
-            assert "does not fit" in str(error)  # noqa: PT017 - both ways are meant
+            assert "does not fit" in str(error)
             continue
         planned += 1
         for solver in map(solver_of, plan.phases):
