@@ -22,6 +22,7 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     """Watch a run until it is finished; nothing is written, and Ctrl-C stops nothing but the watching.
 
     RUN is a run's folder, its name (`digits-local-1`), or a recipe's name or YAML, whose latest run is meant.
+    While a job of its recipe waits in Slurm's queue, that is told, and the run waited for.
     """
     try:
         attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
