@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from caffe_recipes.chain.shown_run import ShownRun
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
+from caffe_recipes.chain.submitting.bad_nodes import find_bad_nodes
 from caffe_recipes.chain.submitting.limits import Asked, check_slurm
 from caffe_recipes.chain.submitting.planned import (
     Planned,
@@ -30,8 +30,6 @@ from caffe_recipes.chain.submitting.submissions import (
     submissions_path,
 )
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.nodelists import parse_nodelist
-from caffe_recipes.cluster.slurm.jobs import NodeGroup, failed_nodes
 from caffe_recipes.cluster.slurm.queries import SchedulerAway, ask_node_groups, ask_partitions, has_slurm
 from caffe_recipes.cluster.slurm.submission import (
     Refused,
@@ -161,7 +159,7 @@ def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, mea
     verdict = check_slurm(asked, partitions, groups)
     for note in verdict.notes:
         say(note)
-    exclude = _find_bad(standing, groups)
+    exclude = find_bad_nodes(standing, groups)
     if exclude:
         say(f"without {', '.join(exclude)}, which failed the last time")
     for step in planned.steps:
@@ -173,23 +171,6 @@ def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, mea
     if planned.options.time_s is None and planned.longest_s is not None:
         say(f"time: {describe_limit(planned.longest_s)}, by the images/s of the recipe; --time gives another")
     return exclude
-
-
-def _find_bad(standing: Standing | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
-    """Return the nodes that are not to be tried again: those that Slurm blames, or the run."""
-    if standing is None:
-        return ()
-    known = {name for group in groups for name in _names(group.node_list)}
-    blamed = [name for job in standing.jobs if job.job for name in failed_nodes(job.job, groups)]
-    lost = list(standing.run.blamed) if isinstance(standing.run, ShownRun) else []
-    return tuple(dict.fromkeys(name for name in (*blamed, *lost) if name in known))
-
-
-def _names(node_list: str) -> tuple[str, ...]:
-    try:
-        return parse_nodelist(node_list, "")
-    except ClusterError:
-        return ()
 
 
 def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:
