@@ -117,6 +117,10 @@ class FaultyChain:
 
     def start(self, *words: str, recipe: str = "recipe.yaml") -> Started:
         """Start `caffe-recipes run` on the head."""
+        return self.begin([*_RUN, recipe, *words])
+
+    def begin(self, argv: Sequence[str], **variables: str) -> Started:
+        """Start a command of ours on the head, in the root."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.root / "cache")}
         environment["PYTHONFAULTHANDLER"] = "1"
@@ -125,7 +129,7 @@ class FaultyChain:
         with output.open("w") as said:
             process: subprocess.Popen[str] = self.cluster.popen(
                 "head",
-                ["env", "-C", str(self.root), *_RUN, recipe, *words],
+                ["env", "-C", str(self.root), *(f"{key}={value}" for key, value in variables.items()), *argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
@@ -231,11 +235,15 @@ class FaultyChain:
 
     def check_finished(self) -> None:
         """Compare the end with that of a chain that nothing disturbed; no half file, no process is left."""
+        self.check_files()
+        left = self.cluster.leftovers(5)
+        assert left == {}, left
+
+    def check_files(self) -> None:
+        """Compare the files at the end with those of a chain that nothing disturbed; none is half."""
         models, expected = self.models(), self.expected()
         assert {name: len(data) for name, data in models.items()} == {n: len(d) for n, d in expected.items()}
         assert [name for name, data in models.items() if data != expected[name]] == [], "their bytes differ"
-        left = self.cluster.leftovers(5)
-        assert left == {}, left
         halves = [path for path in self.run_folder.parent.rglob("*") if ".part" in path.name]
         halves += self.run_folder.parent.glob(".*")
         assert halves == [], halves
