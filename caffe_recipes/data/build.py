@@ -6,13 +6,12 @@ records keeps what was done, through kill -9 and power cuts; the next build with
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,13 +19,13 @@ import lmdb
 
 from caffe_recipes.caffe.datums import commit_records, open_datums
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
+from caffe_recipes.data.partial import check_plan, locked
 from caffe_recipes.data.plan import Plan
 from caffe_recipes.data.workers import Made, convert_all, convert_some
 from caffe_recipes.errors import DataError, RunFailed
-from caffe_recipes.files import write_whole
 
 _COMMIT_EVERY = 1000
-_START_BYTES = 1 << 24
+_START_BYTES = 1 << 30  # of addresses; the file grows with what is in it
 _SMALL = "make room on its disk; the same command goes on where it was"
 
 Tell = Callable[[int, int], None]
@@ -57,10 +56,10 @@ def build_lmdb(
     partial = out.with_name(f".{out.name}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with _locked(partial):
+        with locked(partial):
             if os.path.lexists(out):
                 return _check_same(plan, out)
-            _check_plan(partial, plan)
+            check_plan(partial, plan.digest)
             try:
                 manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
             except DataError:
@@ -92,29 +91,6 @@ def _check_same(plan: Plan, out: Path) -> Manifest:
             what = f"holds {len(datums):,} records, and its manifest says {manifest.images:,}"
             raise DataError(out, what, "remove it, and build it again")
     return manifest
-
-
-@contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """Let one process build at a time."""
-    descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise DataError(partial, "another build is under way there", "wait for its end") from None
-    finally:
-        os.close(descriptor)
-
-
-def _check_plan(partial: Path, plan: Plan) -> None:
-    """Raise DataError if what is there was begun with another plan."""
-    path = partial / "plan"
-    if not path.exists():
-        write_whole({path: plan.digest.encode()}, is_synced=True)
-    elif path.read_bytes() != plan.digest.encode():
-        what = "was begun with other images or settings"
-        raise DataError(partial, what, "remove it, or give the images and settings that it was begun with")
 
 
 def _remove_empty(partial: Path) -> None:
