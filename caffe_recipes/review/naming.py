@@ -110,8 +110,8 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
 def shipped_names() -> list[str]:
     """List the recipes that ship, without taking their YAML apart.
 
-    >>> shipped_names()[0]
-    'digits-local'
+    >>> "digits-local" in shipped_names()
+    True
     """
     return sorted(shipped_recipes())
 

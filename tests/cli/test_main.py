@@ -52,7 +52,7 @@ def test_version_is_the_package_s() -> None:
         (["generat"], "No such command 'generat'"),
         (["generate"], "Missing argument"),
         (["generate", "--cheque", "x"], "No such option"),
-        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-local, "),
+        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
         (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
         (["data", "check", "nowhere", "--classes", "0"], "0 is not in the range"),
