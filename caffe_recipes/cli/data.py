@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.tfrecords import check_tfrecords, tfrecords
 from caffe_recipes.data.check import check_lmdb
 from caffe_recipes.data.check_text import render_json, render_text
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
+from caffe_recipes.data.records_check import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import write_whole
 
@@ -25,6 +27,9 @@ _DIGITS = Path("examples/digits")
 @click.group()
 def data() -> None:
     """Build and check LMDBs of labelled images."""
+
+
+data.add_command(tfrecords)
 
 
 @data.command()
@@ -131,8 +136,13 @@ class _Progress:
 
 
 @data.command()
-@click.argument("lmdb", type=_PATH)
-@click.option("--classes", metavar="N", type=click.IntRange(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
+@click.argument("lmdb", metavar="LMDB|TFRECORDS", type=_PATH)
+@click.option(
+    "--classes",
+    metavar="N",
+    type=click.IntRange(1, _ANY_LABEL),
+    help="Labels go from 0 to N - 1; of TFRecords from 1 to N.",
+)
 @click.option("--all", "decodes_all", is_flag=True, help="Decode all images, and hash all records.")
 @click.option(
     "--sample", metavar="N", type=click.IntRange(0), default=256, show_default=True, help="Decode N images."
@@ -160,8 +170,14 @@ def check(
 ) -> None:
     """Look at an LMDB: every label, a sample of the images, how the records are shuffled, its size.
 
-    Exit 1 if a label is out of range, an image does not decode, or records are not what the manifest says.
+    Of TFRecords, a folder or a file: every record, and their order. Exit 1 if a label is out of range, an
+    image does not decode, or records are not what the manifest says.
     """
+    if is_records(lmdb):
+        if sheet is not None:
+            raise InputError("--sheet", "is drawn of LMDBs alone", "leave it out")
+        check_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
+        return
     if sheet is not None and sheet.suffix != ".png":
         raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
     if decodes_all or sample or sheet is not None:

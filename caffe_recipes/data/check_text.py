@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from caffe_recipes.data.check import Checked
+from caffe_recipes.data.shuffledness import Shuffledness
 
 _MOST_SHAPES = 4
 _MOST_CLASSES = 20  # of so many each is counted on the line
@@ -20,7 +21,6 @@ def render_text(seen: Checked) -> str:
 
 def render_json(seen: Checked) -> str:
     """Write what was seen as JSON, the labels all counted."""
-    order = seen.order
     values = {
         "records": seen.count,
         "encoded": seen.encoded,
@@ -29,15 +29,7 @@ def render_json(seen: Checked) -> str:
         "labels_missing": seen.missing,
         "shapes": {" x ".join(map(str, shape)): count for shape, count in seen.shapes.items()},
         "means_bgr": seen.means,
-        "order": {
-            "verdict": order.verdict,
-            "by_neighbours": order.by_neighbours,
-            "by_batches": order.by_batches,
-            "batch": order.batch,
-            "classes_in_batch": order.classes,
-            "classes_in_batch_random": order.classes_random,
-            "mean_run": order.mean_run,
-        },
+        "order": order_values(seen.order),
         "size_bytes": seen.size_bytes,
         "compact_bytes": seen.compact_bytes,
         "problems": [{"what": problem.what, "records": problem.count} for problem in seen.problems],
@@ -52,15 +44,32 @@ def _lines(seen: Checked) -> Iterator[str]:
     if seen.means is not None:
         channels = "BGR" if len(seen.means) == 3 else "grey"
         yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.means)
-    order = seen.order
-    yield (
+    yield order_text(seen.order)
+    size, compact = seen.size_bytes, seen.compact_bytes
+    yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
+    yield from (f"bad: {problem}" for problem in seen.problems)
+
+
+def order_text(order: Shuffledness) -> str:
+    """Write how well records are shuffled, on a line."""
+    return (
         f"order: {order.verdict} (1 is random, 0 sorted: neighbours {order.by_neighbours:.2f}, "
         f"batches of {order.batch} {order.by_batches:.2f}, with {order.classes:.1f} classes "
         f"of {order.classes_random:.1f} expected; mean run {order.mean_run:.1f})"
     )
-    size, compact = seen.size_bytes, seen.compact_bytes
-    yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
-    yield from (f"bad: {problem}" for problem in seen.problems)
+
+
+def order_values(order: Shuffledness) -> dict[str, object]:
+    """Return how well records are shuffled, for JSON."""
+    return {
+        "verdict": order.verdict,
+        "by_neighbours": order.by_neighbours,
+        "by_batches": order.by_batches,
+        "batch": order.batch,
+        "classes_in_batch": order.classes,
+        "classes_in_batch_random": order.classes_random,
+        "mean_run": order.mean_run,
+    }
 
 
 def _label_lines(seen: Checked) -> Iterator[str]:

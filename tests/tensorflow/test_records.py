@@ -1,0 +1,86 @@
+"""TFRecord files, byte by byte, and what is said of damaged ones."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import DataError
+from caffe_recipes.tensorflow.records import frame_record, masked_crc32c, read_records, write_records
+
+RECORDS = [b"", b"123456789", bytes(range(256)) * 300]
+
+
+def mask(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) % 2**32
+
+
+def test_a_record_is_its_length_and_data_each_behind_a_checksum() -> None:
+    # CRC32C of "123456789" is 0xe3069283: the check value by which that sum is known.
+    crc32c = pytest.importorskip("crc32c").crc32c
+    length = struct.pack("<Q", 9)
+    crcs = [struct.pack("<I", mask(crc)) for crc in (crc32c(length), 0xE3069283)]
+    assert frame_record(b"123456789") == length + crcs[0] + b"123456789" + crcs[1]
+
+
+def test_an_independent_checksum_is_the_same() -> None:
+    crc32c = pytest.importorskip("crc32c").crc32c
+    for data in RECORDS:
+        assert masked_crc32c(data) == mask(crc32c(data))
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    assert write_records(tmp_path / "file", RECORDS) == 3
+    assert list(read_records(tmp_path / "file")) == RECORDS
+
+
+def test_an_independent_reader_reads_what_was_written(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tfrecord.reader")
+    write_records(tmp_path / "file", RECORDS)
+    assert [bytes(data) for data in reader.tfrecord_iterator(str(tmp_path / "file"))] == RECORDS
+
+
+def test_a_file_without_records_is_read_as_such(tmp_path: Path) -> None:
+    write_records(tmp_path / "file", [])
+    assert list(read_records(tmp_path / "file")) == []
+
+
+@pytest.mark.parametrize("size", range(1, 26))
+def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    write_records(path, [b"first", b"123456789"])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: -size % 25 or -25])
+    first = 21
+    if len(path.read_bytes()) == first:
+        assert list(read_records(path)) == [b"first"]
+        return
+    with pytest.raises(DataError, match=r"file: record [01] at byte (0|21) is cut short; make the records"):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (0, "is no TFRecord file; give files of TFRecords"),
+        (14, "record 0 at byte 0 is damaged; make the records again"),
+        (20, "record 0 at byte 0 is damaged; make"),
+        (22, "record 1 at byte 21 is damaged: so is its length; make"),
+        (40, "record 1 at byte 21 is damaged; make"),
+    ],
+)
+def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, said: str) -> None:
+    path = tmp_path / "file"
+    write_records(path, [b"first", b"123456789"])
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        list(read_records(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere: cannot be read: No such file"):
+        list(read_records(tmp_path / "nowhere"))
