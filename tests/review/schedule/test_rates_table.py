@@ -39,14 +39,14 @@ def call(*words: str | Path) -> Result:
 
 
 def in_float32(text: str) -> Floats:
-    """Evaluate warm-up, `poly` and `poly_cyc` for every iteration; read by a pattern of its own."""
+    """Evaluate warm-up, `fixed`, `poly` and `poly_cyc` for every iteration; read by a pattern of its own."""
     given = dict(re.findall(r'^(\w+): "?([^"\s#]+)', text, re.MULTILINE))
     base_lr, start_lr = np.float32(given["base_lr"]), np.float32(given.get("warmup_start_lr", 0))
     warmup, last = int(given.get("warmup_iter", 0)), int(given["max_iter"])
-    whole = {"poly": last, "poly_cyc": int(given.get("lr_iter", 0))}[given["lr_policy"]]
+    whole = {"fixed": last, "poly": last, "poly_cyc": int(given.get("lr_iter", 0))}[given["lr_policy"]]
     iteration = np.arange(last, dtype=np.float32)
     left = np.float32(1) - iteration / np.float32(whole)
-    rate: Floats = base_lr * np.power(left, np.float32(given["power"]))
+    rate: Floats = base_lr * np.power(left, np.float32(given.get("power", 0)))
     if warmup:
         ramp = (iteration * base_lr + (np.float32(warmup) - iteration) * start_lr) / np.float32(warmup)
         rate = np.where(iteration < warmup, ramp, rate)
