@@ -114,6 +114,11 @@ def describe_changes(folder: Path, recipe: Recipe) -> str | None:
     return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
 
 
+def load_digests(folder: Path) -> dict[str, Any]:
+    """Return the digest of each prototxt that a run was started with, by its path; raises InputError."""
+    return _load(folder / _PROTOTXTS)
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))

@@ -89,7 +89,7 @@ def launch_trainer(
             process = subprocess.Popen(
                 argv,
                 cwd=root,
-                env={**_own_environment(), **environment},
+                env={**own_environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -101,7 +101,7 @@ def launch_trainer(
     return Trainer(log, process)
 
 
-def _own_environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     """Return our environment without what would make all that we start look like a rank of another launch."""
     return {name: value for name, value in os.environ.items() if name not in _RANKS}
 

@@ -45,6 +45,7 @@ COMMANDS = {
     "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
     "status": _Lazy("caffe_recipes.cli.status", "status", "Say where runs stand, and jobs in the queue."),
     "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
+    "ensemble": _Lazy("caffe_recipes.cli.ensemble", "ensemble", "Average the predictions of a run's models."),
     "cancel": _Lazy("caffe_recipes.cli.cancel", "cancel", "Stop a run, or take its jobs back."),
     "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read what a run of TensorFlow leaves behind."),
 }

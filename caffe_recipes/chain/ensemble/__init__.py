@@ -1,0 +1,1 @@
+"""Ensembles: the predictions of a run's models, averaged."""

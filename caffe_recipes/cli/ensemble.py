@@ -1,0 +1,64 @@
+"""`caffe-recipes ensemble`: the accuracy of a run's models, each alone and averaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from caffe_recipes.chain.ensemble.measure import EnsembleOptions, measure_ensemble
+from caffe_recipes.cli import options as given
+from caffe_recipes.cli.names import RUN
+
+
+def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names:
+        raise click.BadParameter("an empty name; write A,B")
+    return names
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@given.runs_root
+@click.option(
+    "--members",
+    metavar="A,B,...",
+    callback=_names,
+    help="Phases, or .caffemodel files [default: the phases that no other starts from]",
+)
+@click.option(
+    "--lmdb",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Images with labels [default: the recipe's test LMDB]",
+)
+@click.option(
+    "--average",
+    type=click.Choice(["probabilities", "geometric", "votes"]),
+    default="probabilities",
+    show_default=True,
+    help="What is averaged.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def ensemble(
+    run: str, caffe_root: str, members: tuple[str, ...] | None, lmdb: Path | None, average: str, as_json: bool
+) -> None:
+    """Measure a run's models on a test LMDB: each alone, averaged, and how much each of them adds.
+
+    RUN is a run's folder, its name (`digits-cyclic-1`), or its recipe's name or YAML: the latest run.
+    What each model says of each image is computed by caffe-torch, once, and kept beside the snapshots.
+    """
+    options = EnsembleOptions(Path(caffe_root), members, lmdb, average)
+    found = measure_ensemble(run, options, lambda text: click.echo(text, err=True))
+    from caffe_recipes.chain.ensemble.text import ensemble_as_json, render_ensemble  # these import numpy
+
+    if as_json:
+        click.echo(json.dumps(ensemble_as_json(found), indent=1))
+        return
+    root = Path(caffe_root).absolute()
+    shown = found.lmdb.relative_to(root) if found.lmdb.is_relative_to(root) else found.lmdb
+    click.echo(render_ensemble(found, str(shown)))

@@ -1,0 +1,33 @@
+"""A recipe as a graph: its phases, each with an edge from the one that it starts from."""
+
+from __future__ import annotations
+
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+
+
+def find_leaves(recipe: Recipe) -> tuple[Phase, ...]:
+    """Return the phases that no other starts from, in the recipe's order; a line has one, its last.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> [phase.name for phase in find_leaves(load_recipe("digits-cyclic"))][:2]
+    ['collapse1', 'collapse2']
+    """
+    begun_from = {
+        start.name for phase in recipe.phases if isinstance(start := recipe.starts_from(phase), Phase)
+    }
+    return tuple(phase for phase in recipe.phases if phase.name not in begun_from)
+
+
+def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
+    """Return the phases that a phase's model has gone through, the first one first and the phase last.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> cyclic = load_recipe("digits-cyclic")
+    >>> [each.name for each in line_to(cyclic, cyclic.phase("collapse2"))]
+    ['init', 'cyc1', 'cyc2', 'collapse2']
+    """
+    line = [phase]
+    while isinstance(start := recipe.starts_from(line[0]), Phase):
+        line.insert(0, start)
+    return tuple(line)

@@ -1,0 +1,267 @@
+"""Ensembles of a run's models: real nets from their fillers, predicted by the real caffe-torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.chain.ensemble.measure import Ensemble, EnsembleOptions, measure_ensemble
+from caffe_recipes.chain.ensemble.predictions import load_predictions
+from caffe_recipes.chain.ensemble.text import ensemble_as_json, render_ensemble
+from caffe_recipes.chain.folder import create_run
+from caffe_recipes.chain.plan import plan_prototxts
+from caffe_recipes.errors import DataError, InputError, WeightsError
+from caffe_recipes.generate.tree import write_files
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import load_recipe
+
+for module in ("torch", "cv2", "mpi4py"):
+    pytest.importorskip(module, reason="the extra `engine` is not installed")
+
+RECIPE = """\
+name: branched
+title: Two branches off one phase
+trainer: caffe-torch
+prototxt_dir: prototxt/branched
+net: {name: Small, builder: resnet_small, classes: 10}
+nets: {train_val: {}, train_val_noaug: {test: false}}
+data:
+  train: {lmdb: data/test_lmdb, images: 128}
+  test: {lmdb: data/test_lmdb, images: 20, batch_size: 10}
+  crop_size: 28
+  scale: 0.01
+cluster: {nodes: 1, ranks_per_node: 1, batch_per_rank: 32, omp_num_threads: 1}
+solver: {lr_policy: fixed, base_lr: 0.1, solver_mode: CPU}
+phases:
+  - {name: trunk, net: train_val, max_iter: 4, snapshot_prefix: tmp/trunk}
+  - {name: left, weights: trunk, net: train_val_noaug, max_iter: 4, snapshot_prefix: tmp/left}
+  - {name: right, weights: trunk, net: train_val_noaug, max_iter: 4, snapshot_prefix: tmp/right}
+evaluation: {net: train_val, iterations: 2}
+"""
+BIN = Path(sys.executable).parent
+
+
+def caffe_torch(root: Path, *words: str) -> str:
+    argv = [str(BIN / "caffe-torch"), *words]
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    return done.stderr
+
+
+def write_noise(path: Path, labels: Sequence[int], shape: tuple[int, int, int] = (3, 28, 28)) -> None:
+    random = np.random.default_rng(0)
+    channels, height, width = shape
+
+    def datum(label: int) -> pb.Datum:
+        data = random.integers(0, 256, shape, np.uint8).tobytes()
+        return pb.Datum(channels=channels, height=height, width=width, data=data, label=label)
+
+    write_datums(path, ((f"{index}", datum(label)) for index, label in enumerate(labels)))
+
+
+def initialise(root: Path, name: str, seed: int, net: str = "train_val") -> Path:
+    """Make a caffemodel of fillers."""
+    solver = root / f"solver_{name}.prototxt"
+    solver.write_text(
+        f'net: "prototxt/branched/{net}.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 0 '
+        f'snapshot_prefix: "{name}" solver_mode: CPU random_seed: {seed}'
+    )
+    caffe_torch(root, "train", "-solver", solver.name)
+    return root / f"{name}_iter_0.caffemodel"
+
+
+def make_root(root: Path) -> Recipe:
+    (root / "branched.yaml").write_text(RECIPE)
+    recipe = load_recipe(root / "branched.yaml")
+    write_files(plan_prototxts(recipe), root)
+    write_noise(root / "data" / "test_lmdb", [index % 10 for index in range(20)])
+    return recipe
+
+
+def finish_run(root: Path, models: dict[str, Path], number: int = 1) -> Path:
+    """Write a run whose phases have left these models."""
+    recipe = load_recipe(root / "branched.yaml")
+    folder = root / "runs" / f"branched-{number}"
+    folder.parent.mkdir(exist_ok=True)
+    journal = create_run(folder, recipe, plan_prototxts(recipe))
+    for phase, model in models.items():
+        snapshot = f"runs/{folder.name}/snapshots/{phase}_iter_4.caffemodel"
+        (root / snapshot).write_bytes(model.read_bytes())
+        sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
+        said = {"seconds": 1.0, "images_per_s": None, "loss": 0.5}
+        journal.append("finished", phase=phase, snapshot=snapshot, sha256=sha256, **said)
+    journal.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a root with a finished run, and predictions of it: a few seconds."""
+    root = tmp_path_factory.mktemp("caffe root")
+    make_root(root)
+    models = {name: initialise(root, name, seed) for seed, name in enumerate(("trunk", "left", "right"), 1)}
+    finish_run(root, models)
+    return root
+
+
+@pytest.fixture
+def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep digests where no other test does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
+    return made
+
+
+def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[Ensemble, list[str]]:
+    said: list[str] = []
+    given = replace(EnsembleOptions(root), **options)  # type: ignore[arg-type]
+    return measure_ensemble(run, given, said.append), said
+
+
+def test_the_leaves_are_measured_as_caffe_test_does_and_what_they_said_is_kept(root: Path) -> None:
+    found, said = measure(root)
+    assert [member.name for member in found.members] == ["left", "right"]
+    assert (found.images, found.classes, found.missing) == (20, 10, ())
+    for member, single in zip(found.members, found.measured.single, strict=True):
+        words = ("-model", "prototxt/branched/train_val.prototxt", "-weights", str(member.path))
+        log = caffe_torch(root, "test", *words, "-iterations", "2")
+        for name, value in (("top-1", single.top1), ("top-5", single.top5)):
+            assert float(re.findall(rf"\] loss3/{name} = ([0-9.]+)", log)[-1]) == pytest.approx(value)
+    assert measure(root) == (found, [])
+    assert len(said) in (0, 2)  # none where another test came first
+
+
+def test_the_ensemble_is_what_the_kept_scores_say(root: Path) -> None:
+    found, _ = measure(root)
+    snapshots = root / "runs/branched-1/snapshots"
+    total = np.zeros((20, 10))
+    for name in ("left", "right"):
+        (path,) = snapshots.glob(f"{name}_iter_4.*.npz")
+        kept = load_predictions(path)
+        assert kept is not None
+        powers = np.exp(kept.scores.astype(np.float64) - kept.scores.max(1, keepdims=True))
+        total += powers / powers.sum(1, keepdims=True)
+    assert found.measured.ensemble.top1 == (total.argmax(1) == np.arange(20) % 10).mean()
+
+
+def test_phases_and_files_may_be_members(root: Path) -> None:
+    model = str(root / "right_iter_0.caffemodel")
+    found, _ = measure(root, members=("trunk", model))
+    assert [member.name for member in found.members] == ["trunk", model]
+    assert found.measured.single[1] == measure(root)[0].measured.single[1]
+
+
+def test_a_damaged_file_of_predictions_is_made_anew(root: Path) -> None:
+    found, _ = measure(root)
+    (path,) = (root / "runs/branched-1/snapshots").glob("left_iter_4.*.npz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    again, said = measure(root)
+    assert (again, len(said)) == (found, 1)
+    assert path.read_bytes() == whole
+
+
+def test_another_lmdb_is_predicted_anew_and_both_are_kept(root: Path) -> None:
+    write_noise(root / "other_lmdb", [1] * 7)
+    found, said = measure(root, lmdb=root / "other_lmdb")
+    assert (found.images, len(said)) == (7, 2)
+    assert measure(root, lmdb=root / "other_lmdb")[1] == []
+    assert measure(root)[0].images == 20
+
+
+def test_the_table_and_the_json_tell_the_same(root: Path) -> None:
+    found, _ = measure(root)
+    text = render_ensemble(found, "data/test_lmdb")
+    values = json.loads(json.dumps(ensemble_as_json(found)))
+    for member in values["members"]:
+        line = next(line for line in text.splitlines() if line.startswith(member["name"]))
+        assert line.split()[1] == f"{100 * member['top1']:.2f}"
+    assert f"top-1 {100 * values['ensemble']['top1']:.2f} %" in text
+
+
+@pytest.mark.parametrize(
+    ("members", "part"),
+    [
+        (("left",), "one member, left; an ensemble has two or more"),
+        (("left", "left"), "'left' is named twice"),
+        (("left", "rigth"), "no phase 'rigth' in branched; did you mean 'right'"),
+        (("left", "none.caffemodel"), "none.caffemodel: cannot be read: no such file"),
+    ],
+)
+def test_what_is_no_ensemble_is_refused(root: Path, members: tuple[str, ...], part: str) -> None:
+    with pytest.raises(InputError, match=re.escape(part)):
+        measure(root, members=members)
+
+
+def test_unfinished_leaves_are_told_of_and_a_run_needs_two(root: Path) -> None:
+    model = root / "left_iter_0.caffemodel"
+    finish_run(root, {"trunk": model}, number=2)
+    with pytest.raises(InputError, match=r"no finished member; .* finished are trunk"):
+        measure(root, "branched-2")
+    with pytest.raises(InputError, match="phase left of branched-2 is not finished"):
+        measure(root, "branched-2", members=("trunk", "left"))
+    finish_run(root, {"trunk": model, "left": model}, number=3)
+    with pytest.raises(InputError, match="one member, left"):
+        measure(root, "branched-3")
+    finish_run(root, {}, number=4)
+    with pytest.raises(InputError, match=r"no finished member; .* finished are none yet"):
+        measure(root, "branched-4")
+
+
+def test_a_model_of_another_net_is_refused(root: Path) -> None:
+    net = root / "prototxt/branched/train_val.prototxt"
+    other = net.with_name("other.prototxt")
+    other.write_text(net.read_text().replace("num_output: 10", "num_output: 7"))
+    # the labels would be none of 7 classes, which no iteration looks at
+    model = initialise(root, "other", 1, "other")
+    with pytest.raises(WeightsError, match="does not fit net Small: layer 'fc10'"):
+        measure(root, members=("left", str(model)))
+
+
+def test_a_model_that_is_not_what_its_phase_left_is_refused(root: Path) -> None:
+    folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 5)
+    (folder / "snapshots/left_iter_4.caffemodel").write_bytes(b"spoilt")
+    with pytest.raises(WeightsError, match="is no longer the model that left was"):
+        measure(root, "branched-5")
+
+
+def test_images_of_another_shape_are_refused(root: Path) -> None:
+    write_noise(root / "grey_lmdb", [0, 1], (1, 28, 28))
+    with pytest.raises(InputError, match=r"^left: ") as caught:
+        measure(root, lmdb=root / "grey_lmdb")
+    assert "\n" not in str(caught.value)
+    write_noise(root / "small_lmdb", [0, 1], (3, 8, 8))
+    with pytest.raises(InputError, match=r"^left: .*small_lmdb") as caught:
+        measure(root, lmdb=root / "small_lmdb")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_label_that_is_no_class_names_its_record(root: Path) -> None:
+    write_noise(root / "eleven_lmdb", [0, 10])
+    with pytest.raises(InputError, match="record '00000001_1' has label 10"):
+        measure(root, lmdb=root / "eleven_lmdb")
+
+
+def test_what_is_no_lmdb_is_refused(root: Path) -> None:
+    with pytest.raises(DataError, match="none"):
+        measure(root, lmdb=root / "none")
+
+
+def test_a_net_that_has_changed_since_is_refused(root: Path) -> None:
+    net = root / "prototxt/branched/train_val.prototxt"
+    before = net.read_text()
+    net.write_text(before.replace('name: "Small"', 'name: "Other"'))
+    try:
+        with pytest.raises(InputError, match="is not the net that branched-1 was started with"):
+            measure(root)
+    finally:
+        net.write_text(before)

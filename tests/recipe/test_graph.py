@@ -1,0 +1,23 @@
+"""A recipe as a graph: where its branches end, and what a model has gone through."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.recipe.graph import find_leaves, line_to
+from caffe_recipes.recipe.source import load_recipe
+
+
+@pytest.mark.parametrize("name", ["stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local"])
+def test_a_line_has_one_leaf_its_last_phase(name: str) -> None:
+    recipe = load_recipe(name)
+    assert find_leaves(recipe) == recipe.phases[-1:]
+
+
+def test_the_cyclic_digits_end_in_five_collapses_each_off_its_cycle() -> None:
+    recipe = load_recipe("digits-cyclic")
+    leaves = find_leaves(recipe)
+    assert [leaf.name for leaf in leaves] == [f"collapse{number}" for number in range(1, 6)]
+    for number, leaf in enumerate(leaves, 1):
+        cycles = [f"cyc{each}" for each in range(1, number + 1)]
+        assert [phase.name for phase in line_to(recipe, leaf)] == ["init", *cycles, leaf.name]
