@@ -1,0 +1,62 @@
+"""What a submit refuses before anything is submitted: one line each, by what a real Slurm says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm.submitted_chain import PROFILE, SubmittedChain
+
+pytestmark = pytest.mark.cluster
+
+PROGRAMS = ("sh", "env", "sleep", "timeout")
+# What is asked for, and what is said of it: of a chain for four nodes.
+REFUSED = [
+    (("--partition", "nope"), "Slurm has no partition 'nope'; there are: debug, short"),
+    (("--spares", "1"), "debug has 4 nodes, the job needs 5: it would be queued for ever"),
+    (("--partition", "short"), "short gives a job at most 2 nodes, this one needs 4"),
+    (("--partition", "short", "--time", "11"), "short runs a job for at most 10 min, this one needs 11 min"),
+    (("--constraint", "gpu"), "Invalid feature specification"),
+    (("--time", "soon"), "'soon' is no time of Slurm's"),
+    (("--profile", "demanding.yaml"), "site: demands of each job its account; give --account"),
+    (("--profile", "small.yaml"), "few takes at most 3 nodes, the recipe needs 4"),
+]
+
+
+def make_path(chain: SubmittedChain) -> Path:
+    """Make a folder of what any machine has, but for Slurm's commands."""
+    (folder := chain.root / "bin").mkdir()
+    for name in PROGRAMS:
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    return folder
+
+
+def test_what_slurm_would_not_give_or_queue_for_ever_is_refused_in_one_line(
+    make_chain: Callable[..., SubmittedChain],
+) -> None:
+    chain = make_chain(4)
+    (chain.root / "demanding.yaml").write_text(PROFILE.replace("slurm: {", "slurm: {requires: [account], "))
+    (chain.root / "small.yaml").write_text(f"{PROFILE}partitions: {{few: {{nodes: 3}}}}\n")
+    before = chain.slurm.jobs()
+    asked = [(chain.start_call("submit", "recipe.yaml", *words), reason) for words, reason in REFUSED]
+    bare = chain.start_call("submit", "recipe.yaml", PATH=str(make_path(chain)))
+    asked.append((bare, "sbatch: not found on PATH"))
+    for started, reason in asked:
+        *notes, line = started.finish(2).splitlines()
+        assert line.startswith("Error: ")
+        assert reason in line
+        assert [note for note in notes if not note.startswith("nobody knows how long it takes")] == []
+    (chain.root / "jobs/small/chain.sbatch").open("a").write("\n# changed by hand\n")
+    assert "is not what the recipe generates" in chain.call("submit", "recipe.yaml", code=2)
+    assert chain.slurm.jobs() == before
+    assert not (chain.root / "runs").exists()
+
+
+def test_where_nothing_was_submitted_there_is_nothing_to_look_at(chain: SubmittedChain) -> None:
+    asked = [chain.start_call(word, "recipe.yaml") for word in ("status", "logs", "attach", "cancel")]
+    assert chain.call("status").startswith("no run: ")
+    for started in asked:
+        (line,) = started.finish(2).splitlines()
+        assert "no run, and no recipe's, is called 'small'" in line
