@@ -205,7 +205,9 @@ def _describe_end(job: Job) -> tuple[str, str]:
 
 
 def _describe_cancelled(job: Job) -> tuple[str, str]:
-    if job.reason.startswith("Dependency"):  # --kill-on-invalid-dep
+    if job.reason.startswith(
+        "DependencyNever"
+    ):  # --kill-on-invalid-dep; with a mere Dependency a user did it
         return (
             "was cancelled by Slurm, since a job that it depends on failed",
             "mend that one and submit again",

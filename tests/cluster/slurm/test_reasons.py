@@ -81,6 +81,12 @@ def test_a_job_cancelled_in_the_queue_says_so() -> None:
     assert describe_state(Job(1, "n", State.CANCELLED, start=at, end=at)) == "was cancelled before it started"
 
 
+def test_a_job_that_its_user_cancels_behind_another_is_not_said_to_be_slurms_doing() -> None:
+    at = datetime(2026, 11, 20)
+    job = Job(1, "n", State.CANCELLED, reason="Dependency", start=at, end=at)
+    assert describe_state(job) == "was cancelled before it started"
+
+
 def test_failed_nodes_are_those_blamed_and_the_jobs_own_broken_ones(recorded: Recorded) -> None:
     jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
     assert failed_nodes(jobs["nodefail"]) == failed_nodes(jobs["requeued"]) == ("c401-003",)
