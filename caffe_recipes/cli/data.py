@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.progress import Progress
 from caffe_recipes.cli.tfrecords import check_tfrecords, tfrecords
 from caffe_recipes.data.check import check_lmdb
 from caffe_recipes.data.check_text import render_json, render_text
@@ -20,7 +20,6 @@ from caffe_recipes.files import write_whole
 _PATH = click.Path(path_type=Path)
 _ANY_LABEL = 2**31
 _SIDE_PX = click.IntRange(1, 65_500)  # a JPEG's most
-_TELL_EVERY_S = 10
 _DIGITS = Path("examples/digits")
 
 
@@ -110,29 +109,11 @@ def build(
     order = (1 if seed is None else seed) if shuffle else None
     plan = plan_build(found, settings, seed=order, classes=classes)
     cores = len(os.sched_getaffinity(0))
-    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=_Progress())
+    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=Progress())
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
     click.echo(
         f"{click.format_filename(out)}: {built.images:,} images of {len(built.labels):,} classes{left_out}"
     )
-
-
-class _Progress:
-    """Say on standard error, now and then, how far a build is."""
-
-    def __init__(self) -> None:
-        self._start: tuple[int, float] | None = None
-        self._last = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._start is None:  # what an earlier build did tells nothing of the pace
-            self._start = done, now
-        elif now - self._last >= _TELL_EVERY_S:
-            self._last = now
-            pace = (done - self._start[0]) / (now - self._start[1])
-            left = (total - done) / pace / 60
-            click.echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left:.0f} min left", err=True)
 
 
 @data.command()

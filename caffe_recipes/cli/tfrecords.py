@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.progress import Progress
 from caffe_recipes.errors import CheckFailed, InputError
 
 _PATH = click.Path(path_type=Path)
@@ -57,7 +58,9 @@ def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_
 
     manifest = load_manifest(lmdb) if class_list is None else None
     classes = load_classes(class_list) if class_list else manifest.classes if manifest else None
-    made = write_tfrecords(lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes)
+    made = write_tfrecords(
+        lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes, tell=Progress()
+    )
     click.echo(f"{click.format_filename(out)}: {made.records:,} records in {made.shards:,} files")
 
 

@@ -141,12 +141,13 @@ def _fill(datums: Datums, folder: Path, plan: RecordSet, tell: Tell) -> None:
     for shard in range(plan.shards):
         path = folder / plan.file_name(shard)
         part = order[plan.part(shard)]
-        if not path.exists():
-            growing = folder / f".{path.name}"
-            growing.unlink(missing_ok=True)
-            write_records(growing, _examples(datums, part, plan.classes))
-            growing.rename(path)
-        tell(plan.part(shard).stop, plan.records)
+        if path.exists():
+            continue
+        tell(plan.part(shard).start, plan.records)
+        growing = folder / f".{path.name}"
+        growing.unlink(missing_ok=True)
+        write_records(growing, _examples(datums, part, plan.classes))
+        growing.rename(path)
 
 
 def _examples(datums: Datums, part: Sequence[int], classes: tuple[str, ...] | None) -> Iterator[bytes]:
