@@ -52,7 +52,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
     for home, paths in groups.items():
         documents = [document for path in paths if (document := reader.read_leniently(path))]
         solvers = [document for document in documents if is_solver(document)]
-        text = script if script != Script() else _own_script(home, solvers)
+        text = script if script != Script() else find_script(home, solvers)
         yield from check_commands(text)
         started, idle = split_started(solvers, script)
         # Another folder's solvers are none that the script forgets.
@@ -137,7 +137,7 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
     return groups
 
 
-def _own_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
+def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
     """Read the script or README of a folder whose commands start most of its solvers."""
     best, most = Script(), 1
     for path in sorted(home.iterdir()):

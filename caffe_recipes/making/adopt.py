@@ -1,0 +1,233 @@
+"""A folder of solvers and nets as a recipe that generates them again, equal as messages."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.config.source import Location
+from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.generate.nets import build_net
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.making.adopted_files import Adopted, read_folder
+from caffe_recipes.making.adopted_machine import NOTHING, Said, find_cluster, find_images, find_trainer
+from caffe_recipes.making.adopted_nets import (
+    batch_of,
+    count_classes,
+    data_values,
+    guess_nets,
+    own_net,
+    variant_values,
+)
+from caffe_recipes.making.adopted_phases import phase_values
+from caffe_recipes.making.values import make_recipe, write_recipe
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.review.diff.messages import diff_messages
+from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.lint.chains.chain import Link, Net
+from caffe_recipes.review.net_paths import is_file
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe that was made, its YAML, and what is to be told of it."""
+
+    recipe: Recipe
+    text: str
+    notes: tuple[str, ...]
+
+
+def adopt(
+    folder: Path,
+    said: Said = NOTHING,
+    *,
+    name: str | None = None,
+    script: Path | None = None,
+    home: Path = Path(),
+) -> Made:
+    """Make a recipe of a folder's files; `home` is the folder that its YAML is to stand in.
+
+    Raises InputError or PrototxtError, with file and field, for what a recipe cannot say.
+    """
+    found = read_folder(folder, script, said.caffe_root)
+    first = found.links[0].net
+    assert first is not None  # read_folder finds the net of each
+    values, comments, notes = _values(found, first, said, name)
+    classes = said.classes or count_classes(first)
+    if not classes:
+        raise InputError(first.path, "has no layer that tells classes apart", "give --classes N")
+    recipe, origin = _with_net(values, found, first, classes, home)
+    comments |= {("net",): [origin]}
+    _check_same(recipe, found)
+    return Made(recipe, write_recipe(recipe, comments), (*found.notes, *notes, f"net: {origin}"))
+
+
+def _values(
+    found: Adopted, first: Net, said: Said, name: str | None
+) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
+    """Return a recipe's values but for its net, the comments that say where they are from, and notes."""
+    folder = found.folder.absolute().name
+    trainer, trainer_from = find_trainer(found)
+    data, data_notes = _data(found, first, said)
+    cluster, cluster_notes = find_cluster(found, said, batch_of(first))
+    prototxt_dir, mended = _prototxt_dir(found)
+    phases, notes = [], [*cluster_notes, *data_notes, *mended]
+    comments: dict[Location, list[str]] = {
+        (): [f"Adopted from the files in {folder}: `caffe-recipes generate` makes them again."],
+        ("trainer",): [trainer_from],
+        ("prototxt_dir",): mended,
+        ("cluster",): cluster_notes,
+        ("data",): data_notes,
+    }
+    for index, link in enumerate(found.links):
+        phase, said_of = phase_values(found, index)
+        phases.append(phase)
+        notes += said_of
+        why = found.begins[index].why
+        file = Path(link.solver.path).name
+        comments[("phases", index)] = [f"{file}: {why}" if why else file, *said_of]
+    values = {
+        "name": name or _NAME.sub("-", folder).strip("._-") or "adopted",
+        "title": f"{first.message.name or 'A net'} in {_phases(len(phases))}, adopted from {folder}",
+        "trainer": trainer,
+        "prototxt_dir": prototxt_dir,
+        "nets": {each: variant_values(net) for each, net in found.nets.items()},
+        "data": data,
+        "cluster": cluster,
+        "phases": phases,
+    }
+    evaluation = _evaluation(found, data)
+    if evaluation:
+        values["evaluation"] = evaluation
+    return values, {place: said for place, said in comments.items() if said}, notes
+
+
+def _phases(count: int) -> str:
+    return "1 phase" if count == 1 else f"{count} phases"
+
+
+def _data(found: Adopted, first: Net, said: Said) -> tuple[dict[str, Any], list[str]]:
+    """Return the data of the first net; of TEST, of the first net that has any."""
+    data = data_values(first)
+    tested = next((test for net in found.nets.values() if (test := data_values(net)["test"])), None)
+    data["test"] = tested or {"lmdb": "none", "batch_size": 1}
+    source = tested["lmdb"] if tested else ""
+    train, test, notes = find_images(found, said, data["train"]["lmdb"], source, data["test"]["batch_size"])
+    data["train"]["images"], data["test"]["images"] = train, test
+    if tested is None:
+        notes.append("no net has data for TEST: `test` stands for none")
+    return data, notes
+
+
+def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
+    """Return the folder that the solvers name; one that names another, where no net is, is mended.
+
+    InputError for solvers whose nets lie in several folders.
+    """
+    folders = [posixpath.dirname(link.solver.message.net) for link in found.links]
+    own = found.folder.absolute().name
+    ranked = sorted(
+        dict.fromkeys(folders), key=lambda one: (-folders.count(one), posixpath.basename(one) != own)
+    )
+    chosen, notes = ranked[0], []
+    for link, folder in zip(found.links, folders, strict=True):
+        if folder == chosen:
+            continue
+        given = link.solver.message.net
+        beside = found.folder / posixpath.basename(given)
+        if is_file(Path(given)) or not is_file(beside):
+            what = f"net: lies in {folder or '.'}, and those of other solvers in {chosen or '.'}"
+            raise InputError(link.solver.where("net"), what, "a recipe's nets lie in one folder")
+        notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, where none is: mended")
+    return chosen or ".", notes
+
+
+def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is tested at the end: what the script tests, else the last phase's net, else any."""
+    able = [name for name, net in found.nets.items() if variant_values(net).get("test", True)]
+    last = found.links[-1].net
+    wanted = [found.tested, Path(last.path).stem if last else "", *able]
+    net = next((name for name in wanted if name in able), None)
+    if net is None:
+        return None
+    return {"net": net, "iterations": math.ceil(data["test"]["images"] / data["test"]["batch_size"])}
+
+
+def _with_net(
+    values: Mapping[str, Any], found: Adopted, first: Net, classes: int, home: Path
+) -> tuple[Recipe, str]:
+    """Return the recipe with a builder of ours if one makes every net, else with the first net's own file."""
+    for guess in guess_nets(first, classes):
+        try:
+            recipe = make_recipe(_with(values, guess), str(found.folder))
+            if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
+                return recipe, f"equal to what the builder {guess['builder']} makes"
+        except CaffeRecipesError:  # a guess; what is really wrong is told below
+            continue
+    own = own_net(first, classes, home)
+    recipe = make_recipe(_with(values, own), str(found.folder), home)
+    return recipe, f"the user's own, {Path(first.path).name}; its data layers are the recipe's"
+
+
+def _with(values: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "nets":
+            result["net"] = net
+        result[key] = value
+    return result
+
+
+def _check_same(recipe: Recipe, found: Adopted) -> None:
+    """Refuse a recipe that does not generate the files again, but for what was told as mended."""
+    for name, net in found.nets.items():
+        made = build_net(recipe, name)
+        if made != net.message:
+            raise _other(net, net.message, made)
+    for link, phase in zip(found.links, recipe.phases, strict=True):
+        solver = build_solver(recipe, phase)
+        solver.net = link.solver.message.net
+        given = _with_snapshot(link)
+        if solver != given:
+            raise _other(link.solver, given, solver)
+
+
+def _with_snapshot(link: Link) -> pb.SolverParameter:
+    """Return a solver with the snapshot that a recipe writes for none, which is of the last iteration."""
+    solver = pb.SolverParameter()
+    solver.CopyFrom(link.solver.message)
+    if not solver.snapshot:
+        solver.snapshot = link.last_iter
+    return solver
+
+
+def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
+    """Name the first field that a recipe generates otherwise."""
+    changes = _changes(given, made)
+    change = next(changes, None)
+    if change is None:
+        return InputError(
+            document.path, "a recipe writes it otherwise", "compare them by `caffe-recipes diff`"
+        )
+    return InputError(document.path, f"{change}", "a recipe cannot say it: write all files alike, or by hand")
+
+
+def _changes(given: Message, made: Message) -> Iterator[str]:
+    if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
+        found = diff_nets(given, made, defaults=True)
+    else:
+        found = diff_messages(given, made, defaults=True)
+    for change in found:
+        layer = f"layer '{change.layer}' " if change.layer else ""
+        field = change.field or change.kind
+        yield f"{layer}{field}: {change.old.text}, and a recipe makes it {change.new.text}"

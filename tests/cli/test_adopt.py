@@ -1,0 +1,64 @@
+"""`caffe-recipes adopt` from the outside: what it prints and writes, how it exits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+FOLDER = ROOT / "prototxt" / "stampede2-64n-72ep"
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_a_folder_becomes_a_recipe_s_file_that_generates_it(tmp_path: Path) -> None:
+    done = run("adopt", FOLDER, "--out", "mine.yaml", "--name", "mine", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "wrote mine.yaml\n")
+    assert "cyc1 starts from the last snapshot of init: a guess" in done.stderr
+    assert run("generate", "mine.yaml", cwd=tmp_path).returncode == 0
+    same = run("diff", "prototxt/mine", FOLDER, cwd=tmp_path)
+    assert same.stdout == "no difference in meaning\n"
+
+
+def test_without_a_file_the_recipe_is_printed(tmp_path: Path) -> None:
+    done = run("adopt", FOLDER, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("# Adopted from the files in stampede2-64n-72ep: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere: cannot be read: No such file or directory"),
+        (["."], ".: holds no solver; give the folder of the solvers' .prototxt files"),
+        ([FOLDER, "--out", "there.yaml"], "there.yaml: is there already; remove it, or give another --out"),
+        ([FOLDER, "--out", "a.txt"], "a.txt: is no recipe's name; end it in .yaml"),
+        ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its folder is not there; make it first"),
+        ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no command that trains"),
+        ([FOLDER, "--name", "a/b"], "name: must be of letters, digits"),
+        ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "7 ranks are no whole nodes of 2"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:
+    (tmp_path / "there.yaml").write_text("kept")
+    done = run("adopt", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.yaml", "kept")]

@@ -1,0 +1,300 @@
+"""A folder of solvers and nets becomes a recipe that makes them again; what cannot is told by its field."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.generate.files import generate
+from caffe_recipes.making import adopted_files
+from caffe_recipes.making.adopt import Made, adopt
+from caffe_recipes.making.adopted_machine import Said
+from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.source import load_recipe, parse_recipe
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT.parent / "shared" / "reference" / "surfsara"
+COMMITTED = ["stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local"]
+
+
+# A file, what of it is replaced, by what, and what is said of it.
+REFUSED = [
+    (
+        "solver_cyc1",
+        "display",
+        "debug_info: true display",
+        r"solver_cyc1.prototxt:\d+:1: debug_info: a recipe has no",
+    ),
+    (
+        "solver_cyc1",
+        "display: 20",
+        "type: 'Sgd'",
+        r"solver_cyc1.prototxt:\d+: type: must be 'SGD'",
+    ),
+    (
+        "solver_cyc1",
+        "base_lr: 0.064",
+        "",
+        "solver_cyc1.prototxt: base_lr: is missing",
+    ),
+    (
+        "solver_cyc1",
+        "lr_iter: 540",
+        "",
+        "lr_policy poly_cyc needs lr_iter",
+    ),
+    (
+        "solver_cyc1",
+        'net: "models/small/train_val.prototxt"',
+        'train_net: "a"',
+        "train_net: a recipe's solvers name",
+    ),
+    (
+        "solver_cyc1",
+        "models/small/train_val",
+        "models/small/none",
+        "none.prototxt is neither here nor beside",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "test_iter: 1 test_iter: 2 test_interval: 5 max_iter",
+        "test_iter: is given 2 times",
+    ),
+    (
+        "solver_cyc1",
+        "max_iter",
+        "weights: 1 max_iter",
+        "has no field 'weights'",
+    ),
+    (
+        "train_val",
+        "batch_size: 32",
+        "batch_size: 16",
+        "train_val_noaug.prototxt: .*batch_size: 32, and a recipe makes it 16",
+    ),
+    (
+        "train_val_noaug",
+        "num_output: 8",
+        "num_output: 9",
+        r"train_val_noaug.prototxt: layer '\w+' .*num_output: 9",
+    ),
+    (
+        "train_val_noaug",
+        "mirror: false",
+        "mirror: true",
+        "mirror: true, and a recipe makes it false",
+    ),
+    (
+        "train_val",
+        'type: "Data"',
+        'type: "ImageData"',
+        "train_val.prototxt: has no layer of type Data for TRAIN",
+    ),
+]
+
+
+def messages(folder: Path) -> dict[str, Message]:
+    return {
+        path.name: load_prototxt(path, pb.SolverParameter if "solver" in path.name else pb.NetParameter)
+        for path in sorted(folder.glob("*.prototxt"))
+    }
+
+
+def generated(made: Made, home: Path) -> dict[str, Message]:
+    """Generate from the YAML, as a user would."""
+    files = generate(parse_recipe(made.text, "adopted.yaml", home))
+    return {
+        path.rpartition("/")[2]: parse_prototxt(
+            text, pb.SolverParameter if "solver" in path else pb.NetParameter
+        )
+        for path, text in files.items()
+        if path.endswith(".prototxt")
+    }
+
+
+def settings_of(phase: Phase) -> dict[str, Any]:
+    """Give what a solver's file, and the script, say of a phase."""
+    kept = phase.model_dump(exclude={"comment", "reported"})
+    return kept | {"snapshot": phase.snapshot_every_iter}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A small chain of files, with a net of the user's own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    files = generate(load_recipe("digits-local"))
+    for path, text in files.items():
+        if path.endswith(".prototxt"):
+            (folder / path.rpartition("/")[2]).write_text(
+                re.sub(r"prototxt/digits-local/", "models/small/", text)
+            )
+    return folder
+
+
+def change(file: Path, before: str, after: str) -> None:
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after, 1))
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")
+@pytest.mark.parametrize("name", ["resnet50_custom_lr", "resnet50_448nodes"])
+def test_the_published_folders_are_generated_again_equal_as_messages(name: str, tmp_path: Path) -> None:
+    theirs = messages(PUBLISHED / name)
+    if name == "resnet50_448nodes":
+        theirs["solver_main.prototxt"] = theirs.pop("solver.prototxt")
+        collapse = theirs["solver_collapse.prototxt"]
+        assert isinstance(collapse, pb.SolverParameter)
+        # The slip that is mended, and told.
+        collapse.net = collapse.net.replace("resnet_50_448nodes", "resnet50_448nodes")
+    made = adopt(PUBLISHED / name, home=tmp_path)
+    assert generated(made, tmp_path) == theirs
+    assert made.recipe.net.builder == "resnet50"
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")
+def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_told(tmp_path: Path) -> None:
+    made = adopt(PUBLISHED / "resnet50_448nodes", home=tmp_path)
+    assert made.recipe.phase("collapse").weights_iter == 7638
+    said = "\n".join(made.notes)
+    assert "collapse starts from iteration 7638 of main: a guess, of 20 snapshots the one whose rate" in said
+    assert "solver_collapse.prototxt names its net in models/" in said
+    assert "896 ranks: by the comments: 14,336 images an iteration, 16 of each rank" in said
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_what_a_recipe_generated_becomes_that_recipe_again(name: str) -> None:
+    script = ROOT / "jobs" / name / "run.sh"
+    made = adopt(ROOT / "prototxt" / name, Said(images=load_recipe(name).data.train.images), script=script)
+    ours, theirs = made.recipe, load_recipe(name)
+    assert list(map(settings_of, ours.phases)) == list(map(settings_of, theirs.phases))
+    assert (ours.net, dict(ours.nets)) == (theirs.net, dict(theirs.nets))
+    assert ours.cluster.global_batch == theirs.cluster.global_batch
+    assert not [note for note in made.notes if "starts from" in note]
+
+
+def test_the_order_and_the_weights_are_those_of_a_script_s_commands(small: Path) -> None:
+    solver = "caffe train --solver=models/small/solver_"
+    (small / "README.md").write_text(
+        f"    export MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY=3,4\n"
+        f"    mpirun -n 8 -ppn 2 -genv OMP_NUM_THREADS 7 ./bin/{solver}init.prototxt\n"
+        f"    mpirun -n 8 -ppn 2 ./bin/{solver}cyc1.prototxt --weights=/a/digits_init_iter_560.caffemodel\n"
+        f"    mpirun -n 8 -ppn 2 ./bin/{solver}cyc3.prototxt --weights=digits_cyc1_iter_270.caffemodel\n"
+        f"    mpirun -n 8 -ppn 2 ./bin/{solver}collapse.prototxt --weights=digits_init_iter_560.caffemodel\n"
+    )
+    recipe = adopt(small, Said(images=1438)).recipe
+    assert [(phase.name, phase.weights) for phase in recipe.phases] == [
+        ("init", None), ("cyc1", None), ("cyc3", None), ("collapse", "init"),
+    ]  # fmt: skip
+    cluster = recipe.cluster
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.omp_num_threads) == (4, 2, 7)
+    assert cluster.mlsl is not None and cluster.mlsl.server_affinity == (3, 4)
+    assert recipe.trainer == "./bin/caffe"
+
+
+def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: Path) -> None:
+    for name in ("train_val", "train_val_noaug"):
+        change(small / f"{name}.prototxt", "num_output: 8", "num_output: 9")
+    made = adopt(small, Said(images=1438), home=tmp_path)
+    assert made.recipe.net.prototxt == "small/train_val.prototxt"
+    assert generated(made, tmp_path) == messages(small)
+
+
+def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Path) -> None:
+    change(small / "solver_cyc1.prototxt", "snapshot: 270", "")
+    made = adopt(small, Said(images=1438))
+    assert "cyc1 is written with snapshot 270, where Caffe makes its last one anyway" in made.notes
+
+
+def test_guesses_are_told(small: Path) -> None:
+    for path in small.glob("solver*"):
+        path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
+    said = "\n".join(adopt(small, Said(images=1438)).notes)
+    for guess in (
+        "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
+        "cyc1 starts from the last snapshot of init: a guess",
+        "1 ranks: a guess: nothing says how many (--ranks)",
+        "1 OpenMP thread a rank: a guess",
+        "1,438 training images: as given",
+        "359 test images: a guess: one batch (--test-images)",
+        "net: equal to what the builder resnet_small makes",
+    ):
+        assert guess in said
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    REFUSED,
+)
+def test_what_a_recipe_cannot_say_is_told_with_field_and_file(
+    small: Path, file: str, before: str, after: str, said: str
+) -> None:
+    change(small / f"{file}.prototxt", before, after)
+    with pytest.raises(CaffeRecipesError, match=said) as raised:
+        adopt(small, Said(images=1438))
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+
+
+def test_two_folders_of_nets_are_refused(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "models" / "other"
+    other.mkdir(parents=True)
+    shutil.copy(small / "train_val.prototxt", other / "train_val2.prototxt")
+    change(small / "solver_cyc1.prototxt", "models/small/train_val.", "models/other/train_val2.")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaffeRecipesError, match=r"solver_cyc1.prototxt:\d+:1: net: lies in models/other"):
+        adopt(small, Said(images=1438))
+
+
+def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
+    (small / "solver_init.prototxt").rename(small / "solver_odd.prototxt")
+    with pytest.raises(
+        CaffeRecipesError, match=r"the order of .*solver_odd.prototxt cannot be told; give --script"
+    ):
+        adopt(small)
+
+
+def test_a_phase_that_resumes_is_refused_where_the_script_says_so(small: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "caffe train --solver=small/solver_init.prototxt\n"
+        "caffe train --solver=small/solver_cyc1.prototxt --snapshot=digits_init_iter_560.solverstate\n"
+    )
+    with pytest.raises(CaffeRecipesError, match=r"run.sh:2: cyc1 resumes digits_init_iter_560.solverstate"):
+        adopt(small, Said(images=1438), script=script)
+
+
+def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
+    for path in small.glob("solver*"):
+        path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
+    change(small / "train_val.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
+    change(small / "train_val_noaug.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
+    with pytest.raises(CaffeRecipesError, match="nowhere_lmdb: nothing says how many images it holds"):
+        adopt(small)
+
+
+def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
+    with pytest.raises(CaffeRecipesError, match="--ranks: 7 ranks are no whole nodes of 2"):
+        adopt(small, Said(images=1438, ranks=7, ranks_per_node=2))
+
+
+def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaffeRecipesError, match="holds no solver"):
+        adopt(tmp_path)
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(adopted_files).failed == 0
