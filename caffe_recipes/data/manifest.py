@@ -34,7 +34,7 @@ class Manifest:
 
 def manifest_path(lmdb: Path) -> Path:
     """Name the manifest of an LMDB: beside it."""
-    return lmdb.with_name(f"{lmdb.name}.manifest.json")
+    return Path(f"{lmdb.absolute()}.manifest.json")  # of '.', too
 
 
 def load_manifest(lmdb: Path) -> Manifest | None:

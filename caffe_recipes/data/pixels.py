@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -40,6 +44,25 @@ class Settings:
 def use_one_thread() -> None:
     """Keep OpenCV to the calling thread: images are converted side by side, each by one."""
     cv2.setNumThreads(1)
+
+
+@contextmanager
+def quiet_decoders() -> Iterator[None]:
+    """Let libjpeg and libpng say nothing on standard error: what is wrong is said once, with a name."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    silent = os.open(os.devnull, os.O_WRONLY)
+    try:
+        sys.stderr.flush()
+        os.dup2(silent, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(silent)
 
 
 def can_encode(suffix: str) -> bool:

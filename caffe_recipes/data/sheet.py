@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.check import spread
-from caffe_recipes.data.pixels import encode, load_pixels
+from caffe_recipes.data.pixels import encode, load_pixels, quiet_decoders
 
 _IMAGES, _COLUMNS = 64, 8
 _SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
@@ -29,7 +29,8 @@ def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
             top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
             tile = sheet[top : top + high, left : left + _SIDE_PX]
             try:
-                _place(tile, load_pixels(datum))
+                with quiet_decoders():
+                    _place(tile, load_pixels(datum))
                 text, colour = str(datum.label), _BLACK
             except ValueError:
                 text, colour = f"{datum.label}: broken", _RED

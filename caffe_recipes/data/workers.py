@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 
 from caffe_recipes.data.pictures import Picture, reading
-from caffe_recipes.data.pixels import Settings, convert, use_one_thread
+from caffe_recipes.data.pixels import Settings, convert, quiet_decoders, use_one_thread
 
 _AT_ONCE = 16  # images of a task: some MB of records, so that none waits long
 _AHEAD = 3  # tasks of each worker that may wait
@@ -55,7 +55,7 @@ def convert_all(pictures: Sequence[Picture], settings: Settings, workers: int) -
 def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Made]:
     """Convert pictures, in this process."""
     use_one_thread()
-    with reading() as read:
+    with reading() as read, quiet_decoders():
         made = []
         for picture in pictures:
             try:

@@ -312,3 +312,21 @@ def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "lmdb").exists()
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
     assert check_datums(tmp_path / "lmdb", 3).count == 12_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_a_build_quietly_and_it_goes_on(tmp_path: Path, workers: int) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 1000)
+    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "data", "build"]
+    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", str(workers), "--raw"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while count_kept(tmp_path / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (130, "")
+    assert names(tmp_path) == [".lmdb.partial", "images"]
+    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+    assert check_datums(tmp_path / "lmdb", 3).count == 6000

@@ -209,3 +209,14 @@ def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
 def test_more_than_one_is_counted() -> None:
     assert str(Problem("x")) == "x"
     assert str(Problem("x", 1001)) == "x, and 1,000 more like it"
+
+
+def test_an_lmdb_is_checked_from_within_its_folder(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    monkeypatch.chdir(tmp_path / "lmdb")
+    assert check_lmdb(Path(), decode=None).problems == ()
+    (tmp_path / "lmdb.manifest.json").write_text("[]")
+    with pytest.raises(DataError, match="is no manifest"):
+        check_lmdb(Path())
