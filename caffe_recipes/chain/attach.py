@@ -72,8 +72,9 @@ def attach(
             means.pause(THERE_S if options.on else HERE_S)
         if shown.is_complete:
             shown.show_result()
-            if _is_gone(files, shown.model):
-                reporter.say(f"{shown.model}: the model is gone; restore it, or train again with --new")
+            for model in shown.models:
+                if _is_gone(files, model):
+                    reporter.say(f"{model}: the model is gone; restore it, or train again with --new")
         elif progress := shown.progress():
             reporter.show_now(progress)
 

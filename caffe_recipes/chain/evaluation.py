@@ -1,4 +1,4 @@
-"""The evaluation: `caffe test` of the last phase's model, by one process on this machine."""
+"""The evaluation: `caffe test` of a phase's model, by one process on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caffe_recipes.errors import RunFailed
 
 
 def evaluate(run: Run, testing: Testing) -> None:
-    """Test the last phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
+    """Test a phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
     log = _next_log(run)
     run.reporter.say(f"evaluating {testing.weights}")
     tail, stalled = _follow(run, testing, log)
@@ -23,7 +23,7 @@ def evaluate(run: Run, testing: Testing) -> None:
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
         run.journal.append("failed", reason=reason, log=log)
         raise RunFailed("evaluation", reason, f"log: {log}")
-    run.journal.append("evaluated", outputs=outputs, log=log)
+    run.journal.append("evaluated", phase=testing.phase, outputs=outputs, log=log)
 
 
 def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:

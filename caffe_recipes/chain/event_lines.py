@@ -11,6 +11,7 @@ from typing import Any
 from caffe_recipes.chain.journal import RunState
 from caffe_recipes.chain.plan import fetched_snapshot
 from caffe_recipes.chain.units import describe_bytes, describe_duration, describe_names
+from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.review.naming import shipped_names
@@ -55,8 +56,12 @@ def describe_run_command(given: str, recipe: Recipe) -> str:
 
 def is_complete(state: RunState, recipe: Recipe) -> bool:
     """Tell whether nothing is left to be done."""
-    evaluated = recipe.evaluation is None or state.outputs is not None
-    return evaluated and is_trained(state, recipe)
+    return is_trained(state, recipe) and next_evaluated(state, recipe) is None
+
+
+def next_evaluated(state: RunState, recipe: Recipe) -> Phase | None:
+    """Return the phase whose model is evaluated next; None if all have been."""
+    return next((phase for phase in find_evaluated(recipe) if phase.name not in state.evaluations), None)
 
 
 def is_trained(state: RunState, recipe: Recipe) -> bool:

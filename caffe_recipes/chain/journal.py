@@ -64,9 +64,10 @@ class Finish:
 class RunState:
     """What a journal says; `launch` is the trainer that was started last, while nothing tells of its end.
 
-    `id` is the run's own, `checkpoints` are the last two of each unfinished phase, `kept` where the launch's
-    own were written, `hosts` all that have had ranks, but for those of Slurm jobs before this one: Slurm ends
-    these. `job` and `restarts` are of who carried the run on last.
+    `id` is the run's own, `evaluations` what tests of phases' models gave, `checkpoints` are the last two of
+    each unfinished phase, `kept` where the launch's own were written, `hosts` all that have had ranks, but
+    for those of Slurm jobs before this one: Slurm ends these. `job` and `restarts` are of who carried the run
+    on last.
     """
 
     id: str = ""
@@ -75,12 +76,17 @@ class RunState:
     attempts: Mapping[str, int] = field(default_factory=dict)
     launch: Launch | None = None
     finished: Mapping[str, Finish] = field(default_factory=dict)
-    outputs: Mapping[str, float] | None = None
+    evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     job: str = ""
     restarts: int = 0
+
+    @property
+    def outputs(self) -> Mapping[str, float] | None:
+        """What the evaluation gave, of several models the last one; None if there was none."""
+        return next(reversed([*self.evaluations.values()]), None)
 
 
 def _created(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -127,7 +133,9 @@ def _checkpointed(state: RunState, said: Mapping[str, Any], time_s: float) -> Ru
 
 def _evaluated(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     outputs = {str(name): float(value) for name, value in said["outputs"].items()}
-    return replace(state, outputs=outputs)
+    # Before recipes had branches it was the last phase's, and not said.
+    phase = str(said.get("phase", next(reversed([*state.finished]), "")))
+    return replace(state, evaluations={**state.evaluations, phase: outputs})
 
 
 _FOLD: Fold[RunState] = {

@@ -20,6 +20,7 @@ from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.arithmetic import images_per_iter
+from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -65,8 +66,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Testing:
-    """The evaluation of the last phase's model, by one process on this machine."""
+    """The evaluation of a phase's model, by one process on this machine."""
 
+    phase: str
     net: str
     arguments: tuple[str, ...]
     weights: str
@@ -79,18 +81,18 @@ class Plan:
 
     prototxts: Mapping[str, str]
     trainings: tuple[Training, ...]
-    testing: Testing | None
+    testings: tuple[Testing, ...] = ()
 
 
 def plan_chain(recipe: Recipe, folder: str, until: str | None = None) -> Plan:
-    """Plan a run whose folder is `folder`: each phase starts from the fetched snapshot of the one before.
+    """Plan a run whose folder is `folder`: each phase starts from a fetched snapshot of an earlier one.
 
-    `until` is the phase to stop after; the evaluation belongs to the last one. Raises InputError.
+    `until` is the phase to stop after; the evaluations come when all are finished. Raises InputError.
     """
     phases = phases_until(recipe, until)
     trainings = tuple(_plan_phase(recipe, phase, folder) for phase in phases)
-    testing = _plan_test(recipe, trainings[-1].fetched) if phases == recipe.phases else None
-    return Plan(plan_prototxts(recipe), trainings, testing)
+    testings = _plan_tests(recipe, folder) if phases == recipe.phases else ()
+    return Plan(plan_prototxts(recipe), trainings, testings)
 
 
 def phases_until(recipe: Recipe, until: str | None) -> tuple[Phase, ...]:
@@ -188,10 +190,14 @@ def fetched_snapshot(phase: Phase, folder: str, iteration: int | None = None) ->
     return f"{folder}/snapshots/{posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))}"
 
 
-def _plan_test(recipe: Recipe, weights: str) -> Testing | None:
+def _plan_tests(recipe: Recipe, folder: str) -> tuple[Testing, ...]:
     if recipe.evaluation is None:
-        return None
+        return ()
     net, iterations = recipe.evaluation.net, recipe.evaluation.iterations
     model = posixpath.join(recipe.prototxt_dir, f"{net}.prototxt")
-    arguments = ("test", f"--model={model}", f"--weights={weights}", f"--iterations={iterations}")
-    return Testing(net, arguments, weights, iterations)
+    testings = []
+    for phase in find_evaluated(recipe):
+        weights = fetched_snapshot(phase, folder)
+        arguments = ("test", f"--model={model}", f"--weights={weights}", f"--iterations={iterations}")
+        testings.append(Testing(phase.name, net, arguments, weights, iterations))
+    return tuple(testings)

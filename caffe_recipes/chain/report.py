@@ -17,12 +17,14 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from caffe_recipes.chain.journal import Finish
+from caffe_recipes.chain.journal import Finish, RunState
 from caffe_recipes.chain.preflight import Finding
 from caffe_recipes.chain.units import describe_duration
 from caffe_recipes.chain.watch import Progress
 from caffe_recipes.recipe.arithmetic import images_of
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Reported
 
 # A log without a terminal gets a line of progress no more often than this.
 EVERY_S = 5.0
@@ -107,15 +109,15 @@ class Reporter:
             self._bar = None
         self._due = self._clock() + EVERY_S
 
-    def show_result(
-        self, recipe: Recipe, finished: Mapping[str, Finish], outputs: Mapping[str, float] | None
-    ) -> None:
-        """Write the table of finished phases, what the evaluation gave, and where the model lies."""
-        self._console.print(_table_of_phases(recipe, finished))
-        for line in describe_accuracy(recipe, outputs or {}):
+    def show_result(self, recipe: Recipe, state: RunState) -> None:
+        """Write the table of finished phases, what the evaluation gave, and where the models lie."""
+        self._console.print(_table_of_phases(recipe, state.finished))
+        for line in describe_results(recipe, state):
             self.say(line)
-        last = [phase.name for phase in recipe.phases if phase.name in finished][-1]
-        self.say(f"model: {finished[last].snapshot}")
+        ends = [leaf.name for leaf in find_leaves(recipe) if leaf.name in state.finished]
+        last = [phase.name for phase in recipe.phases if phase.name in state.finished][-1]
+        for name in ends or [last]:
+            self.say(f"model: {state.finished[name].snapshot}")
 
     def _show_live(self, progress: Progress) -> None:
         if self._bar is None:
@@ -129,15 +131,27 @@ class Reporter:
         self._bar.update(self._task, completed=progress.iteration, description=said)
 
 
-def describe_accuracy(recipe: Recipe, outputs: Mapping[str, float]) -> list[str]:
-    """Write top-1 and top-5 in percent, beside what the recipe's source reports."""
-    reported = {"top-1": recipe.reported.top1_percent, "top-5": recipe.reported.top5_percent}
+def describe_results(recipe: Recipe, state: RunState) -> list[str]:
+    """Write what the evaluation gave; where several models are evaluated, a line for each."""
+    evaluated = find_evaluated(recipe)
+    if len(evaluated) < 2:
+        return describe_accuracy(recipe.reported, state.outputs or {})
+    return [
+        f"{phase.name}: {', '.join(describe_accuracy(phase.reported, state.evaluations[phase.name]))}"
+        for phase in evaluated
+        if phase.name in state.evaluations
+    ]
+
+
+def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[str]:
+    """Write top-1 and top-5 in percent, beside what the source reports."""
+    reported = {"top-1": source.top1_percent, "top-5": source.top5_percent}
     lines = []
     for name, value in outputs.items():
         there = reported.get(name.rpartition("/")[2], ...)
         if there is not ...:
-            source = f" (reported: {there} %)" if there is not None else ""
-            lines.append(f"{name}: {100 * value:.2f} %{source}")
+            beside = f" (reported: {there} %)" if there is not None else ""
+            lines.append(f"{name}: {100 * value:.2f} %{beside}")
         else:
             lines.append(f"{name}: {value:.4g}")
     return lines

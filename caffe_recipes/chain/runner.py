@@ -45,6 +45,7 @@ from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -70,11 +71,12 @@ def run_chain(
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
         if latest and _is_complete(recipe, phases, state):
-            last = state.finished[phases[-1].name]
-            verify_kept(options.root / last.snapshot, last.sha256, last.phase)
-            what = "is finished" if phases == recipe.phases else f"is finished up to {last.phase}"
+            for end in [phase for phase in phases if phase in find_leaves(recipe)] or phases[-1:]:
+                done = state.finished[end.name]
+                verify_kept(options.root / done.snapshot, done.sha256, done.phase)
+            what = "is finished" if phases == recipe.phases else f"is finished up to {phases[-1].name}"
             reporter.say(f"{folder} {what}; --new starts another run")
-            reporter.show_result(recipe, state.finished, state.outputs)
+            reporter.show_result(recipe, state)
             return state
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
@@ -111,10 +113,11 @@ def _carry_on(run: Run) -> RunState:
             run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
         else:
             run = _insist(run, partial(train, training=training))
-    if run.plan.testing and run.journal.state().outputs is None:
-        evaluate(run, run.plan.testing)
+    for testing in run.plan.testings:
+        if testing.phase not in run.journal.state().evaluations:
+            evaluate(run, testing)
     state = run.journal.state()
-    run.reporter.show_result(run.setting.recipe, state.finished, state.outputs)
+    run.reporter.show_result(run.setting.recipe, state)
     return state
 
 
@@ -239,6 +242,7 @@ def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter
 
 
 def _is_complete(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
-    """Tell whether these phases, the recipe's first ones, are finished, and the last of all evaluated."""
-    evaluated = phases != recipe.phases or recipe.evaluation is None or state.outputs is not None
-    return evaluated and all(phase.name in state.finished for phase in phases)
+    """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
+    evaluated = find_evaluated(recipe) if phases == recipe.phases else ()
+    is_trained = all(phase.name in state.finished for phase in phases)
+    return is_trained and all(phase.name in state.evaluations for phase in evaluated)

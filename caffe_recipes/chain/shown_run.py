@@ -16,6 +16,7 @@ from caffe_recipes.chain.event_lines import (
     describe_run_command,
     is_complete,
     is_trained,
+    next_evaluated,
 )
 from caffe_recipes.chain.journal import RunState, fold_journal
 from caffe_recipes.chain.plan import fetched_snapshot
@@ -24,7 +25,9 @@ from caffe_recipes.chain.run_files import NOBODY, Piece, Process, Wanted
 from caffe_recipes.chain.watch import Progress, measure
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.arithmetic import images_per_iter
+from caffe_recipes.recipe.graph import find_leaves
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
 
 # Of a log that has grown without us only the end is read: several displays of 128 ranks.
 _MOST_BYTES = 2 << 20
@@ -83,10 +86,10 @@ class ShownRun:
         return is_complete(self.state, self.recipe)
 
     @property
-    def model(self) -> str:
-        """The file that a finished run leaves, in its folder, wherever that lies now."""
-        snapshot = self.state.finished[self.recipe.phases[-1].name].snapshot
-        return f"{self.path}/snapshots/{posixpath.basename(snapshot)}"
+    def models(self) -> tuple[str, ...]:
+        """The files that a finished run leaves, in its folder, wherever that lies now: one a branch."""
+        snapshots = (self.state.finished[leaf.name].snapshot for leaf in find_leaves(self.recipe))
+        return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
 
     def wanted(self) -> list[Wanted]:
         """Return what is to be read next: of the journal all that is new, and of the log of a launch."""
@@ -129,7 +132,7 @@ class ShownRun:
     def show_result(self) -> None:
         """Show the table of a run that is finished."""
         self.reporter.end_progress()
-        self.reporter.show_result(self.recipe, self.state.finished, self.state.outputs)
+        self.reporter.show_result(self.recipe, self.state)
 
     def gone(self) -> RunFailed:
         """Return the error of a run whose process has ended without saying so."""
@@ -148,13 +151,18 @@ class ShownRun:
         said = [json.loads(line) for line in whole.split(b"\n")[:-1]]
         if begins:
             said = self._skip_earlier(said, whole)
-        was_trained = is_trained(self.state, self.recipe)
+        before = self._evaluated_next(self.state)
         for event in said:
             self._tell(event)
         self.state = state
-        if is_trained(state, self.recipe) and not (was_trained or self.failure or self.is_complete):
-            self.reporter.say(f"evaluating {fetched_snapshot(self.recipe.phases[-1], self.folder)}")
+        evaluated = self._evaluated_next(state)
+        if evaluated is not None and evaluated != before and not self.failure:
+            self.reporter.say(f"evaluating {fetched_snapshot(evaluated, self.folder)}")
         return True
+
+    def _evaluated_next(self, state: RunState) -> Phase | None:
+        """Return the phase whose model is being evaluated, or is to be, once all are trained."""
+        return next_evaluated(state, self.recipe) if is_trained(state, self.recipe) else None
 
     def _skip_earlier(self, said: list[dict[str, Any]], whole: bytes) -> list[dict[str, Any]]:
         """Fold what earlier processes did, which is told in short; return what the present one did."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from caffe_recipes.chain.report import describe_accuracy
+from caffe_recipes.chain.report import describe_results
 from caffe_recipes.chain.shown_run import ShownRun
 from caffe_recipes.chain.status import Standing
 from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen
@@ -27,7 +27,8 @@ def summarize_standing(standing: Standing) -> str:
     if run is None:
         return "; ".join(jobs)
     if standing.state == "finished":
-        return ", ".join(describe_accuracy(run.recipe, run.state.outputs or {})) or "all phases are finished"
+        between = "; " if len(run.state.evaluations) > 1 else ", "
+        return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
     if standing.state in ("running", "unknown"):
         return "; ".join([_describe_work(standing), *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
@@ -59,7 +60,7 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
         speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
         loss = f", loss {finish.loss:.4g}" if finish.loss is not None else ""
         yield finish.phase, f"finished in {describe_duration(finish.seconds)}{speed}{loss}"
-    for line in describe_accuracy(run.recipe, run.state.outputs or {}) if run else ():
+    for line in describe_results(run.recipe, run.state) if run else ():
         yield "result", line
     for job in standing.jobs:
         yield "job", f"{name_seen(job).removeprefix('job ')} {_told(standing, job)}"
@@ -71,7 +72,8 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
         if run.launches:
             yield "log", run.launches[-1][1]
         if standing.state == "finished":
-            yield "model", run.model
+            for model in run.models:
+                yield "model", model
         elif standing.state in ("failed", "interrupted", "stopped"):
             yield "next", _go_on(run, standing)
 
@@ -88,6 +90,7 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
         "progress": asdict(progress) | {"s_per_iter": _pace(run, progress)} if run and progress else None,
         "phases": [asdict(finish) for finish in run.state.finished.values()] if run else [],
         "outputs": dict(run.state.outputs) if run and run.state.outputs else None,
+        "evaluations": {phase: dict(each) for phase, each in run.state.evaluations.items()} if run else {},
         "process": {"pid": run.state.pid, "host": run.state.host, "lives": standing.lives}
         if run and run.state.pid is not None
         else None,

@@ -13,6 +13,7 @@ import jinja2
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.generate.header import header_line
 from caffe_recipes.recipe.arithmetic import images_of
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -39,7 +40,7 @@ def render_run_script(recipe: Recipe) -> str:
         "keeps": keeps,
         "more": " STOP_ITER NEEDED..." if keeps else " STOP_ITER" if stops else "",
         "given_weights": _given_weights(recipe),
-        "model": _model_file(recipe.phases[-1]),
+        "models": [_model_file(phase) for phase in find_evaluated(recipe) or find_leaves(recipe)],
         "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }
     return templates().get_template("run.sh.j2").render(values)

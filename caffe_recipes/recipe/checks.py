@@ -27,6 +27,7 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     yield from _shared_snapshots(recipe)
     if recipe.evaluation:
         yield from _wrong_net(recipe, recipe.evaluation.net, ("evaluation", "net"), needs_test=True)
+        yield from _wrong_evaluated(recipe.evaluation.phases or (), names)
     if len(recipe.data.mean_value) not in (0, 1, 3):
         yield (
             ("data", "mean_value"),
@@ -38,6 +39,17 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.cluster.global_batch > recipe.data.train.images:
         what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+
+
+def _wrong_evaluated(evaluated: tuple[str, ...], names: list[str]) -> Iterator[tuple[Location, str, str]]:
+    for index, name in enumerate(evaluated):
+        at: Location = ("evaluation", "phases", index)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
+            yield at, f"no phase '{name}'", hint
+        elif name in evaluated[:index]:
+            yield at, f"phase '{name}' is named twice", "name each phase once"
 
 
 def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:

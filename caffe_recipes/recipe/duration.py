@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.cluster.staging.costs import Rates, copy_s
 from caffe_recipes.recipe.arithmetic import images_of
+from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import reported_pace
 
@@ -82,7 +83,7 @@ def duration_at(
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
     train, tested = recipe.data.train, 0
     if recipe.evaluation is not None and recipe.phases[-1] in phases:
-        tested = recipe.evaluation.iterations * recipe.data.test.batch_size
+        tested = recipe.evaluation.iterations * recipe.data.test.batch_size * len(find_evaluated(recipe))
     size_bytes = math.ceil((train.size_gb or 0) * 1e9)
     return Duration(
         training_s=sum(images_of(recipe, each) for each in phases) / images_per_s,

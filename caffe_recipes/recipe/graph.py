@@ -19,6 +19,16 @@ def find_leaves(recipe: Recipe) -> tuple[Phase, ...]:
     return tuple(phase for phase in recipe.phases if phase.name not in begun_from)
 
 
+def find_evaluated(recipe: Recipe) -> tuple[Phase, ...]:
+    """Return the phases whose models are evaluated, in the recipe's order; none without an evaluation."""
+    if recipe.evaluation is None:
+        return ()
+    named = recipe.evaluation.phases
+    if named is None:
+        return find_leaves(recipe)
+    return tuple(phase for phase in recipe.phases if phase.name in named)
+
+
 def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
     """Return the phases that a phase's model has gone through, the first one first and the phase last.
 

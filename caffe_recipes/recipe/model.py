@@ -176,10 +176,13 @@ class Cluster(Value):
 
 
 class Evaluation(Value):
-    """`caffe test` of the last phase's model."""
+    """`caffe test` of the model that each branch of the recipe ends in; a line has one, its last phase's."""
 
     net: FileName
     iterations: Count
+    phases: Annotated[tuple[FileName, ...], Field(min_length=1)] | None = Field(
+        None, description="whose models are tested; default: of all phases that no other starts from"
+    )
 
 
 class Acceptance(Value):

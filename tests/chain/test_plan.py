@@ -25,9 +25,10 @@ def test_the_published_chain_is_planned_as_published() -> None:
         ),
     ]
     assert plan.trainings[-1].snapshot == "/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
-    assert plan.testing is not None
-    assert plan.testing.arguments[0] == "test"
-    assert "--iterations=1000" in plan.testing.arguments
+    (testing,) = plan.testings
+    assert testing.phase == "collapse"
+    assert testing.arguments[0] == "test"
+    assert "--iterations=1000" in testing.arguments
 
 
 def test_the_published_launch_and_environment_are_kept() -> None:
@@ -51,7 +52,7 @@ def test_the_published_launch_and_environment_are_kept() -> None:
 def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> None:
     plan = plan_chain(load_recipe(name), "runs/x")
     arguments = [word for step in plan.trainings for word in step.arguments]
-    arguments += plan.testing.arguments if plan.testing else ()
+    arguments += [word for testing in plan.testings for word in testing.arguments]
     named = {word.partition("=")[2] for word in arguments if word.startswith(("--solver=", "--model="))}
     assert named <= set(plan.prototxts)
     assert all(path.endswith(".prototxt") for path in plan.prototxts)

@@ -63,5 +63,5 @@ def test_a_plan_holds_the_phases_up_to_one_and_all_prototxts() -> None:
     whole, part = plan_chain(recipe, "runs/x"), plan_chain(recipe, "runs/x", "cyc1")
     assert part.trainings == whole.trainings[:2]
     assert part.prototxts == whole.prototxts
-    assert (part.testing, plan_chain(recipe, "runs/x", "collapse")) == (None, whole)
+    assert (part.testings, plan_chain(recipe, "runs/x", "collapse")) == ((), whole)
     assert phases_until(recipe, None) == phases_until(recipe, "collapse") == recipe.phases

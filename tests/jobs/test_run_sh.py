@@ -181,3 +181,26 @@ def test_one_node_needs_no_hostfile(tmp_path: Path) -> None:
     assert "hostfile: there was none; localhost is written to it" in done.stderr
     assert (cluster.root / "hostfile").read_text() == "localhost\n"
     assert "hostfile" not in cluster.run().stderr
+
+
+def test_each_branch_starts_where_it_says_and_its_end_is_evaluated(tmp_path: Path) -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    one_node = recipe.cluster.model_copy(update={"nodes": 1})
+    init, cyc1, cyc2 = recipe.phases[:3]
+    phases = (init, cyc1, cyc2.model_copy(update={"weights": "init"}))
+    cluster = StandInCluster(tmp_path, recipe.model_copy(update={"phases": phases, "cluster": one_node}))
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
+    from_init = "--weights=resnet_50_64nodes_init_iter_7800.caffemodel"
+    assert [call.argv[-1] for call in cluster.calls("mpiexec.hydra")[1:]] == [from_init, from_init]
+    last = "resnet_50_64nodes_cyc2_iter_4750.caffemodel"
+    results = [line.partition("done: ")[2] for line in done.stderr.splitlines() if "done: " in line]
+    assert [result.partition(":")[0] for result in results] == [CYC1, last]
+    logs = cluster.root / "logs/stampede2-64n-72ep"
+    assert all((logs / f"evaluation-{Path(model).stem}.log").exists() for model in (CYC1, last))
+    (cluster.root / f"{CYC1}.evaluation").unlink()
+    again = cluster.run()
+    assert again.returncode == 0, again.stderr
+    assert [line for line in again.stderr.splitlines() if "evaluating" in line] == [
+        f"stampede2-64n-72ep: evaluating {CYC1}"
+    ]

@@ -38,7 +38,7 @@ def check_test_lmdb(look: Look) -> list[Finding]:
     setting, recipe = look.setting, look.setting.recipe
     path = setting.root / recipe.data.test.lmdb
     phases = [recipe.phase(step.phase) for step in look.plan.trainings]
-    if not look.plan.testing and not any(phase.test_iter for phase in phases):
+    if not look.plan.testings and not any(phase.test_iter for phase in phases):
         said = "none is needed"
     elif path in setting.built_lmdbs and not path.exists():
         said = _builder(setting, path)

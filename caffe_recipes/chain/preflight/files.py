@@ -59,8 +59,7 @@ def check_start(look: Look) -> list[Finding]:
     }
     made = {path for step in look.plan.trainings for path in step.kept} - finished.keys()
     trained = [(step.weights, step.net) for step in look.unfinished]
-    testing = look.plan.testing
-    needed = [*trained, *([(testing.weights, testing.net)] if testing else [])]
+    needed = [*trained, *((testing.weights, testing.net) for testing in look.plan.testings)]
     given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
     for path, net in given:
         if path in finished:

@@ -100,7 +100,7 @@ def check_trainer(look: Look) -> list[Finding]:
     troubles = judge_programs(look)
     lacking = {trouble.host for trouble in troubles}
     hosts = [host for host in look.hosts if host.name not in lacking]
-    if look.plan.testing and not any(host.is_local for host in setting.hosts):
+    if look.plan.testings and not any(host.is_local for host in setting.hosts):
         hosts.append(LocalHost("this machine"))
     troubles += try_trainer(setting, hosts, look.commands)
     policies = ", ".join(trial_solvers(setting.recipe))

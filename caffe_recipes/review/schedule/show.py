@@ -16,6 +16,7 @@ from caffe_recipes.recipe.arithmetic import (
     total_iterations,
     training_minutes,
 )
+from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Family, Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
 from caffe_recipes.review.columns import align_columns
@@ -264,7 +265,7 @@ def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[Snapshot]:
     for other in recipe.phases:
         if recipe.starts_from(other) is phase:
             users.setdefault(other.weights_iter or phase.last_iter, []).append(other.name)
-    if phase is recipe.phases[-1] and recipe.evaluation:
+    if phase in find_evaluated(recipe):
         users.setdefault(phase.last_iter, []).append("the evaluation")
     for iteration in sorted({*users, phase.last_iter}):
         yield Snapshot(phase.snapshot_at(iteration), iteration, tuple(users.get(iteration, ())))
