@@ -104,6 +104,7 @@ def _remove_empty(partial: Path) -> None:
 def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
     with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
         done = _read_done(environment, plan)
+        tell(done.next, len(plan.pictures))
         pending: list[tuple[bytes, bytes]] = []
         try:
             for index, made in _convert_rest(plan, done.next, workers):

@@ -53,9 +53,10 @@ def load_manifest(lmdb: Path) -> Manifest | None:
 
 
 def write_manifest(lmdb: Path, manifest: Manifest) -> None:
-    """Write the manifest beside an LMDB, whole or not at all; raises OSError."""
+    """Write the manifest beside an LMDB, a line for each key, whole or not at all; raises OSError."""
     found = asdict(manifest) | {"labels": {str(k): v for k, v in sorted(manifest.labels.items())}}
-    write_whole({manifest_path(lmdb): (json.dumps(found, indent=1) + "\n").encode()}, is_synced=True)
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
+    write_whole({manifest_path(lmdb): f"{{\n{lines}\n}}\n".encode()}, is_synced=True)
 
 
 class RecordsDigest:

@@ -111,7 +111,7 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
 
 
 def _place(value: float, worst: float, best: float) -> float:
-    return 1.0 if worst == best else max(0.0, min(1.0, (value - worst) / (best - worst)))
+    return 1.0 if math.isclose(worst, best) else max(0.0, min(1.0, (value - worst) / (best - worst)))
 
 
 def _equal(labels: Sequence[int]) -> float:

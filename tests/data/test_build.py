@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -71,6 +72,31 @@ def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, byte
 def test_records_are_convert_imagesets(listed: Path, tmp_path: Path, settings: Settings) -> None:
     build_lmdb(plan_of(listed, settings), tmp_path / "lmdb")
     assert records(tmp_path / "lmdb") == convert_imageset(listed, settings)
+
+
+@pytest.mark.skipif(not shutil.which("convert_imageset"), reason="Caffe's convert_imageset is not installed")
+@pytest.mark.parametrize("settings", [Settings(), Settings(16, 24, is_encoded=False)])
+def test_records_are_those_of_caffes_own_tool(listed: Path, tmp_path: Path, settings: Settings) -> None:
+    sizes = ["--resize_height=16", "--resize_width=24"] if settings.resizes else []
+    flags = [*sizes, f"--encoded={str(settings.is_encoded).lower()}"]
+    argv = ["convert_imageset", *flags, f"{listed.parent}/", str(listed), str(tmp_path / "caffe")]
+    subprocess.run(argv, check=True, capture_output=True)
+    build_lmdb(plan_of(listed, settings), tmp_path / "lmdb")
+    assert records(tmp_path / "lmdb") == records(tmp_path / "caffe")
+
+
+def test_progress_is_told_from_where_a_build_goes_on(listed: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    (listed.parent / "b/7.JPEG").write_bytes(b"bad")
+    for skip_bad in (False, True):
+        with suppress(DataError):
+            build_lmdb(
+                plan_of(listed),
+                tmp_path / "lmdb",
+                skip_bad=skip_bad,
+                tell=lambda done, total: told.append((done, total)),
+            )
+    assert told == [(0, 10), (7, 10)]
 
 
 def test_a_shuffled_build_has_the_records_in_another_order(listed: Path, tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ def test_a_random_order_is_never_said_to_be_sorted(seed: int, classes: int, coun
     assert found.verdict != "sorted by class"
 
 
+def test_labels_that_never_repeat_count_as_random_by_either_measure() -> None:
+    found = measure_shuffledness(list(range(300)))
+    assert (found.by_neighbours, found.by_batches) == (1, 1)
+
+
 def test_the_random_expectations_are_the_means_over_all_orders() -> None:
     labels = [0, 0, 0, 0, 1, 1, 1, 2]
     orders = list(set(permutations(labels)))
