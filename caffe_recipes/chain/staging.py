@@ -25,7 +25,7 @@ from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.chain import RELAY, ChainMeans
 from caffe_recipes.cluster.staging.costs import How, Rates
-from caffe_recipes.cluster.staging.stage import Cleaned, Placed, StagingMeans, clean, stage
+from caffe_recipes.cluster.staging.stage import Placed, StagingMeans, stage
 from caffe_recipes.cluster.staging.stamps import DATA
 from caffe_recipes.errors import ClusterError, DataError
 from caffe_recipes.generate.scripts import lmdb_hint
@@ -49,23 +49,15 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
     means = find_means(profile, options.how)
-    names, where = _find_hosts(options)
+    names, where = find_staged_hosts(options)
     _check_source(recipe, root / source, given=options.lmdb_source is not None)
     if len(names) < recipe.cluster.nodes:
         say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all")
-    return _with_hosts(
+    return with_hosts(
         names,
         lambda name: connect(name, profile.copy_with),
         lambda hosts: stage(hosts, lmdb, root / source, means, say),
     )
-
-
-def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
-    """Take a recipe's training LMDB away where staging has put it; what was done on each host."""
-    lmdb = str(Path(os.path.realpath(options.root)) / recipe.data.train.lmdb)
-    copy_with = find_profile(recipe, options.profile).copy_with
-    names, _ = _find_hosts(options)
-    return _with_hosts(names, lambda name: connect(name, copy_with), lambda hosts: clean(hosts, lmdb))
 
 
 def find_means(profile: Profile, how: How | None) -> StagingMeans:
@@ -136,7 +128,7 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     return ClusterError(f"{host}:{lmdb}", f"{reason}{others}", hint)
 
 
-def _find_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path]:
+def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path]:
     """Return all hosts, and where they are named; raises ClusterError if nothing names any."""
     names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
@@ -154,9 +146,8 @@ def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
         raise DataError(folder, error.what, lmdb_hint(recipe, str(folder))) from None
 
 
-def _with_hosts(
-    names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]
-) -> T:
+def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]) -> T:
+    """Open hosts, act on them, and let go of them."""
     hosts = open_all(names, connect)
     try:
         return act(hosts)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.chain.cleaning import clean_recipe
 from caffe_recipes.chain.setting import StageOptions, find_root
-from caffe_recipes.chain.staging import clean_recipe, stage_recipe
+from caffe_recipes.chain.staging import stage_recipe
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.cluster.hosts import open_host
@@ -24,7 +25,7 @@ from caffe_recipes.recipe.source import load_recipe
 @given.caffe_root
 @given.lmdb_source
 @given.how
-@click.option("--clean", is_flag=True, help="Take away what was staged, and nothing else.")
+@click.option("--clean", is_flag=True, help="Take away what was staged and is not in use, and nothing else.")
 def stage(
     recipe: str,
     hostfile: Path | None,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -73,6 +74,35 @@ def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
     done = place.call("--clean")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "localhost: left as it is: it was not put there by caffe-recipes\n"
+
+
+@pytest.mark.parametrize(
+    ("lock", "work"),
+    [
+        ("script.lock", "another run of this recipe is at work here"),
+        ("lock", "the mpiexec of a killed run is still at work"),
+    ],
+)
+def test_nothing_is_cleaned_under_a_run_of_the_recipe(place: Place, lock: str, work: str) -> None:
+    assert place.call("--how", "copy").returncode == 0
+    logs = place.folder / "logs" / "digits-local"
+    logs.mkdir(parents=True)
+    with (logs / lock).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = place.call("--clean")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"Error: {place.lmdb}: is in use: {work}; wait for its end, or end it\n"
+        assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
+    assert place.call("--clean").returncode == 0
+
+
+def test_what_a_process_of_the_host_reads_is_not_cleaned(place: Place) -> None:
+    assert place.call("--how", "copy").returncode == 0
+    with (place.lmdb / "data.mdb").open("rb"):
+        done = place.call("--clean")
+    assert done.returncode == 3
+    assert f"localhost: not cleaned: in use: process {os.getpid()} reads it\n" in done.stderr
+    assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("how", ["copy", "sftp"])

@@ -192,6 +192,16 @@ abandon() {
     answer abandoned
 }
 
+# Refuse while a process has the LMDB open: of those whose files we may look at.
+check_unused() {
+    for file in /proc/[0-9]*/fd/*; do
+        # shellcheck disable=SC3013
+        [ "$file" -ef "$data" ] || continue
+        pid=${file#/proc/}
+        refuse "in use: process ${pid%%/*} reads it"
+    done
+}
+
 # Take away what staging has put here, and nothing else.
 clean() {
     exists "$folder" || answer nothing
@@ -203,6 +213,7 @@ clean() {
     size=0
     if exists "$data"; then
         if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes put it there"; fi
+        check_unused
         size=$(stat -c %s -- "$data")
         rm -f -- "$data"
         if [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi

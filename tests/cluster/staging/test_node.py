@@ -122,6 +122,18 @@ def test_a_stamp_is_believed_of_the_very_file_that_was_verified_only(lmdb: Path,
     assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes put it there")
 
 
+def test_what_a_process_reads_is_not_taken_away(lmdb: Path) -> None:
+    place(lmdb, b"records")
+    with (
+        (lmdb / "data.mdb").open("rb"),
+        pytest.raises(NodeRefusal, match=f"in use: process {os.getpid()} reads it"),
+    ):
+        clean_node(HOST, str(lmdb))
+    assert (lmdb / "data.mdb").read_bytes() == b"records"
+    assert clean_node(HOST, str(lmdb)) == ("cleaned", "7")
+    assert not lmdb.exists()
+
+
 @pytest.mark.parametrize(
     "text", ["", "caffe-recipes-1\n", "caffe-recipes-2 1 - - - -\n", "caffe-recipes-1 x - - - -\n", "\0"]
 )

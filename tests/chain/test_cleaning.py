@@ -1,0 +1,45 @@
+"""Taking an LMDB away where nobody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from caffe_recipes.chain.cleaning import clean_recipe
+from caffe_recipes.chain.setting import StageOptions
+from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost
+from caffe_recipes.cluster.staging.stage import Cleaned
+from caffe_recipes.recipe.source import load_recipe
+
+
+@dataclass(frozen=True)
+class Distant(LocalHost):
+    """This machine, as one of the cluster's; `ranks` are what is at work there."""
+
+    is_local: bool = False
+    ranks: str = ""
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        done = super().run(argv, timeout_s)
+        head, _, tail = done.stdout.partition("caffe-recipes: ranks\n")
+        _, paths, end = tail.partition("caffe-recipes: paths\n")
+        facts = f"{head}caffe-recipes: ranks\n{self.ranks}{paths}{end}"
+        return replace(done, stdout=facts) if paths else done
+
+
+def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_path: Path) -> None:
+    recipe = load_recipe("digits-local")
+    lmdb = str(tmp_path / "node/lmdb")
+    data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update={"lmdb": lmdb})})
+    (tmp_path / "hostfile").write_text("c1\nc2\n")
+    ranks = {"c1": "0 0123456789abcdef/init-1\n", "c2": ""}
+    cleaned = clean_recipe(
+        recipe.model_copy(update={"data": data}),
+        StageOptions(tmp_path),
+        lambda name, copy_with: Distant(name, ranks=ranks[name]),
+    )
+    assert cleaned == [
+        Cleaned("c1", "not cleaned: in use by a launch", failed=True),
+        Cleaned("c2", "nothing of ours is there"),
+    ]
