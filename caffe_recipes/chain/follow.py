@@ -144,7 +144,7 @@ class _Attendant:
             return True
         if self._keeper.take() and self._is_asked:  # whether it could be kept or not
             return True
-        if self._end_at is None and tail.summary.fatal:
+        if self._end_at is None and (tail.summary.fatal or tail.no_step):
             self._end_at = time.monotonic() + _DYING_S
         elif self._end_at is None and _is_to_stop(tail, training):
             run.journal.append("stopping", phase=training.phase, iteration=training.last_iter)

@@ -21,7 +21,7 @@ from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
-from caffe_recipes.chain.slurm_job import started_before
+from caffe_recipes.chain.slurm_job import asks_slurm, started_before, wait_for_slurm
 from caffe_recipes.chain.snapshots import check_places
 from caffe_recipes.chain.trainer import Trainer, launch_trainer
 from caffe_recipes.chain.units import describe_duration
@@ -46,6 +46,8 @@ def train(run: Run, training: Training) -> None:
     if checkpoint is not None:
         place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
+    if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
+        wait_for_slurm(state.job, say=run.reporter.say)
     launch = _plan_launch(run, training, state, checkpoint)
     run.reporter.say(f"{training.phase}: {_describe_start(training, checkpoint)}")
     names = (host.name for host in run.setting.hosts)

@@ -5,17 +5,21 @@ Where a job is queued again it may start on other nodes, from which nothing of i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.launcher import HYDRA
 from caffe_recipes.cluster.slurm.jobs import Job
-from caffe_recipes.cluster.slurm.queries import SchedulerAway, find_jobs
+from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway, find_jobs
 from caffe_recipes.errors import InputError
 
 AskJob = Callable[[int], Iterable[Job]]
+# A controller that is restarted, or moved to another machine, is away for minutes.
+_PATIENCE_S, _AGAIN_S = 1800.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,45 @@ def check_over(launch: Launch, folder: Path, here: JobStart, ask: AskJob) -> Non
     if live:
         hint = _hint(f"let that job go on with it, or end it: scancel {launch.job}")
         raise InputError(folder, f"{what}, which is {live[0].state.value}", hint)
+
+
+def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
+    """Tell whether a launcher of this environment has Slurm start the ranks, inside a job of Slurm's.
+
+    hydra calls srun there for its proxies, unless it is told to call ssh: then it was given words for that.
+    """
+    return program != HYDRA or "HYDRA_LAUNCHER_EXTRA_ARGS" not in environment
+
+
+def wait_for_slurm(
+    job: str,
+    ask: AskJob = ask_slurm,
+    say: Callable[[str], None] = print,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait, for half an hour at most, until Slurm answers: srun gives up after some seconds, and all with it.
+
+    Where the node has no command of Slurm's there is nothing to wait for.
+    """
+    until, told = clock() + _PATIENCE_S, False
+    while True:
+        try:
+            tuple(ask(int(job)))
+        except NoCommand:
+            return
+        except SchedulerAway as error:
+            if not told:
+                say(f"{error.where}: {error.what}; waiting for Slurm, which starts the ranks")
+            told = True
+        else:
+            if told:
+                say("Slurm answers")
+            return
+        if clock() >= until:
+            say("Slurm gives no answer still; starting the ranks nevertheless")
+            return
+        pause(_AGAIN_S)
 
 
 def _hint(first: str) -> str:

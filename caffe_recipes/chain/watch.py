@@ -18,6 +18,8 @@ from caffe_recipes.chain.snapshots import learned_ignored
 SATURATED_LOSS = 87.3365
 # Hydra's word on a rank that a signal has ended; its advice after it tells nothing.
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
+# Hydra does not notice that the srun which was to start its proxies has ended, and waits for ever.
+_NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
 _NUMBERS = re.compile(r"\d+")
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
@@ -41,7 +43,8 @@ class LogTail:
     """A growing log, read a whole line at a time.
 
     `signs` counts its signs of life: what tells of training or testing, and before that each line that says
-    something new. What some library repeats while nothing goes on is none.
+    something new. What some library repeats while nothing goes on is none. `no_step` is why Slurm has started
+    no ranks; "" where it has.
     """
 
     def __init__(self, path: Path, hear: Callable[[list[str]], None] | None = None) -> None:
@@ -51,7 +54,7 @@ class LogTail:
         self._hear = hear
         self.summary = LogSummary()
         self.last_line = ""
-        self.exit_string = ""
+        self.exit_string = self.no_step = ""
         self._offset = 0
         self._heard: set[str] = set()
 
@@ -80,6 +83,8 @@ class LogTail:
             self.last_line = split_rank(line)[1].strip() or self.last_line
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
+            refused = None if self.has_begun else _NO_STEP.fullmatch(split_rank(line)[1].strip())
+            self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
 
     def _is_sign(self, line: str, entry: Entry | None) -> bool:
         if entry is not None and not isinstance(entry.event, Complaint | Fatal):
@@ -169,6 +174,8 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
     if summary.fatal and not (is_passed or summary.done):  # what dies after its work was done
         return summary.fatal
+    if tail.no_step and not summary.done:
+        return tail.no_step
     if summary.stopped_early and not is_passed:
         return "it was stopped early by a signal"
     diverged = find_divergence(losses_until(summary, last))

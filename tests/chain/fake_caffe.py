@@ -106,6 +106,11 @@ def train(flags: dict[str, str]) -> int:
         return 0
     with Path("trained.txt").open("a") as trained:
         trained.write(f"{name} {flags.get('weights', '-')}\n")
+    if behaviour == "no-step":  # what hydra's srun says before it ends, unnoticed by hydra
+        os.write(
+            2, b"srun: error: Unable to confirm allocation for job 12: Unable to contact slurm controller\n"
+        )
+        wait_for(Path("release"))
     say("solver.cpp:397", f"Solving {name}")
     asked = Asked()
     if behaviour not in ("ignores-int", "ignores-term"):

@@ -216,6 +216,7 @@ def test_a_runs_spoilt_digests_are_named(place: Place, content: str) -> None:
         ("ends-early", "it ended after iteration 6 of 8"),
         ("stopped", "it was stopped early by a signal"),
         ("dies", "Check failed: status == 0 (2 vs. 0) No such file"),
+        ("no-step", "srun: Unable to confirm allocation for job 12: Unable to contact slurm controller"),
         ("writes-nothing", "the snapshot is missing"),
         ("empty", "the snapshot is empty"),
         ("truncated", "truncated"),

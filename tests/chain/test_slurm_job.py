@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.chain.journal import Launch, RunState
-from caffe_recipes.chain.slurm_job import JobStart, check_over, started_before, this_job
+from caffe_recipes.chain.slurm_job import (
+    JobStart,
+    asks_slurm,
+    check_over,
+    started_before,
+    this_job,
+    wait_for_slurm,
+)
 from caffe_recipes.cluster.slurm.jobs import Job, State
-from caffe_recipes.cluster.slurm.queries import SchedulerAway
+from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway
 from caffe_recipes.errors import InputError
 
 if TYPE_CHECKING:
@@ -143,3 +150,62 @@ def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
     started = next(event for event in place.events() if event["event"] == "started")
     assert started.keys() == {"time", "event", "pid", "host"}
     assert started["pid"] == os.getpid()
+
+
+class Slurm:
+    """One that gives no answer for so many questions, and what is said meanwhile; a pause takes a second."""
+
+    def __init__(self, away: float) -> None:
+        self.away, self.asked, self.paused_s = away, 0, 0.0
+        self.said: list[str] = []
+
+    def ask(self, number: int) -> Iterable[Job]:
+        self.asked += 1
+        if self.asked <= self.away:
+            raise SchedulerAway("c1", "gives no answer", "ask again later")
+        return answer(State.RUNNING)
+
+    def pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+
+    def wait(self) -> None:
+        wait_for_slurm("12", self.ask, self.said.append, self.pause, lambda: self.paused_s)
+
+
+def test_ranks_that_slurm_starts_are_started_when_it_answers() -> None:
+    (slurm := Slurm(away=0)).wait()
+    assert (slurm.asked, slurm.paused_s, slurm.said) == (1, 0, [])
+    (slurm := Slurm(away=3)).wait()
+    assert slurm.asked == 4
+    assert slurm.said == ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]
+
+
+def test_slurm_is_not_waited_for_for_ever() -> None:
+    (slurm := Slurm(away=float("inf"))).wait()
+    assert 600 <= slurm.paused_s < 7200
+    assert slurm.said[1:] == ["Slurm gives no answer still; starting the ranks nevertheless"]
+
+
+def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
+    def nobody(number: int) -> Iterable[Job]:
+        raise NoCommand("c1", "scontrol is not on its PATH", "")
+
+    def pause(seconds: float) -> None:
+        raise AssertionError("nothing is waited for")
+
+    wait_for_slurm("12", nobody, pytest.fail, pause)
+
+
+@pytest.mark.parametrize(
+    ("program", "environment", "asks"),
+    [
+        ("srun", {}, True),
+        ("ibrun", {}, True),
+        ("mpiexec.hydra", {}, True),
+        ("mpiexec.hydra", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-oBatchMode=yes"}, False),
+    ],
+)
+def test_hydra_needs_no_slurm_where_it_starts_its_proxies_by_ssh(
+    program: str, environment: dict[str, str], asks: bool
+) -> None:
+    assert asks_slurm(program, environment) is asks

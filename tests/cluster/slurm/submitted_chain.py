@@ -50,7 +50,7 @@ class SubmittedChain(FaultyChain):
     def submit_amid(self, phase: str, *words: str, stays_at: int | None = None) -> int:
         """Submit, and return the last job's number when a phase stands at iteration 4, until `release`.
 
-        Once released it gets no further than `stays_at`.
+        Once released it gets no further than `stays_at`, until there is a file `doomsday`.
         """
         behaviour: list[dict[str, object]] = [{"does": "waits", "at": 4}]
         if stays_at is not None:
