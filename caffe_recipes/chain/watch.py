@@ -13,6 +13,7 @@ from caffe_recipes.caffe.log_events import Complaint, Fatal
 from caffe_recipes.caffe.logs import Entry, LogSummary, split_rank
 from caffe_recipes.chain.plan import Training
 from caffe_recipes.chain.snapshots import learned_ignored
+from caffe_recipes.cluster.rank_ends import RankEnds
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
@@ -55,6 +56,7 @@ class LogTail:
         self.summary = LogSummary()
         self.last_line = ""
         self.exit_string = self.no_step = ""
+        self.ends = RankEnds()
         self._offset = 0
         self._heard: set[str] = set()
 
@@ -81,6 +83,7 @@ class LogTail:
         for line in lines:
             self.signs += self._is_sign(line, self.summary.feed(line))
             self.last_line = split_rank(line)[1].strip() or self.last_line
+            self.ends.feed(line.strip())
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
             refused = None if self.has_begun else _NO_STEP.fullmatch(split_rank(line)[1].strip())
@@ -185,6 +188,8 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
         return None
     at = max(summary.losses, default=None)
     reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
+    if tail.ends.said:
+        return f"{tail.ends.said} {reached}"
     return f"it ended {reached}" + describe_last_words(tail, ", saying: ")
 
 

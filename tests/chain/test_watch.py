@@ -157,6 +157,24 @@ def test_a_rank_ended_by_a_signal_is_told_by_that_signal(tmp_path: Path) -> None
     assert find_failure(tail, TRAINING) == "it ended after iteration 20 of 100, saying: Killed (signal 9)"
 
 
+BLOCK = ["=   PID 3556 RUNNING AT node2", "=   EXIT CODE: 9"]
+MAIN_ERROR = "[mpiexec@head] main (mpiexec.c:270): process manager error waiting for completion"
+
+
+def test_the_host_of_a_rank_that_was_ended_is_named(tmp_path: Path) -> None:
+    killed = "node2: a rank was ended by signal 9 (killed; out of memory?)"
+    tail = tail_of(tmp_path, *BLOCK, MAIN_ERROR)
+    assert find_failure(tail, TRAINING) == f"{killed} before the first iteration"
+    tail = tail_of(tmp_path, *lines((0, 20, "2.5")), *BLOCK, MAIN_ERROR)
+    assert find_failure(tail, TRAINING) == f"{killed} after iteration 20 of 100"
+
+
+def test_what_caffe_says_is_a_better_reason_than_what_ended_a_rank(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path, "[0] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x", *BLOCK)
+    assert find_failure(tail, TRAINING) == "Check failed: x"
+    assert find_failure(tail_of(tmp_path, said("Optimization Done."), *BLOCK), TRAINING) is None
+
+
 def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, "[0] [1] no route to host")
     assert find_failure(tail, TRAINING) == "it ended before the first iteration, saying: no route to host"

@@ -1,0 +1,67 @@
+"""Launchers' own words on ranks that signals have ended, as they were seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from caffe_recipes.cluster.rank_ends import RankEnds
+
+KILLED = "node2: a rank was ended by signal 9 (killed; out of memory?)"
+AT = "=   PID 3556 RUNNING AT node2"
+
+
+def said(*lines: str) -> str:
+    ends = RankEnds()
+    for line in lines:
+        ends.feed(line)
+    return ends.said
+
+
+def hydra(code: int, string: str = "") -> list[str]:
+    words = [f"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: {string}"] if string else []
+    return ["=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", AT, f"=   EXIT CODE: {code}", *words]
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        (hydra(9, "Killed (signal 9)"), KILLED),
+        (hydra(9), KILLED),
+        (hydra(137), KILLED),
+        (hydra(11, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
+        (hydra(6, "Terminated (signal 15)"), "signal 6 (aborted)"),
+        (hydra(9, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
+        (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher says: Terminated)"),
+        (["=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)"], KILLED),
+    ],
+)
+def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
+    assert said(*lines).startswith("node2: a rank was ended by ")
+    assert said(*lines).endswith(what)
+
+
+@pytest.mark.parametrize("code", [1, 255, 256, 0])
+def test_a_rank_that_has_exited_of_its_own_was_not_ended(code: int) -> None:
+    assert said(*hydra(code)) == ""
+
+
+def test_the_first_host_that_is_named_is_the_cause() -> None:
+    assert said(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
+
+
+def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
+    assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED
+    oom = "srun: error: node2: tasks 2-3: Out Of Memory"
+    assert said(oom) == "node2: a rank was ended, being out of memory"
+    crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
+    assert said(crash) == "node2: a rank was ended by signal 11 (segmentation fault)"
+    assert said("srun: error: node2: task 3: Exited with exit code 1") == ""
+
+
+def test_the_ranks_of_a_job_that_is_cancelled_are_not_the_cause() -> None:
+    cancelled = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***"
+    assert said(cancelled, "srun: error: node2: task 3: Killed") == ""
+
+
+def test_other_lines_tell_nothing() -> None:
+    assert said("", "Killed", "node2: task 3: Killed", "RUNNING AT node2") == ""
