@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count as count_up
 from pathlib import Path
 
 import lmdb
@@ -15,6 +17,8 @@ from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_dat
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
+
+_AT_ONCE = 64  # images that wait to be decoded: some MB, up to some hundred of large ones
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,14 @@ class Checked:
     problems: tuple[Problem, ...]
 
     @property
-    def missing(self) -> list[int]:
-        """List the labels below the largest that no record has."""
-        return [label for label in range(max(self.labels, default=0)) if label not in self.labels]
+    def missing(self) -> int:
+        """Count the labels from 0 to the largest that no record has."""
+        return max(self.labels, default=-1) + 1 - sum(label >= 0 for label in self.labels)
+
+    @property
+    def first_missing(self) -> int:
+        """Give the first label from 0 that no record has."""
+        return next(label for label in count_up() if label not in self.labels)
 
 
 @dataclass
@@ -63,11 +72,16 @@ class _Seen:
     sums: dict[int, tuple[int, list[float]]] = field(default_factory=dict)  # by channels: pixels, their sums
     problems: dict[str, Problem] = field(default_factory=dict)
     digest: RecordsDigest | None = None
+    waiting: list[tuple[str, pb.Datum]] = field(default_factory=list)  # keys and images to be decoded
 
     def add(self, kind: str, what: str) -> None:
         """Take in a bad record; only the first of a kind is told of."""
         known = self.problems.get(kind)
         self.problems[kind] = Problem(known.what, known.count + 1) if known else Problem(what)
+
+    def add_image(self, key: str, what: str) -> None:
+        """Take in a record whose image is bad; its kind is how that begins."""
+        self.add(" ".join(what.split()[:2]), f"record '{key}' {what}")
 
 
 def check_lmdb(
@@ -89,17 +103,20 @@ def check_lmdb(
         chosen = set(spread(len(datums), len(datums) if decode is None else decode))
         is_hashed = decode is None and manifest is not None
         seen = _Seen(digest=RecordsDigest() if is_hashed else None)
-        for index in range(len(datums)):
-            _look(datums, index, classes, seen, decodes=index in chosen)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for index in range(len(datums)):
+                _look(datums, index, classes, seen, decodes=index in chosen)
+                if len(seen.waiting) == _AT_ONCE or (index + 1 == len(datums) and seen.waiting):
+                    _decode_waiting(seen, pool)
         if manifest is not None:
             _compare(manifest, len(datums), seen)
         order = measure_shuffledness(seen.labels, batch)
         if must_be_shuffled and order.verdict != "shuffled":
             seen.add("order", f"the records are not shuffled: {order.verdict}")
-        count = len(datums)
+        records = len(datums)
     size_bytes, compact_bytes = _sizes(path)
     return Checked(
-        count=count,
+        count=records,
         encoded=seen.encoded,
         decoded=seen.decoded,
         labels=dict(sorted(Counter(seen.labels).items())),
@@ -135,23 +152,41 @@ def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decod
     _check_label(datum, key, classes, seen)
     try:
         datum_shape(datum)
-        if decodes:
-            _decode(datum, seen)
     except ValueError as error:
-        seen.add(" ".join(str(error).split()[:2]), f"record '{key}' {error}")
+        seen.add_image(key, str(error))
+    else:
+        seen.waiting += [(key, datum)] if decodes else []
 
 
-def _decode(datum: pb.Datum, seen: _Seen) -> None:
-    from caffe_recipes.data.pixels import load_pixels, quiet_decoders
+def _decode_waiting(seen: _Seen, pool: ThreadPoolExecutor) -> None:
+    """Decode the images that wait, several at once: OpenCV lets other threads run meanwhile."""
+    from caffe_recipes.data.pixels import quiet_decoders
 
     with quiet_decoders():
+        found = list(pool.map(_decode, [datum for _, datum in seen.waiting]))
+    for (key, _), image in zip(seen.waiting, found, strict=True):
+        if isinstance(image, str):
+            seen.add_image(key, image)
+            continue
+        shape, channel_sums = image
+        seen.decoded += 1
+        seen.shapes[shape] += 1
+        count, sums = seen.sums.get(shape[0], (0, [0.0] * shape[0]))
+        added = [total + value for total, value in zip(sums, channel_sums, strict=True)]
+        seen.sums[shape[0]] = count + shape[1] * shape[2], added
+    seen.waiting.clear()
+
+
+def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
+    """Give an image's shape and the sum of each channel, or what is wrong with it."""
+    from caffe_recipes.data.pixels import load_pixels
+
+    try:
         pixels = load_pixels(datum)
+    except ValueError as error:
+        return str(error)
     height, width, channels = pixels.shape
-    seen.decoded += 1
-    seen.shapes[channels, height, width] += 1
-    count, sums = seen.sums.get(channels, (0, [0.0] * channels))
-    found = pixels.sum(axis=(0, 1), dtype="float64").tolist()
-    seen.sums[channels] = count + height * width, [a + b for a, b in zip(sums, found, strict=True)]
+    return (channels, height, width), pixels.sum(axis=(0, 1), dtype="float64").tolist()
 
 
 def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _Seen) -> None:

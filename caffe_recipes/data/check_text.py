@@ -82,7 +82,7 @@ def _label_lines(seen: Checked) -> Iterator[str]:
     else:
         yield f"images of a label: {min(counts):,} to {max(counts):,}, median {median(counts):,.0f}"
     if seen.missing:
-        yield f"note: {len(seen.missing):,} labels between have no images, {seen.missing[0]} to begin with"
+        yield f"note: {seen.missing:,} labels below have no images, {seen.first_missing} to begin with"
 
 
 def _shape_lines(seen: Checked) -> Iterator[str]:

@@ -38,7 +38,7 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
     assert (seen.count, seen.encoded, seen.decoded, seen.problems) == (10, 10, 10, ())
     assert seen.labels == {0: 4, 1: 3, 2: 3}
     assert seen.shapes == {(3, 16, 24): 10}
-    assert seen.missing == []
+    assert seen.missing == 0
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,19 @@ def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(
 ) -> None:
     path = write(tmp_path / "lmdb", image(0), bad, image(2), bad, bad)
     assert problems(check_lmdb(path, 3)) == [f"record '00000001_x1' {what}, and 2 more like it"]
+
+
+def test_a_huge_label_is_counted_like_any(tmp_path: Path) -> None:
+    seen = check_lmdb(write(tmp_path / "lmdb", image(2**31 - 1), image(0), image(-4)))
+    assert (seen.missing, seen.first_missing) == (2**31 - 2, 1)
+
+
+def test_images_are_decoded_many_at_a_time_and_none_is_left(tmp_path: Path) -> None:
+    datums = [image(0, data=b"<html>" if index % 50 == 7 else None) for index in range(150)]
+    seen = check_lmdb(write(tmp_path / "lmdb", *datums), decode=None)
+    assert (seen.decoded, seen.shapes) == (147, {(3, 30, 40): 147})
+    what = "is no image that OpenCV decodes, or is cut short"
+    assert problems(seen) == [f"record '00000007_x7' {what}, and 2 more like it"]
 
 
 def test_without_classes_only_negative_labels_are_wrong(tmp_path: Path) -> None:
@@ -163,14 +176,14 @@ def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
         "3 records, 3 of them encoded images; 2 decoded",
         "labels 0 to 3, 2 different",
         "images by label: 0: 1, 3: 2",
-        "note: 2 labels between have no images, 1 to begin with",
+        "note: 2 labels below have no images, 1 to begin with",
         "2 images of 3 x 30 x 40",
     ]
     assert lines[5].startswith("mean BGR ")
     assert lines[6].startswith("order: too few records to tell (1 is random, 0 sorted: neighbours ")
     assert lines[-1].startswith("bad: record '00000002_x2' is no image")
     found = json.loads(render_json(seen))
-    assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, [1, 2])
+    assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, 2)
     assert found["problems"][0]["records"] == 1
 
 
