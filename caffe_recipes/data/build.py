@@ -26,7 +26,7 @@ from caffe_recipes.errors import DataError, RunFailed
 
 _COMMIT_EVERY = 1000
 _START_BYTES = 1 << 30  # of addresses; the file grows with what is in it
-_SMALL = "make room on its disk; the same command goes on where it was"
+_GOES_ON = "the same command goes on where it was"
 
 Tell = Callable[[int, int], None]
 
@@ -69,11 +69,13 @@ def build_lmdb(
             (partial / "lmdb").rename(out)
             shutil.rmtree(partial)
     except OSError as error:
-        raise DataError(out, f"cannot be written: {error.strerror}", _SMALL) from None
+        raise DataError(out, f"cannot be written: {error.strerror}", f"mend that; {_GOES_ON}") from None
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+        raise DataError(partial, f"is damaged ({error})", "remove it, and build again") from None
     except lmdb.Error as error:
-        raise RunFailed(out, f"cannot be written: {error}", _SMALL) from None
+        raise RunFailed(out, f"cannot be written: {error}", f"make room on its disk; {_GOES_ON}") from None
     except BrokenProcessPool:
-        hint = "the same command goes on where it was; give fewer --workers if memory is short"
+        hint = f"{_GOES_ON}; give fewer --workers if memory is short"
         raise RunFailed(out, "a worker was killed", hint) from None
     return manifest
 

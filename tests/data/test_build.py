@@ -245,6 +245,46 @@ def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Pat
         build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
 
 
+def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Path) -> None:
+    bad = listed.parent / "a/4.JPEG"
+    whole = bad.read_bytes()
+    bad.write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    bad.write_bytes(whole)
+    (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged .*; remove it, and build again"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+
+
+def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 500)
+    call = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));"
+        "from caffe_recipes.cli.main import main; main()"
+    )
+    words = [
+        "data",
+        "build",
+        "--images",
+        str(listed),
+        "--out",
+        str(tmp_path / "lmdb"),
+        "--workers",
+        "1",
+        "--raw",
+    ]
+    done = subprocess.run([sys.executable, "-c", call, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
+    assert "make room on its disk; the same command goes on" in done.stderr
+    assert names(tmp_path) == [".lmdb.partial", "images"]
+    build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
+    assert check_datums(tmp_path / "lmdb", 3).count == 3000
+
+
 def test_a_place_that_cannot_be_written_is_one_line(listed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/lmdb: cannot be written: Not a directory"):
