@@ -1,7 +1,7 @@
 """Schedules as a picture: learning rate and weight decay over epochs or iterations, for screen and print.
 
 A line's style tells schedules apart without colour; jumps are labelled with the rates on both sides. What a
-phase trains past the snapshot that the next one starts from is thin.
+phase trains past the snapshot that the next one starts from is thin. Branches have lanes of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _GREYS = ("0.93", "0.84")
 _MOST_PARTS, _MOST_POINTS = 100, 6000
 _MOST_LABELS = 40  # of a page; beyond, those of the largest jumps
 _WIDTH_IN, _RATE_IN, _STRIP_IN = 7.2, 3.1, 0.34
+_LANE = 0.5  # of a strip: the blocks of one lane
 _DECAY_IN, _MOST_DECAY_IN, _TEXT_IN = 0.9, 2.2, 0.13
 
 
@@ -52,7 +53,7 @@ def _draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    strips_in = _STRIP_IN * len(schedules)
+    strips_in = _STRIP_IN * sum(map(_strips, schedules))
     heights = [strips_in, _RATE_IN, _decay_in(_decays(schedules))]
     figure = Figure(figsize=(_WIDTH_IN, sum(heights) + 0.75))
     canvas = FigureCanvasAgg(figure)
@@ -84,27 +85,40 @@ def _draw(
 
 
 def _draw_strips(axes: Axes, schedules: Sequence[Schedule]) -> None:
-    """Draw a row for each schedule: its line's style, its name, and its phases as blocks."""
-    axes.set_ylim(len(schedules), 0)
+    """Draw a row for each schedule: its line's style, its name, its phases as blocks, branches beneath."""
+    axes.set_ylim(sum(map(_strips, schedules)), 0)
     axes.axis("off")
-    end = axes.get_xlim()[1]
-    for row, schedule in enumerate(schedules):
-        style = line_style(row)
+    end, row = axes.get_xlim()[1], 0.0
+    for number, schedule in enumerate(schedules):
+        style = line_style(number)
         axes.plot([0, end * 0.05], [row + 0.24] * 2, **style, linewidth=1.3)
         axes.text(end * 0.06, row + 0.26, schedule.name, va="center", fontsize=8, color=style["color"])
-        for index, (stretch, left, right) in enumerate(_spans(schedule.stretches)):
-            axes.fill_between([left, right], row + 0.5, row + 0.95, color=_GREYS[index % 2], linewidth=0)
-            axes.text((left + right) / 2, row + 0.735, stretch.name, ha="center", va="center", fontsize=7)
+        for lane in range(_lanes(schedule)):
+            top = row + 0.5 + _LANE * lane
+            for index, (stretch, left, right) in enumerate(_spans(schedule.stretches, lane)):
+                axes.fill_between([left, right], top, top + 0.45, color=_GREYS[index % 2], linewidth=0)
+                axes.text((left + right) / 2, top + 0.235, stretch.name, ha="center", va="center", fontsize=7)
+        row += _strips(schedule)
 
 
-def _spans(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, float, float]]:
-    """Yield each stretch with the part of the axis that the model spends in it."""
+def _lanes(schedule: Schedule) -> int:
+    return 1 + max(stretch.lane for stretch in schedule.stretches)
+
+
+def _strips(schedule: Schedule) -> float:
+    """Give the height of a schedule's row; one without branches has 1."""
+    return 1 + _LANE * (_lanes(schedule) - 1)
+
+
+def _spans(stretches: Sequence[Stretch], lane: int | None = None) -> Iterator[tuple[Stretch, float, float]]:
+    """Yield each stretch, or those of a lane, with the part of the axis that the model spends in it."""
     for stretch in stretches:
-        yield stretch, stretch.begins, stretch.x_at(stretch.taken_iter)
+        if lane is None or stretch.lane == lane:
+            yield stretch, stretch.begins, stretch.x_at(stretch.taken_iter)
 
 
 def _shade(axes: Axes, stretches: Sequence[Stretch]) -> None:
-    for index, (_, left, right) in enumerate(_spans(stretches)):
+    for index, (_, left, right) in enumerate(_spans(stretches, 0)):
         if index % 2 == 0:
             axes.axvspan(left, right, color="0.955", linewidth=0, zorder=0)
 
@@ -137,13 +151,12 @@ def _draw_rates(axes: Axes, schedule: Schedule, curves: Sequence[Curve], index: 
 
 
 def _draw_decays(axes: Axes, schedule: Schedule, index: int) -> None:
-    style, before = line_style(index), None
+    style = line_style(index)
     for stretch, left, right in _spans(schedule.stretches):
-        value = stretch.solver.weight_decay
+        value, before = stretch.solver.weight_decay, stretch.decay_before
         if before is not None and before != value:
             axes.plot([left, left], [before, value], color=style["color"], linewidth=0.6)
         axes.plot([left, right], [value, value], **style, linewidth=1.3)
-        before = value
 
 
 def _scale_decays(axes: Axes, schedules: Sequence[Schedule]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from caffe_recipes.caffe.rates import POLICIES, lr_at
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.arithmetic import images_before, images_per_iter
+from caffe_recipes.recipe.graph import line_to
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.source import load_recipe
@@ -43,7 +44,9 @@ class Stretch:
     """A solver's part of a schedule; x is the age of the model, in the schedule's unit.
 
     `taken_iter` is the iteration whose snapshot the next stretch starts from; the stretch itself goes on to
-    `iterations`. `rate_before` is the rate that the weights it starts from were last trained at, if known.
+    `iterations`. `rate_before` and `decay_before` are the rate and the weight decay that the weights it
+    starts from were last trained at, if known. `lane` is 0 on the line to the last model; a branch off it has
+    another, where it is beside no other.
     """
 
     name: str
@@ -53,6 +56,8 @@ class Stretch:
     begins: float
     per_iter: float
     rate_before: float | None = None
+    decay_before: float | None = None
+    lane: int = 0
 
     def x_at(self, iteration: int) -> float:
         """Give the model's age at an iteration."""
@@ -158,20 +163,22 @@ def load_schedules(
 def schedule_recipe(recipe: Recipe) -> Schedule:
     """Return a recipe's phases over epochs; a phase that branches off begins where its snapshot was made."""
     images = recipe.data.train.images
-    stretches = []
+    trunk = line_to(recipe, recipe.phases[-1])
+    stretches: list[Stretch] = []
     for phase in recipe.phases:
+        start = recipe.starts_from(phase)
         per_iter = images_per_iter(recipe, phase)
-        stretches.append(
-            Stretch(
-                name=phase.name,
-                solver=build_solver(recipe, phase),
-                iterations=phase.last_iter,
-                taken_iter=_taken_iter(recipe, phase),
-                begins=images_before(recipe, phase) / images,
-                per_iter=per_iter / images,
-                rate_before=rate_before(recipe, phase),
-            )
+        stretch = Stretch(
+            name=phase.name,
+            solver=build_solver(recipe, phase),
+            iterations=phase.last_iter,
+            taken_iter=_taken_iter(recipe, phase),
+            begins=images_before(recipe, phase) / images,
+            per_iter=per_iter / images,
+            rate_before=rate_before(recipe, phase),
+            decay_before=build_solver(recipe, start).weight_decay if isinstance(start, Phase) else None,
         )
+        stretches.append(stretch if phase in trunk else replace(stretch, lane=_free_lane(stretch, stretches)))
     return Schedule(recipe.name, "epochs", tuple(stretches))
 
 
@@ -180,14 +187,24 @@ def schedule_solvers(
 ) -> Schedule:
     """Return solvers one after another, over epochs if an iteration of one batch is known to make so many."""
     stretches: list[Stretch] = []
-    begins, before = 0.0, None
+    begins, before, decay = 0.0, None, None
     for part, solver in solvers:
         per_iter = epochs_per_iter * max(solver.iter_size, 1) if epochs_per_iter else 1.0
         end = solver.max_iter
-        stretches.append(Stretch(part, solver, end, end, begins, per_iter, before))
+        stretches.append(Stretch(part, solver, end, end, begins, per_iter, before, decay))
         begins = stretches[-1].x_at(end)
-        before = rate_left(solver, end, end)
+        before, decay = rate_left(solver, end, end), solver.weight_decay
     return Schedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
+
+
+def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
+    """Return the first lane beside the trunk's in which a stretch is beside no other."""
+    taken = {
+        other.lane
+        for other in others
+        if other.begins < stretch.x_at(stretch.iterations) and stretch.begins < other.x_at(other.iterations)
+    }
+    return next(lane for lane in range(1, len(others) + 2) if lane not in taken)
 
 
 def _short_name(name: str) -> str:

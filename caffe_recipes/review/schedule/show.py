@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.arithmetic import (
+    images_before,
     images_of,
     images_per_iter,
     model_epochs,
@@ -16,7 +17,7 @@ from caffe_recipes.recipe.arithmetic import (
     total_iterations,
     training_minutes,
 )
-from caffe_recipes.recipe.graph import find_evaluated
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Family, Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
 from caffe_recipes.review.columns import align_columns
@@ -161,7 +162,12 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
     yield "shape", f"{nodes} x {cluster.ranks_per_node} ranks x {images}"
     yield "trainer", recipe.trainer
-    if total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
+    leaves = find_leaves(recipe)
+    if len(leaves) > 1:
+        ages = ((images_before(recipe, leaf) + images_of(recipe, leaf)) / train.images for leaf in leaves)
+        told = ", ".join(f"{leaf.name} {age:.2f}" for leaf, age in zip(leaves, ages, strict=True))
+        yield "models", f"{told} epochs old at their ends; all phases train {total_epochs(recipe):.2f}"
+    elif total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
         yield (
             "model",
             f"{model_epochs(recipe):.2f} epochs old at the end; all phases train {total_epochs(recipe):.2f}",

@@ -59,6 +59,12 @@ def test_a_recipe_s_picture_names_its_phases_and_both_rates_of_each_jump(call: C
     assert {"0.00005", "0.0002"} <= set(texts)
 
 
+def test_branches_are_drawn_off_the_phases_that_they_start_from(call: Call, tmp_path: Path) -> None:
+    assert call("digits-cyclic", "stampede2-64n-72ep", "-o", "a.svg").exit_code == 0
+    texts = texts_in(tmp_path / "a.svg")
+    assert {f"collapse{number}" for number in range(1, 6)} <= set(texts)
+
+
 def test_several_recipes_have_lines_of_their_own_style_and_name(call: Call, tmp_path: Path) -> None:
     call(*BOTH, "-o", "b.svg")
     texts = texts_in(tmp_path / "b.svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,33 @@ def test_a_branch_begins_at_the_age_of_its_snapshot() -> None:
     curve = curve_of(main)
     assert curve.xs[curve.taken - 1] == pytest.approx(main.x_at(7638))
     assert curve.xs[-1] == pytest.approx(main.x_at(8039))
+
+
+def test_branches_have_lanes_beside_the_line_to_the_last_model() -> None:
+    stretches = schedule_recipe(load_recipe("digits-cyclic")).stretches
+    trunk = ["init", *(f"cyc{number}" for number in range(1, 6)), "collapse5"]
+    assert [each.name for each in stretches if each.lane == 0] == trunk
+    assert [each.lane for each in stretches if each.name not in trunk] == [1] * 4
+    for each in stretches:
+        if each.name.startswith("collapse"):
+            assert each.decay_before == pytest.approx(0.002)
+    alike = load_recipe("digits-cyclic")
+    phases = tuple(
+        phase.model_copy(update={"weights": "cyc1"}) if phase.name.startswith("collapse") else phase
+        for phase in alike.phases
+    )
+    crowded = schedule_recipe(alike.model_copy(update={"phases": phases})).stretches
+    # collapse5 is on the line to the last model now, and the cycles behind the first are branches off it
+    assert len({each.lane for each in crowded if each.name.startswith("collapse")}) == 5
+    for one, other in itertools.combinations(crowded, 2):
+        if one.lane == other.lane:
+            first, second = sorted((one, other), key=lambda each: each.begins)
+            assert second.begins >= first.x_at(first.iterations)
+
+
+def test_a_line_has_one_lane() -> None:
+    for name in ("stampede2-64n-72ep", "stampede2-448n-90ep"):
+        assert {each.lane for each in schedule_recipe(load_recipe(name)).stretches} == {0}
 
 
 def test_solvers_follow_one_another_over_iterations_or_epochs() -> None:

@@ -183,3 +183,14 @@ def test_the_list_has_families_below_their_titles() -> None:
     assert vlab.splitlines()[0].startswith("The paper's runs on Intel's VLAB cluster")
     assert vlab.splitlines()[1].startswith("  paper-t9-65536-128n  ResNet-50, batch 65,536")
     assert len(knl.splitlines()) == 2
+
+
+def test_a_recipe_with_branches_says_how_old_each_of_its_models_is() -> None:
+    text = render_recipe(load_recipe("digits-cyclic"))
+    flat = " ".join(text.split())
+    assert "collapse1 36.05, collapse2 48.07, collapse3 60.08, collapse4 72.10, collapse5 84.12" in flat
+    assert "epochs old at their ends; all phases train 100.14" in flat
+    rows = [line.split() for line in text.splitlines() if line.startswith("collapse")]
+    assert [row[1] for row in rows if row[2].startswith("0.")] == [f"cyc{number}" for number in range(1, 6)]
+    used = [line for line in text.splitlines() if line.endswith("the evaluation")]
+    assert len(used) == 5

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chain.conftest import RECIPE
+from tests.chain.told_run import WHOLE, tell_run
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from caffe_recipes.cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "ensemble", *words]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none",), "Error: runs: no run, and no recipe's, is called 'none'"),
+        (("small",), "one member, last; an ensemble has two or more: name them with --members; finished are"),
+        (("small", "--members", "init,lsat"), "no phase 'lsat' in small; did you mean 'last'"),
+        (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),
+    ],
+)
+def test_what_cannot_be_averaged_gets_one_line_and_exit_2(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    tell_run(tmp_path, tmp_path / "small.yaml", *WHOLE)
+    before = sorted(tmp_path.rglob("*"))
+    done = call(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_empty_name_is_no_member(tmp_path: Path) -> None:
+    done = call(tmp_path, "small", "--members", "a,,b")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "Error: Invalid value for '--members': an empty name; write A,B"
