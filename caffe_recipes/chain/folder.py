@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -78,7 +79,9 @@ def create_run(
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         what = f"cannot be made: {error.strerror}"
-        raise InputError(folder, what, "check the folder, and that no other run has just started") from None
+        is_there = error.errno in (errno.EEXIST, errno.ENOTEMPTY)  # nobody else makes folders of that name
+        hint = "another run has just made it: look at that" if is_there else "check the disk and its mode"
+        raise InputError(folder, what, hint) from None
     journal.path = folder / "journal.jsonl"
     return journal
 

@@ -163,6 +163,14 @@ CASES: dict[str, tuple[Spoil, str]] = {
         text("prototxt/small/solver_init.prototxt", "base_lr: 1\n"),
         "solver_init.prototxt: differs from what the recipe generates; .*--overwrite",
     ),
+    "a file where runs are kept": (
+        text("runs", "the user's own"),
+        "/runs: is no folder, and a run writes in runs; move it away",
+    ),
+    "a file where locks are kept": (
+        text("logs/small", "the user's own"),
+        "/logs/small: is no folder, and a run writes in logs/small; move it away",
+    ),
     "missing start weights": (
         edit("name: init,", "name: init, weights: none.caffemodel,"),
         "none.caffemodel: no such file",

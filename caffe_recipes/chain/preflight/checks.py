@@ -11,6 +11,7 @@ from caffe_recipes.chain.preflight.data import check_test_lmdb, check_train_lmdb
 from caffe_recipes.chain.preflight.disk import check_disk, check_snapshots
 from caffe_recipes.chain.preflight.files import check_prototxts, check_start
 from caffe_recipes.chain.preflight.findings import Finding
+from caffe_recipes.chain.preflight.folders import check_folders
 from caffe_recipes.chain.preflight.launcher import check_launcher
 from caffe_recipes.chain.preflight.look import Look, look_at_nodes
 from caffe_recipes.chain.preflight.machine import (
@@ -36,6 +37,7 @@ CHECKS: Mapping[str, Callable[[Look], list[Finding]]] = {
     "clock": check_clocks,
     "launcher": check_launcher,
     "trainer": check_trainer,
+    "folders": check_folders,
     "prototxts": check_prototxts,
     "training data": check_train_lmdb,
     "test data": check_test_lmdb,
