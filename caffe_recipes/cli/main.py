@@ -30,6 +30,7 @@ COMMANDS = {
     "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
     "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
+    "new": _Lazy("caffe_recipes.cli.new", "new", "Make a recipe by the authors' rules."),
     "adopt": _Lazy("caffe_recipes.cli.adopt", "adopt", "Make a recipe of solvers and nets that there are."),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
     "fmt": _Lazy("caffe_recipes.cli.fmt", "fmt", "Write prototxts in canonical form."),

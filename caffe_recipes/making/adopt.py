@@ -6,7 +6,6 @@ import math
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from caffe_recipes.making.adopted_nets import (
     variant_values,
 )
 from caffe_recipes.making.adopted_phases import phase_values
+from caffe_recipes.making.made import Made
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.review.diff.messages import diff_messages
@@ -36,15 +36,6 @@ from caffe_recipes.review.lint.chains.chain import Link, Net
 from caffe_recipes.review.net_paths import is_file
 
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True)
-class Made:
-    """A recipe that was made, its YAML, and what is to be told of it."""
-
-    recipe: Recipe
-    text: str
-    notes: tuple[str, ...]
 
 
 def adopt(

@@ -65,7 +65,7 @@ def plan_phases(schedule: Schedule, batch: int, images: int) -> Plan:
     """
     peak = schedule.base_lr or rules.peak_lr(batch)
     warmup = rules.warmup_epochs(batch) if schedule.warmup_epochs is None else schedule.warmup_epochs
-    has_collapse = schedule.collapse or bool(schedule.cycles.collapse_epochs and schedule.decay == "cycles")
+    has_collapse = schedule.collapse or (schedule.decay == "cycles" and schedule.cycles.has_collapse)
     first = schedule.weight_decay or (rules.SMALL_WEIGHT_DECAY if has_collapse else rules.WEIGHT_DECAY)
     start = min(rules.warmup_start_lr(batch), peak)
     basis = _Basis(images / batch, peak, start, warmup, (first, 2 * first))
@@ -161,6 +161,9 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[Planned]:
         yield Planned(f"cyc{number}", settings | ramp | decay)
         at, rate = end, rate / cycles.fall_times
         ends.append((f"cyc{number}", rate))
+    if cycles.last_collapse_epochs:
+        settings = _collapse(rate, basis.iterations(cycles.last_collapse_epochs), basis)
+        yield Planned("collapse", settings, is_augmented=False)
     for number, (epochs, (start, left)) in enumerate(zip(cycles.collapse_epochs, ends, strict=False), 1):
         settings = _collapse(left, basis.iterations(epochs), basis)
         yield Planned(f"c{number}", settings, is_augmented=False, weights=start)

@@ -24,12 +24,21 @@ class Cycles(Value):
     collapse_epochs: tuple[Positive, ...] = Field(
         (), description="of each branch: one from the end of the decay, then one from that of each cycle"
     )
+    last_collapse_epochs: Positive | None = Field(
+        None, description="of a collapse after the last cycle, in the chain, as in the 72-epoch recipe"
+    )
 
     @property
     def epochs(self) -> float:
         """Epochs of the chain, without its branches."""
         cycle = self.rise_epochs + self.fall_epochs
-        return self.linear_epochs + self.square_epochs + self.count * cycle
+        collapse = self.last_collapse_epochs or 0
+        return self.linear_epochs + self.square_epochs + self.count * cycle + collapse
+
+    @property
+    def has_collapse(self) -> bool:
+        """Whether any model is collapsed."""
+        return bool(self.collapse_epochs or self.last_collapse_epochs)
 
     @model_validator(mode="after")
     def _ordered(self) -> Cycles:

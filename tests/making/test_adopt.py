@@ -16,8 +16,9 @@ from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_p
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.making import adopted_files
-from caffe_recipes.making.adopt import Made, adopt
+from caffe_recipes.making.adopt import adopt
 from caffe_recipes.making.adopted_machine import Said
+from caffe_recipes.making.made import Made
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 

@@ -58,6 +58,7 @@ def epochs_of(plan: Plan, batch: int, *names: str) -> float:
         {"iterations": 30000, "collapse": True, "weight_decay_steps": 3},
         {"decay": "cycles", "cycles": COLLAPSES},
         {"decay": "cycles", "cycles": Cycles(count=2, collapse_epochs=(3,))},
+        {"decay": "cycles", "cycles": Cycles(count=2, last_collapse_epochs=5)},
     ],
 )
 @pytest.mark.parametrize("warmup", ["inside", "own-phase"])
@@ -114,6 +115,15 @@ def test_a_collapse_starts_at_the_rate_left_off_with_twice_the_weight_decay_and_
     assert collapse.settings["weight_decay"] == 2 * main.settings["weight_decay"] == 0.0001
     assert (main.is_augmented, collapse.is_augmented) == (True, False)
     assert (collapse.settings["lr_policy"], collapse.settings["power"]) == ("poly", 2)
+
+
+def test_a_collapse_after_the_last_cycle_is_part_of_the_chain() -> None:
+    cycles = Cycles(count=2, last_collapse_epochs=5)
+    plan = plan_phases(Schedule(decay="cycles", cycles=cycles), 4096, IMAGES)
+    assert [phase.name for phase in plan.phases] == ["init", "decay", "cyc1", "cyc2", "collapse"]
+    assert epochs_of(plan, 4096) == pytest.approx(cycles.epochs, abs=0.01)
+    assert plan.phases[-1].weights is None
+    assert plan.phases[-1].settings["weight_decay"] == 2 * plan.phases[0].settings["weight_decay"]
 
 
 def test_what_is_stated_is_not_derived() -> None:

@@ -1,0 +1,99 @@
+"""`caffe-recipes new`: a recipe by the authors' rules."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from caffe_recipes.cli import making, options
+from caffe_recipes.cli.making import COUNT
+from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.errors import InputError
+from caffe_recipes.making.new import Wish, make_new
+
+
+def _epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value >= 1):
+        raise InputError(option.opts[0], f"{value:g} epochs are none to train", "give 1 or more")
+    return value
+
+
+@click.command()
+@click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
+@click.option("--batch", metavar="B", type=COUNT, required=True, help="Images of an iteration, all ranks.")
+@click.option(
+    "--epochs", metavar="E", type=float, callback=_epochs, required=True, help="Epochs of the whole run."
+)
+@click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: for 32 images of each rank]")
+@click.option(
+    "--ranks-per-node",
+    metavar="N",
+    type=COUNT,
+    help="MPI ranks on a node [default: the profile's sockets, or 1]",
+)
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
+@click.option(
+    "--cycles",
+    metavar="N",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Cycles of 15 epochs between decay and collapse.",
+)
+@click.option(
+    "--collapse-epochs",
+    metavar="E",
+    type=float,
+    callback=_epochs,
+    help="Epochs of the collapse [default: 6 % of the run, but 3 to 10]",
+)
+@click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
+@click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
+@click.option(
+    "--lmdb", metavar="DIR", default=Wish.lmdb, show_default=True, help="The training LMDB on every node."
+)
+@click.option("--test-lmdb", metavar="DIR", default=Wish.test_lmdb, show_default=True)
+@click.option("--name", metavar="NAME", help="The recipe's name [default: resnet50-<batch>-<epochs>ep]")
+@options.profile
+@making.out
+def new(
+    images: int,
+    batch: int,
+    epochs: float,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    batch_per_rank: int | None,
+    cycles: int,
+    collapse_epochs: float | None,
+    classes: int,
+    test_images: int,
+    lmdb: str,
+    test_lmdb: str,
+    name: str | None,
+    profile: str | None,
+    out: Path | None,
+) -> None:
+    """Make a recipe for ResNet-50 by the rules of arXiv:1711.04291, each told in the YAML with its source.
+
+    Warm-up, linear decay, cycles if any, and the collapse; the rate goes on at every join.
+    """
+    wish = Wish(
+        images,
+        batch,
+        epochs,
+        nodes,
+        ranks_per_node,
+        batch_per_rank,
+        cycles,
+        collapse_epochs,
+        classes,
+        test_images,
+        lmdb,
+        test_lmdb,
+        name,
+        load_profile(profile) if profile else None,
+    )
+    made = make_new(wish)
+    making.give_recipe(made.text, [f"warning: {note}" for note in made.notes], out)

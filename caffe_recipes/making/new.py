@@ -1,0 +1,222 @@
+"""A new recipe by the authors' rules: each number with its source beside it, and rates that meet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.config.source import Location
+from caffe_recipes.errors import InputError
+from caffe_recipes.making.joins import join
+from caffe_recipes.making.made import Made
+from caffe_recipes.making.shape import find_shape, node_values
+from caffe_recipes.making.values import make_recipe, write_recipe
+from caffe_recipes.making.warnings import find_warnings
+from caffe_recipes.making.words import rate_lines, said_of_phase
+from caffe_recipes.recipe import rules
+from caffe_recipes.recipe.arithmetic import total_epochs
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.plans import Planned, plan_phases
+from caffe_recipes.recipe.schedule import Cycles, Schedule
+
+_LEAST_EPOCHS = 1.0  # of any part: a shorter one would be none
+_LINEAR_SHARE = 2 / 3  # of what is before the cycles: 30 of the paper's 45 epochs
+_MOST_CYCLES = 100
+_TEST_BATCH = 50
+_MOST_ITERATIONS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants trained; None follows from the rules, or from the profile."""
+
+    images: int
+    batch: int
+    epochs: float
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    batch_per_rank: int | None = None
+    cycles: int = 0
+    collapse_epochs: float | None = None
+    classes: int = 1000
+    test_images: int = 50_000
+    lmdb: str = "/tmp/ilsvrc12_train_lmdb"
+    test_lmdb: str = "examples/imagenet/ilsvrc12_val_lmdb"
+    name: str | None = None
+    profile: Profile | None = None
+
+
+def make_new(wish: Wish) -> Made:
+    """Make a recipe by the rules, continuous at every join.
+
+    Raises InputError for what does not fit: a batch above the images, nodes that do not divide it, a schedule
+    whose parts are longer than the run.
+    """
+    if wish.batch > wish.images:
+        what = f"a batch of {wish.batch:,} is more than the {wish.images:,} images"
+        raise InputError("--batch", what, "take a smaller one")
+    sockets = wish.profile.node.sockets if wish.profile else None
+    ranks_per_node = wish.ranks_per_node or sockets or 1
+    nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)
+    schedule = find_schedule(wish)
+    try:
+        planned = plan_phases(schedule, wish.batch, wish.images).phases
+    except ValueError as error:
+        raise InputError("--epochs", str(error), "take more, or a smaller batch") from None
+    longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
+    if longest > _MOST_ITERATIONS:
+        what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    name = wish.name or f"resnet50-{wish.batch}-{wish.epochs:g}ep"
+    settings = join([one.settings for one in planned], [None, *range(len(planned) - 1)])
+    node, said_of_node = node_values(wish.profile, ranks_per_node)
+    cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
+    phases = [
+        {"name": one.name, "net": _net(one), **each, "snapshot_prefix": f"/tmp/{name}_{one.name}"}
+        for one, each in zip(planned, settings, strict=True)
+    ]
+    values = _values(wish, name, cluster, phases)
+    draft = make_recipe(values, "--name" if wish.name else "new")
+    title = f"{draft.title}, {total_epochs(draft):.4g} epochs"
+    recipe = make_recipe(values | {"title": title}, name)
+    warnings = tuple(find_warnings(wish.batch, total_epochs(recipe), wish.images))
+    comments = _comments(wish, recipe, schedule, said_of_node, warnings)
+    return Made(recipe, write_recipe(recipe, comments), warnings)
+
+
+def find_schedule(wish: Wish) -> Schedule:
+    """Lay out the epochs: warm-up, power 1, with cycles power 2 and the cycles, and the collapse.
+
+    Raises InputError where they do not fit.
+    """
+    collapse = wish.collapse_epochs or rules.collapse_epochs(wish.epochs)
+    # To 0.1, where it begins, there is nothing to rise to.
+    warmup = rules.warmup_epochs(wish.batch) if rules.peak_lr(wish.batch) > rules.WARMUP_START_LR else 0.0
+    cycle = Cycles()
+    in_cycles = wish.cycles * (cycle.rise_epochs + cycle.fall_epochs)
+    before = wish.epochs - in_cycles - collapse
+    linear = before * _LINEAR_SHARE if wish.cycles else before
+    square = before - linear if wish.cycles else _LEAST_EPOCHS
+    if wish.cycles > _MOST_CYCLES:
+        raise InputError("--cycles", f"{wish.cycles:,} are too many", f"take {_MOST_CYCLES} or fewer")
+    if linear < warmup + _LEAST_EPOCHS or square < _LEAST_EPOCHS:
+        _refuse(wish, warmup, collapse, in_cycles)
+    if not wish.cycles:
+        return Schedule(
+            epochs=wish.epochs,
+            warmup_epochs=warmup,
+            warmup="own-phase",
+            collapse=True,
+            collapse_epochs=collapse,
+        )
+    cycles = Cycles(
+        count=wish.cycles, linear_epochs=linear, square_epochs=square, last_collapse_epochs=collapse
+    )
+    return Schedule(decay="cycles", warmup="own-phase", warmup_epochs=warmup, cycles=cycles)
+
+
+def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> None:
+    """Say what does not fit, and what would."""
+    parts = [
+        f"{epochs:g} of {what}" for epochs, what in ((warmup, "warm-up"), (collapse, "collapse")) if epochs
+    ]
+    if wish.cycles:
+        parts.insert(-1, f"{in_cycles:g} of {wish.cycles} cycles")
+    least = warmup + _LEAST_EPOCHS
+    if wish.cycles:
+        least = max(least / _LINEAR_SHARE, _LEAST_EPOCHS / (1 - _LINEAR_SHARE))
+    needed = math.ceil(least + in_cycles + collapse)
+    while needed < least + in_cycles + (wish.collapse_epochs or rules.collapse_epochs(needed)):
+        needed += 1
+    what = f"{wish.epochs:g} epochs do not hold {', '.join(parts)}, and a decay"
+    hint = f"take --epochs {needed}" + (
+        ", or fewer --cycles" if wish.cycles else ", or less --collapse-epochs"
+    )
+    raise InputError("--cycles" if wish.cycles else "--epochs", what, hint)
+
+
+def _net(planned: Planned) -> str:
+    return "train_val" if planned.is_augmented else "train_val_noaug"
+
+
+def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]) -> dict[str, Any]:
+    test_batch = _divisor(wish.test_images)
+    values: dict[str, Any] = {
+        "name": name,
+        "title": f"ResNet-50, batch {wish.batch:,} of {wish.images:,} images",
+        "source": "caffe-recipes new: the rules of arXiv:1711.04291",
+        "trainer": "./build/tools/caffe",
+        "prototxt_dir": f"prototxt/{name}",
+        "net": {
+            "name": "ResNet-50",
+            "classes": wish.classes,
+            "builder": "resnet50",
+            "zero_init": "every-block",
+        },
+        "nets": {
+            "train_val": {"random_aspect_ratio": {"min_area_ratio": 0.08, "aspect_ratio_change": 0.75}},
+            "train_val_noaug": {"test": False},
+        },
+        "data": {
+            "train": {"lmdb": wish.lmdb, "images": wish.images, "shuffle": True, "prefetch": 2},
+            "test": {
+                "lmdb": wish.test_lmdb,
+                "images": wish.test_images,
+                "batch_size": test_batch,
+                "shorter_side_px": 256,
+            },
+            "crop_size": 224,
+            "mirror": True,
+            "mean_value": [104, 117, 123],
+            "scale": 0.0078125,
+        },
+        "cluster": cluster,
+        "solver": {"momentum": rules.MOMENTUM, "display": 40, "solver_mode": "CPU"},
+        "phases": phases,
+        "evaluation": {"net": "train_val", "iterations": math.ceil(wish.test_images / test_batch)},
+    }
+    last = phases[-1]["max_iter"]
+    if (1 / last) ** 2 > _END_IS_HIGH:
+        reason = f"power 2 to 0 over so few as {last} iterations ends at 1 / {last}^2 of base_lr"
+        values["accept"] = [{"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}]
+    return values
+
+
+_END_IS_HIGH = 1e-5  # as lint has it
+
+
+def _divisor(images: int) -> int:
+    """Return the test batch: 50, or the largest below it down to 10 that counts each image once.
+
+    >>> _divisor(50_000), _divisor(10_010), _divisor(7)
+    (50, 35, 7)
+    """
+    sizes = range(min(_TEST_BATCH, images), min(_TEST_BATCH, images) // 5, -1)
+    return next((size for size in sizes if images % size == 0), sizes[0])
+
+
+def _comments(
+    wish: Wish, recipe: Recipe, schedule: Schedule, said_of_node: list[str], warnings: tuple[str, ...]
+) -> dict[Location, list[str]]:
+    """Say where each number is from."""
+    joins = len(recipe.phases) - 1
+    comments: dict[Location, list[str]] = {
+        (): [
+            "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
+            *warnings,
+        ],
+        ("net",): ["zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."],
+        ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
+        ("data",): ["The transformation is that of the published nets."],
+        ("cluster",): [f"{recipe.cluster.ranks:,} ranks x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
+        ("solver", "momentum"): ["Section IV-B."],
+        ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
+        ("phases",): rate_lines(recipe, joins),
+    }
+    for index, phase in enumerate(recipe.phases):
+        comments |= {
+            ("phases", index, *at): lines for at, lines in said_of_phase(recipe, phase, schedule).items()
+        }
+    return comments

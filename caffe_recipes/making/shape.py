@@ -1,0 +1,85 @@
+"""How a global batch is spread: nodes, ranks on each, images of each rank; and the node's own keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.errors import InputError
+
+_USUAL_BATCH = 32
+_FITTING = range(64, 7, -1)
+# What ResNet-50's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
+_NUMBERS_AN_IMAGE = 64 * 112 * 112
+_MOST_PER_RANK = (2**31 - 1) // _NUMBERS_AN_IMAGE
+
+
+def find_shape(
+    batch: int, nodes: int | None, ranks_per_node: int, batch_per_rank: int | None
+) -> tuple[int, int]:
+    """Return nodes and the batch of a rank that make a global batch.
+
+    What is not given follows; of neither, ranks of 32 images as in the 64-node recipe, else of another number
+    up to 64, else one node. Raises InputError where they do not divide it, and for a batch that is too large
+    for a rank.
+
+    >>> find_shape(4096, None, 2, None), find_shape(4096, 16, 2, None), find_shape(100, None, 2, None)
+    ((64, 32), (16, 128), (1, 50))
+    """
+    if nodes is None and batch_per_rank is None:
+        sizes = (_USUAL_BATCH, *_FITTING)
+        batch_per_rank = next((size for size in sizes if batch % (ranks_per_node * size) == 0), None)
+        nodes = 1 if batch_per_rank is None else None
+    if nodes is None and batch_per_rank is not None:
+        if batch % (ranks_per_node * batch_per_rank):
+            what = f"{ranks_per_node} x {batch_per_rank:,} images a node do not divide a batch of {batch:,}"
+            raise InputError("--batch-per-rank", what, _near(batch, ranks_per_node, batch_per_rank))
+        nodes = batch // (ranks_per_node * batch_per_rank)
+    nodes = nodes or 1
+    ranks = nodes * ranks_per_node
+    each = batch_per_rank or batch // ranks
+    if not each or each * ranks != batch:
+        of_each = f" of {batch_per_rank:,} images" if batch_per_rank else ""
+        what = f"{nodes:,} nodes x {ranks_per_node} ranks{of_each} do not divide a batch of {batch:,}"
+        if batch_per_rank:
+            what = what.replace("do not divide", "are not")
+        raise InputError("--nodes", what, _near(batch, ranks_per_node, nodes))
+    if each > _MOST_PER_RANK:
+        what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in ResNet-50"
+        raise InputError("--nodes", what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
+    return nodes, each
+
+
+def _near(batch: int, ranks_per_node: int, wanted: int) -> str:
+    """Suggest the numbers near to one that was wanted that divide what a batch leaves for them."""
+    whole = batch // ranks_per_node if batch % ranks_per_node == 0 else 0
+    below = next((number for number in range(min(wanted, whole), 0, -1) if whole % number == 0), 0)
+    if not below:
+        return "give another batch, or --ranks-per-node"
+    above = next(
+        (number for number in range(wanted + 1, min(2 * wanted, whole) + 1) if whole % number == 0), 0
+    )
+    return f"take {below:,}" + (f" or {above:,}" if above else "")
+
+
+def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a cluster that a machine decides, and what is to be said of them."""
+    if profile is None:
+        return {"omp_num_threads": 1}, ["omp_num_threads: as no --profile says more."]
+    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}."]
+    threads = profile.omp_num_threads or (node.cores or ranks_per_node) // ranks_per_node or 1
+    if node.cores and threads * ranks_per_node > node.cores:
+        threads = max(node.cores // ranks_per_node, 1)
+        notes.append(f"omp_num_threads: the {node.cores} cores over {ranks_per_node} ranks.")
+    values: dict[str, Any] = {"omp_num_threads": threads}
+    if profile.kmp_affinity:
+        values["kmp_affinity"] = profile.kmp_affinity
+    if profile.mlsl and profile.mlsl.num_servers and profile.mlsl.server_affinity:
+        values["mlsl"] = profile.mlsl.model_dump()
+    pairs = (
+        ("sockets_per_node", node.sockets),
+        ("cores_per_socket", node.cores_per_socket),
+        ("tmp_gb", node.tmp_gb),
+    )
+    values |= {key: value for key, value in pairs if value is not None}
+    return values | {"copy_with": profile.copy_with}, notes

@@ -1,0 +1,81 @@
+"""`caffe-recipes new` from the outside: what it prints and writes, how it exits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+WHOLE = {"--images": "1281167", "--batch": "4096", "--epochs": "90"}
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def words_of(options: dict[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
+
+
+def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> None:
+    done = run(
+        "new",
+        *words_of(WHOLE),
+        "--profile",
+        "stampede2-skx",
+        "--cycles",
+        "3",
+        "--out",
+        "a.yaml",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wrote a.yaml\n", "")
+    assert run("lint", "a.yaml", cwd=tmp_path).returncode == 0
+    assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
+    again = run("new", *words_of(WHOLE), "--out", "a.yaml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr == "Error: a.yaml: is there already; remove it, or give another --out\n"
+
+
+def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
+    done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\nname: mine\n" in done.stdout
+    assert done.stderr.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--epochs": "0"}, "--epochs: 0 epochs are none to train; give 1 or more"),
+        ({"--epochs": "nan"}, "--epochs: nan epochs are none to train"),
+        ({"--epochs": "6"}, "--epochs: 6 epochs do not hold 5 of warm-up"),
+        ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
+        ({"--cycles": "9"}, "--cycles: 90 epochs do not hold 5 of warm-up, 135 of 9 cycles"),
+        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 ranks do not divide a batch of 4,096; take 4 or 8"),
+        ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 epochs are none to train"),
+        ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
+        ({"--out": "there.yaml"}, "there.yaml: is there already"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(changed: dict[str, str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "there.yaml").touch()
+    done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]

@@ -1,0 +1,197 @@
+"""A new recipe follows the authors' rules, goes on at every join, and has nothing that lint warns of."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.cluster.profiles import load_profile, shipped_profiles
+from caffe_recipes.errors import InputError
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.making import joins, made, new, shape, warnings
+from caffe_recipes.making.new import Wish, make_new
+from caffe_recipes.recipe.arithmetic import total_epochs
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.review.lint.reading.recipes import lint_recipe
+
+IMAGENET = 1_281_167
+NAMES = [None, *shipped_profiles()]
+
+# The whole range: sets of 1 to 10^8 images, batches up to all of them, from hardly long enough to very long.
+WISHES = st.builds(
+    Wish,
+    images=st.integers(1, 10**8) | st.sampled_from([10, 1000, 50_000, IMAGENET]),
+    batch=st.integers(1, 10**6) | st.sampled_from([32, 256, 4096, 8192, 14_336, 16_384, 65_536]),
+    epochs=st.floats(1, 400) | st.sampled_from([9, 14, 45, 60, 72, 90, 120]),
+    cycles=st.sampled_from([0, 0, 1, 2, 5]),
+    collapse_epochs=st.none() | st.floats(1, 12),
+    nodes=st.none() | st.just(1),
+    test_images=st.integers(1, 100_000) | st.just(50_000),
+    profile=st.sampled_from(NAMES).map(lambda name: load_profile(name) if name else None),
+)
+
+
+def rates(recipe: Recipe) -> list[list[float]]:
+    """Give the rates of each phase's first and last update."""
+    solvers = [build_solver(recipe, phase) for phase in recipe.phases]
+    return [[lr_at(solver, at) for at in (0, solver.max_iter - 1)] for solver in solvers]
+
+
+def lint(text: str, folder: Path) -> list[str]:
+    """Give what lint warns of in a recipe's file, and what it accepts."""
+    file = folder / "new.yaml"
+    file.write_text(text)
+    found = lint_recipe(str(file), "surfsara")
+    assert all(one.id == "final-rate-high" for one in found if one.accepted)
+    return [f"{one.id}: {one.what}" for one in found if one.severity != "note" and not one.accepted]
+
+
+@settings(max_examples=150, deadline=None)
+@given(WISHES)
+def test_whatever_fits_goes_on_at_every_join_for_so_many_epochs(wish: Wish) -> None:
+    try:
+        recipe = make_new(wish).recipe
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    for (_, last), (first, _) in itertools.pairwise(rates(recipe)):
+        assert first == pytest.approx(last, rel=1e-5)
+    parts, iteration = len(recipe.phases), wish.batch / wish.images
+    assert total_epochs(recipe) == pytest.approx(wish.epochs, abs=parts * iteration)
+    assert recipe.cluster.global_batch == wish.batch
+    assert recipe.phases[-1].weight_decay == 2 * (recipe.phases[0].weight_decay or 0) == 0.0001
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wish=WISHES)
+def test_lint_finds_nothing_above_a_note(wish: Wish, tmp_path: Path) -> None:
+    try:
+        text = make_new(wish).text
+    except InputError:
+        assume(False)
+    assert lint(text, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(IMAGENET, 8192, 90),
+        Wish(IMAGENET, 65_536, 107, profile=load_profile("vlab")),
+        Wish(IMAGENET, 4096, 125, cycles=5, profile=load_profile("stampede2-skx")),
+        Wish(1438, 64, 29, classes=10, test_images=359),
+        Wish(1, 1, 5),
+        Wish(3, 2, 40, cycles=1),
+    ],
+)
+def test_lint_finds_nothing_above_a_note_in_what_people_would_ask_for(wish: Wish, tmp_path: Path) -> None:
+    assert lint(make_new(wish).text, tmp_path) == []
+
+
+def test_the_parts_of_a_linear_run_are_warm_up_decay_and_collapse() -> None:
+    recipe = make_new(Wish(IMAGENET, 8192, 90)).recipe
+    assert [phase.name for phase in recipe.phases] == ["warmup", "main", "collapse"]
+    warmup, main, collapse = recipe.phases
+    assert (warmup.base_lr, warmup.warmup_start_lr, warmup.max_iter) == (3.2, 0.1, 782)
+    assert (main.power, collapse.power, collapse.lr_policy) == (1, 2, "poly")
+    assert (main.net, collapse.net) == ("train_val", "train_val_noaug")
+    assert sum(phase.max_iter for phase in recipe.phases) == round(90 * IMAGENET / 8192)
+
+
+def test_cycles_rise_three_fold_over_3_epochs_and_fall_four_fold_over_12() -> None:
+    recipe = make_new(Wish(IMAGENET, 4096, 127, cycles=5)).recipe
+    by_name = dict(zip([phase.name for phase in recipe.phases], rates(recipe), strict=True))
+    assert by_name["decay"][1] == pytest.approx(0.22 * 1.6, rel=1e-4)
+    for number in range(1, 6):
+        rise, fall = by_name[f"rise{number}"], by_name[f"cyc{number}"]
+        assert rise[1] / rise[0] == pytest.approx(3, rel=1e-3)
+        assert fall[0] / fall[1] == pytest.approx(4, rel=1e-3)
+        assert recipe.phase(f"rise{number}").max_iter * 4096 / IMAGENET == pytest.approx(3, abs=0.01)
+        assert recipe.phase(f"cyc{number}").max_iter * 4096 / IMAGENET == pytest.approx(12, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "said"),
+    [
+        (4096, 1.6, "0.1 for each 256 images: section IV-D"),
+        (14_336, 5.6, "The published 448-node recipe has less, 4.8 for 14,336 images"),
+        (24_576, 6.4, "The TensorFlow run of 24,576 images halved that, 9.6, instead, to 4.8."),
+        (65_536, 6.4, "6.4 from 16,384 images on: section V-C; 0.1 for each 256 is 25.6."),
+    ],
+)
+def test_the_peak_is_scaled_linearly_and_departures_are_said(batch: int, rate: float, said: str) -> None:
+    made = make_new(Wish(IMAGENET, batch, 100))
+    assert made.recipe.phases[0].base_lr == rate
+    assert said in made.text
+
+
+def test_no_warm_up_leads_to_the_rate_where_it_would_begin() -> None:
+    assert [phase.name for phase in make_new(Wish(50_000, 256, 30)).recipe.phases] == ["main", "collapse"]
+
+
+def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
+    text = make_new(Wish(IMAGENET, 8192, 90)).text
+    assert "the history of momentum starts at 0 at each of the 2 joins" in text
+
+
+def test_what_is_known_to_be_lost_is_warned_of() -> None:
+    assert make_new(Wish(IMAGENET, 8192, 90)).notes == ()
+    large, short = make_new(Wish(IMAGENET, 32_768, 50)).notes
+    assert "falls above 8K (section V-B): 76.6 % at 8,192" in large
+    assert "kept the rate at 6.4" in large
+    assert short.startswith("50 epochs: MLPerf's runs with LARS take 56 to 75.9 % at a batch of 32,768")
+    assert len(make_new(Wish(50_000, 4096, 30)).notes) == 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (Wish(1000, 1001, 90), "--batch: a batch of 1,001 is more than the 1,000 images"),
+        (Wish(IMAGENET, 4096, 90, nodes=7), "7 nodes x 1 ranks do not divide a batch of 4,096; take 4 or 8"),
+        (Wish(IMAGENET, 4096, 90, nodes=8192), "--nodes: 8,192 nodes x 1 ranks do not divide .*; take 4,096"),
+        (Wish(IMAGENET, 4095, 90, ranks_per_node=2), "--nodes: .*; give another batch, or --ranks-per-node"),
+        (Wish(IMAGENET, 4096, 90, batch_per_rank=48), "--batch-per-rank: 1 x 48 images .*; take 32 or 64"),
+        (Wish(IMAGENET, 4096, 90, nodes=64, batch_per_rank=32), "x 1 ranks of 32 images are not a batch"),
+        (Wish(IMAGENET, 4096, 90, nodes=1), "4,096 images of a rank make a blob of .*; take ranks of 2,674"),
+        (Wish(IMAGENET, 4096, 8), "5 of warm-up, 3 of collapse, and a decay; take --epochs 9"),
+        (Wish(IMAGENET, 4096, 20, collapse_epochs=15), "take --epochs 21, or less --collapse-epochs"),
+        (Wish(IMAGENET, 4096, 80, cycles=5), "hold 5 of warm-up, 75 of 5 cycles, 4.8 of coll"),
+        (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; take 100 or fewer"),
+        (Wish(2**31 - 1, 1, 90), "--epochs: a phase of 193,.* iterations, and Caffe counts to 2,147,483,647"),
+        (Wish(IMAGENET, 4096, 90, name="a/b"), "name: must be of letters"),
+        (Wish(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_what_would(wish: Wish, said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        make_new(wish)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_refusal_suggests_fits() -> None:
+    make_new(Wish(IMAGENET, 4096, 9))
+    make_new(Wish(IMAGENET, 4096, 21, collapse_epochs=15))
+    with pytest.raises(InputError, match=r"take --epochs (\d+), or fewer") as raised:
+        make_new(Wish(IMAGENET, 4096, 80, cycles=5))
+    needed = int(str(raised.value).split("--epochs ")[1].split(",")[0])
+    make_new(Wish(IMAGENET, 4096, needed, cycles=5))
+
+
+def test_a_profile_gives_the_machine() -> None:
+    recipe = make_new(Wish(IMAGENET, 4096, 90, profile=load_profile("stampede2-skx"))).recipe
+    cluster = recipe.cluster
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank) == (64, 2, 32)
+    assert (cluster.omp_num_threads, cluster.tmp_gb, cluster.copy_with) == (22, 144, "ssh")
+    crowded = make_new(Wish(IMAGENET, 4096, 90, ranks_per_node=4, profile=load_profile("stampede2-skx")))
+    assert crowded.recipe.cluster.omp_num_threads == 12
+
+
+@pytest.mark.parametrize("module", [joins, made, new, shape, warnings])
+def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
