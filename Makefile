@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
-RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local
+RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 
 .PHONY: install demo test test-cluster check proto generate bench clean
 

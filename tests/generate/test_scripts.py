@@ -58,8 +58,8 @@ def check_bash(script: str) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    [*map(load_recipe, SHIPPED), hostile_recipe(), stopped_recipe()],
-    ids=[*SHIPPED, "hostile", "stopped"],
+    [*map(load_recipe, (*SHIPPED, "digits-cyclic")), hostile_recipe(), stopped_recipe()],
+    ids=[*SHIPPED, "digits-cyclic", "hostile", "stopped"],
 )
 def test_the_script_is_clean_bash(recipe: Recipe) -> None:
     script = render_run_script(recipe)
@@ -83,7 +83,8 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     mpiexec.hydra() { :; }
     exec() { printf '%s\\n' "OMP $OMP_NUM_THREADS" "KMP $KMP_AFFINITY" "$@"; }
     show() { printf '%s\\n' "$@"; }
-    train solver.prototxt "$MODEL"; evaluate model; chain show
+    train solver.prototxt "${MODELS[1]}"; evaluate model; chain show
+    show "models ${#MODELS[@]}"
     show "$LMDB" "$TEST_LMDB" "$LMDB_SOURCE" "$PROTOTXT_DIR"
     """
     text = script.removesuffix('main "$@"\n') + ask
@@ -94,6 +95,7 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
     assert [line for line in lines if line == f"KMP {HOSTILE}"] == [f"KMP {HOSTILE}"] * 2
     assert lines.count(f"./{HOSTILE}") == 2
     assert f"/tmp/{HOSTILE}_iter_7800.caffemodel" in lines
+    assert "models 2" in lines  # the second phase starts from a file, so that the first has an end of its own
     assert f"--weights=2 {HOSTILE}_iter_3750.caffemodel" in lines
     assert f"{HOSTILE}.caffemodel" in lines
     assert lines[-4:] == [f"/tmp/{HOSTILE}", HOSTILE, HOSTILE, HOSTILE]
