@@ -14,12 +14,12 @@ from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import HYDRA
 from caffe_recipes.cluster.slurm.jobs import Job
-from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway, find_jobs
+from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway, ask_node_groups, find_jobs
 from caffe_recipes.errors import InputError
 
 AskJob = Callable[[int], Iterable[Job]]
 # A controller that is restarted, or moved to another machine, is away for minutes.
-_PATIENCE_S, _AGAIN_S = 1800.0, 5.0
+_PATIENCE_S, _AGAIN_S = 1800.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -88,30 +88,43 @@ def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
     return program != HYDRA or "HYDRA_LAUNCHER_EXTRA_ARGS" not in environment
 
 
+def is_ready(number: int) -> bool:
+    """Tell whether Slurm knows the state of a job's nodes; raises SchedulerAway.
+
+    A controller that was just started does not, until they have spoken to it: a srun of then fails, or hangs.
+    """
+    here = LocalHost()
+    groups = (
+        group for job in find_jobs(here, ids=[number]) for group in ask_node_groups(here, job.partition)
+    )
+    return not any(group.state.lower().startswith("unk") for group in groups)
+
+
 def wait_for_slurm(
     job: str,
-    ask: AskJob = ask_slurm,
+    ready: Callable[[int], bool] = is_ready,
     say: Callable[[str], None] = print,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait, for half an hour at most, until Slurm answers: srun gives up after some seconds, and all with it.
+    """Wait, for half an hour at most, until Slurm can start ranks: srun itself gives up after some seconds.
 
     Where the node has no command of Slurm's there is nothing to wait for.
     """
-    until, told = clock() + _PATIENCE_S, False
+    until, told = clock() + _PATIENCE_S, ""
     while True:
         try:
-            tuple(ask(int(job)))
+            reason = "" if ready(int(job)) else "Slurm has just been started and looks for its nodes"
         except NoCommand:
             return
         except SchedulerAway as error:
-            if not told:
-                say(f"{error.where}: {error.what}; waiting for Slurm, which starts the ranks")
-            told = True
-        else:
-            if told:
-                say("Slurm answers")
+            reason = f"{error.where}: {error.what}"
+        if reason and not told:
+            say(f"{reason}; waiting for Slurm, which starts the ranks")
+        elif told and not reason:
+            say("Slurm answers")
+        told = told or reason
+        if not reason:
             return
         if clock() >= until:
             say("Slurm gives no answer still; starting the ranks nevertheless")

@@ -152,32 +152,47 @@ def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
     assert started["pid"] == os.getpid()
 
 
-class Slurm:
-    """One that gives no answer for so many questions, and what is said meanwhile; a pause takes a second."""
+STARTED = "Slurm has just been started and looks for its nodes"
 
-    def __init__(self, away: float) -> None:
-        self.away, self.asked, self.paused_s = away, 0, 0.0
+
+class Slurm:
+    """One that gives no answer for so many questions, and then has just been started for some."""
+
+    def __init__(self, away: float, young: int = 0) -> None:
+        self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0
         self.said: list[str] = []
 
-    def ask(self, number: int) -> Iterable[Job]:
+    def is_ready(self, number: int) -> bool:
         self.asked += 1
         if self.asked <= self.away:
             raise SchedulerAway("c1", "gives no answer", "ask again later")
-        return answer(State.RUNNING)
+        return self.asked > self.away + self.young
 
     def pause(self, seconds: float) -> None:
         self.paused_s += seconds
 
     def wait(self) -> None:
-        wait_for_slurm("12", self.ask, self.said.append, self.pause, lambda: self.paused_s)
+        wait_for_slurm("12", self.is_ready, self.said.append, self.pause, lambda: self.paused_s)
 
 
-def test_ranks_that_slurm_starts_are_started_when_it_answers() -> None:
-    (slurm := Slurm(away=0)).wait()
-    assert (slurm.asked, slurm.paused_s, slurm.said) == (1, 0, [])
-    (slurm := Slurm(away=3)).wait()
-    assert slurm.asked == 4
-    assert slurm.said == ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]
+@pytest.mark.parametrize(
+    ("away", "young", "said"),
+    [
+        (0, 0, []),
+        (3, 2, ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]),
+        (
+            0,
+            2,
+            [f"{STARTED}; waiting for Slurm, which starts the ranks", "Slurm answers"],
+        ),
+    ],
+)
+def test_ranks_that_slurm_starts_are_started_when_it_knows_its_nodes(
+    away: int, young: int, said: list[str]
+) -> None:
+    (slurm := Slurm(away, young)).wait()
+    assert slurm.asked == away + young + 1
+    assert slurm.said == said
 
 
 def test_slurm_is_not_waited_for_for_ever() -> None:
@@ -187,7 +202,7 @@ def test_slurm_is_not_waited_for_for_ever() -> None:
 
 
 def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
-    def nobody(number: int) -> Iterable[Job]:
+    def nobody(number: int) -> bool:
         raise NoCommand("c1", "scontrol is not on its PATH", "")
 
     def pause(seconds: float) -> None:
