@@ -131,9 +131,9 @@ class _Attendant:
     def attend(self) -> bool:
         """Act on what is new; tell whether the launch is to be ended."""
         run, training, tail = self._run, self._training, self._tail
-        known = len(tail.summary.losses)
+        known = len(tail.summary.losses), len(tail.summary.rates)
         tail.read()
-        if len(tail.summary.losses) > known:
+        if (len(tail.summary.losses), len(tail.summary.rates)) != known:
             self._show()
         if find_divergence(losses_until(tail.summary, training.last_iter)):
             return True

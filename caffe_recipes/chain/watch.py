@@ -115,7 +115,10 @@ def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None
 def measure(
     summary: LogSummary, phase: str, last_iter: int, images_per_iter: int, later_iterations: int
 ) -> Progress:
-    """Return a phase's progress; what is left of the chain is reckoned at the speed of now."""
+    """Return a phase's progress; what is left of the chain is reckoned at the speed of now.
+
+    Caffe prints an iteration's rate a moment after its loss: until then there is none.
+    """
     iteration = min(max(summary.losses, default=0), last_iter)
     speed = images_per_s(summary, images_per_iter, _RECENT)
     left = (last_iter - iteration) * images_per_iter / speed if speed else None
@@ -124,7 +127,7 @@ def measure(
         phase,
         iteration,
         last_iter,
-        summary.rates.get(iteration, last_value(summary.rates.values())),
+        summary.rates.get(iteration),
         last_value(summary.losses.values()),
         speed,
         left,

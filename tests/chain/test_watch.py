@@ -71,6 +71,18 @@ def test_what_is_left_is_reckoned_at_the_speed_of_now() -> None:
     assert progress.chain_left_s == pytest.approx(25)
 
 
+def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
+    log = [
+        said("Iteration 80, loss = 2"),
+        said("Iteration 80, lr = 0.074286"),
+        said("Iteration 100, loss = 1.5"),
+        said("Iteration 100, lr = 0.09"),
+    ]
+    before = measure(read_log(log[:3]), "init", 300, 64, later_iterations=0)
+    assert (before.iteration, before.loss, before.rate) == (100, 1.5, None)
+    assert measure(read_log(log), "init", 300, 64, later_iterations=0).rate == 0.09
+
+
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
 def test_a_loss_that_is_no_number_is_lost_at_once(loss: str) -> None:
     said = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")).losses)
