@@ -30,7 +30,7 @@ from caffe_recipes.recipe.phases import Reported
 EVERY_S = 5.0
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red")}
 # Columns of a terminal that has room for a bar.
-_WIDE = 110
+_WIDE, _BAR = 110, 20
 
 
 class _Stream:
@@ -100,7 +100,7 @@ class Reporter:
 
     def show_now(self, progress: Progress) -> None:
         """Write where a phase is, as a line of its own."""
-        self.say(f"  {_describe(progress)}")
+        self.say(f"  {'  '.join(_describe(progress))}")
 
     def end_progress(self) -> None:
         """Take the live line away."""
@@ -119,16 +119,21 @@ class Reporter:
         for name in ends or [last]:
             self.say(f"model: {state.finished[name].snapshot}")
 
+    @property
+    def _has_bar(self) -> bool:
+        return self._console.width >= _WIDE
+
     def _show_live(self, progress: Progress) -> None:
         if self._bar is None:
             # A narrow terminal loses the end of the line, which matters least, and the bar before it.
             line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
-            columns = (BarColumn(20), line) if self._console.width >= _WIDE else (line,)
+            columns = (BarColumn(_BAR), line) if self._has_bar else (line,)
             self._bar = Bar(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=progress.last_iter)
             self._bar.start()
-        said = escape(_describe(progress))
-        self._bar.update(self._task, completed=progress.iteration, description=said)
+        room = self._console.width - (_BAR + 1 if self._has_bar else 0)
+        said = _shorten(_describe(progress), room)
+        self._bar.update(self._task, completed=progress.iteration, description=escape("  ".join(said)))
 
 
 def describe_results(recipe: Recipe, state: RunState) -> list[str]:
@@ -162,7 +167,22 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def _describe(progress: Progress) -> str:
+def _shorten(parts: list[str], width: int) -> list[str]:
+    """Leave out what a narrow terminal has no room for: rate, then speed; where that is too little, the end.
+
+    >>> _shorten(["init", "0/9", "lr 0.1", "loss 2", "9 images/s", "1 s left"], 40)
+    ['init', '0/9', 'loss 2', '9 images/s', '1 s left']
+    >>> _shorten(["init", "0/9", "lr 0.1", "loss 2", "9 images/s", "1 s left"], 20)
+    ['init', '0/9', 'lr 0.1']
+    """
+    without_rate = [part for part in parts if not part.startswith("lr ")]
+    without_speed = [part for part in without_rate if not part.endswith(" images/s")]
+    shorter = (parts[:count] for count in range(len(parts) - 1, 0, -1))
+    tried = (parts, without_rate, without_speed, *shorter)
+    return next((each for each in tried if len("  ".join(each)) <= width), parts[:1])
+
+
+def _describe(progress: Progress) -> list[str]:
     parts = [progress.phase, f"{progress.iteration}/{progress.last_iter}"]
     if progress.rate is not None:
         parts.append(f"lr {progress.rate:.5g}")
@@ -173,7 +193,7 @@ def _describe(progress: Progress) -> str:
     if progress.phase_left_s is not None and progress.chain_left_s is not None:
         phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
         parts.append(f"{phase} left, {chain} in all")
-    return "  ".join(parts)
+    return parts
 
 
 def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:

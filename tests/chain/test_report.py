@@ -61,6 +61,23 @@ def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
     assert output.getvalue().endswith("\x1b[2K")
 
 
+def live_line(width: int) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, color_system=None)
+    reporter = Reporter(console, Clock())
+    reporter.show_progress(PROGRESS)
+    reporter.end_progress()
+    return output.getvalue()
+
+
+def test_a_terminal_of_80_columns_shows_what_is_left_and_not_the_rate() -> None:
+    line = "cyc1  1240/3750  loss 2.346  6,301 images/s  27 min 11 s left, 2 h 47 min in all"
+    assert len(line) == 80
+    assert line in live_line(80)
+    assert line.replace("  6,301 images/s", "") in live_line(79)
+    assert "left" not in live_line(63), "half of a duration tells a wrong one"
+
+
 def test_a_narrow_terminal_keeps_the_beginning_of_the_line() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=60, color_system=None)
