@@ -108,7 +108,8 @@ def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means
         cancel_jobs(means.host, [seen.job_id])
         if not seen.submission.is_settled:
             journal.settle(seen.submission.name, seen.job_id)
-        journal.cancel(seen.submission.name)
+        if seen.submission.is_ours:
+            journal.cancel(seen.submission.name)
         say(f"{name_seen(seen)} is cancelled")
 
 

@@ -19,8 +19,15 @@ from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run_files import RunFiles
 from caffe_recipes.chain.shown_run import ShownRun
-from caffe_recipes.chain.submitting.seen import Ask, SeenJob, read_latest, see_jobs, slurm_beside
-from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission
+from caffe_recipes.chain.submitting.seen import (
+    Ask,
+    SeenJob,
+    read_submissions,
+    see_jobs,
+    slurm_beside,
+    submitted_by_hand,
+)
+from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, Submissions
 from caffe_recipes.chain.watch import Progress
 from caffe_recipes.errors import CaffeRecipesError, InputError
 
@@ -103,7 +110,7 @@ def find_standings(
         ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         found = [_read_run(files, f"{runs}/{name}") for name in files.names(runs)]
-        submitted = {name: read_latest(files, runs, name) for name in files.recipes(runs, SUFFIX)}
+        submitted = {name: read_submissions(files, runs, name) for name in files.recipes(runs, SUFFIX)}
     return _join(found, submitted, ask)
 
 
@@ -126,21 +133,23 @@ def find_standing(
         ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         recipe = name_recipe(run)
-        submitted = read_latest(files, runs, recipe)
+        submitted = read_submissions(files, runs, recipe)
         try:
             path = find_run(files, options.root, run)
         except InputError:
-            if not submitted:
+            if not submitted.all:
                 raise
-            return Standing(recipe, recipe, jobs=see_jobs(submitted, ask))
+            return Standing(recipe, recipe, jobs=see_jobs(submitted.latest, ask))
         standing = _read_run(files, path, given=run)
         if standing.spoilt:
             raise standing.spoilt
-        submitted = submitted or read_latest(files, posixpath.dirname(path), standing.recipe)
+        if not submitted.all:
+            submitted = read_submissions(files, posixpath.dirname(path), standing.recipe)
         is_latest = find_run(files, options.root, standing.recipe) == path
-        if submitted and (is_latest or _is_of(standing, submitted)):
-            standing = replace(standing, jobs=see_jobs(submitted, ask))
-        if reach and standing.state == "unknown" and not standing.jobs and standing.run is not None:
+        told = submitted.latest if is_latest or _is_of(standing, submitted.latest) else ()
+        standing = _with_jobs(standing, see_jobs((*told, *_by_hand(standing, submitted)), ask))
+        is_ours = any(job.submission.is_ours for job in standing.jobs)
+        if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
             eyes = Eyes(files, _silent(), means, once=True)
             stack.callback(eyes.close)
             eyes.look(standing.run)  # which host it is, so that the run's own can be another
@@ -163,25 +172,56 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
     return Standing(name, shown.recipe.name, shown, look.lives)
 
 
-def _join(
-    found: Sequence[Standing], submitted: dict[str, tuple[Submission, ...]], ask: Ask
-) -> list[Standing]:
+def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:
     """Put jobs to the runs that they carry on, or are to; of Slurm all is asked at once."""
-    everything = [each for group in submitted.values() for each in group]
-    seen = dict(zip(everything, see_jobs(everything, ask), strict=True))
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
-    for recipe, group in submitted.items():
+    by_hand: dict[str, tuple[Submission, ...]] = {}  # of each recipe's latest run
+    for each in joined:
+        by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
+    groups = {recipe: submissions.latest for recipe, submissions in submitted.items()}
+    everything = [each for group in (*groups.values(), *by_hand.values()) for each in group]
+    seen = dict(zip(everything, see_jobs(everything, ask), strict=True))
+    for recipe, own_jobs in by_hand.items():
+        latest = next(index for index, each in enumerate(joined) if each.recipe == recipe)
+        joined[latest] = _with_jobs(joined[latest], [seen[each] for each in own_jobs])
+    for recipe, group in groups.items():
         jobs = tuple(seen[each] for each in group)
         of_recipe = [index for index, each in enumerate(joined) if each.recipe == recipe]
         own = next((index for index in of_recipe if _is_of(joined[index], group)), None)
         at = own if own is not None else next(iter(of_recipe), None)
         begins_new = at is None or (own is None and joined[at].state == "finished")
         if at is not None and not begins_new:
-            joined[at] = replace(joined[at], jobs=jobs)
+            joined[at] = _with_jobs(joined[at], jobs)
         elif begins_new and (at is None or any(job.standing != "over" for job in jobs)):
             place = at if at is not None else len(joined)
             joined.insert(place, Standing(recipe, recipe, jobs=jobs))
     return sorted(joined, key=lambda each: each.recipe)
+
+
+def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ...]:
+    """Return what stands for the job of an unfinished run that a user's own sbatch has submitted."""
+    run = standing.run
+    if run is None or run.job_id is None or run.is_complete or run.last_s is None:
+        return ()
+    if any(each.job_id == run.job_id for each in submitted.all):
+        return ()
+    return (submitted_by_hand(standing.recipe, run.job_id, run.last_s),)
+
+
+def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
+    """Return it with more jobs, in the order in which they were heard of.
+
+    Of a run that has told how it ended, a Slurm that gives no answer makes nothing unknown; and once it is
+    gone on with, a job that is over matters to nobody.
+    """
+    has_told = standing.run is not None and standing.run.failure is not None
+    everything = (*standing.jobs, *jobs)
+    ours = [job for job in everything if job.submission.is_ours]
+    others = [job for job in everything if not job.submission.is_ours and not (job.away and has_told)]
+    if any(job.is_live for job in ours):
+        others = [job for job in others if job.standing != "over"]
+    is_later = any(job.submission.time_s > other.submission.time_s for job in ours for other in others)
+    return replace(standing, jobs=(*others, *ours) if is_later else (*ours, *others))
 
 
 def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:

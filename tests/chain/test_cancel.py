@@ -114,6 +114,16 @@ def test_now_leaves_no_time(tmp_path: Path) -> None:
     assert (canceller.cancels(), canceller.now_s) == ([("12",)], 0)
 
 
+def test_a_job_of_the_user_s_own_sbatch_is_ended_though_nothing_is_written_of_it(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    canceller = Canceller(place.root)
+    canceller.slurm.jobs[50] = FakeJob(50, "small", state="RUNNING")
+    canceller.ended = {50: "FAILED"}
+    canceller.cancel()
+    assert canceller.cancels() == [("--signal=TERM", "--batch", "50"), ("50",)]
+    assert canceller.journal() == Submissions()
+
+
 def test_what_is_over_cannot_be_cancelled(place: Place) -> None:
     tell_run(place.root, place.recipe, *WHOLE)
     with pytest.raises(InputError, match="small-1: nothing to cancel: it is finished"):

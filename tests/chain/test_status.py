@@ -213,6 +213,26 @@ def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(plac
     )
 
 
+def test_the_job_of_a_user_s_own_sbatch_is_told(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched(), log=LOG)
+    eye = Eye(place, job(State.RUNNING, 50, "mine"))
+    for standing in (*eye.all(), eye.one()):
+        assert standing.state == "running"
+        assert summarize_standing(standing).endswith("8 s in all; job 50 is running")
+
+
+def test_it_is_told_beside_what_was_submitted_before_it(place: Place) -> None:
+    submit(place, None)
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    standing = Eye(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
+    assert [(each.job_id, each.standing) for each in standing.jobs] == [(12, "over"), (50, "waiting")]
+
+
+def test_of_a_run_that_told_its_end_a_slurm_that_is_away_changes_nothing(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched(), failed("init", "x"))
+    assert [each.state for each in (*Eye(place).all(away), Eye(place).one(ask=away))] == ["failed", "failed"]
+
+
 def test_each_job_of_a_chain_is_told(place: Place) -> None:
     submit(place, "init", "cyc1")
     jobs = (

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
-from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, fold_submissions
+from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, Submissions, fold_submissions
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import find_jobs
@@ -50,11 +50,24 @@ def slurm_beside(files: RunFiles) -> Ask:
     return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
 
 
-def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
-    """Return what the last submit of a recipe has submitted, from where its runs are; raises InputError."""
+def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
+    """Return all that was submitted of a recipe, from where its runs are; raises InputError."""
     path = f"{runs}/{recipe}{SUFFIX}"
     piece = files.look([Wanted(path)]).pieces[0]
-    return () if piece is None else fold_submissions(piece.data.decode(errors="replace"), path).latest
+    return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
+
+
+def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
+    """Return what the last submit of a recipe has submitted, from where its runs are; raises InputError."""
+    return read_submissions(files, runs, recipe).latest
+
+
+def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
+    """Return what stands for a job that only a run's journal tells of, which was heard of last at `time_s`.
+
+    Whoever calls sbatch may name the job as they like: it is known by its number.
+    """
+    return Submission(recipe, "", "", time_s, outcome="submitted", job_id=job_id)
 
 
 def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
@@ -70,8 +83,12 @@ def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]
         except ClusterError as error:
             away = str(error)
     # A number comes round again; a name does not.
-    jobs = {job.name: job for job in found}
-    return tuple(_see(each, jobs.get(each.name), away) for each in submissions)
+    by_name = {job.name: job for job in found}
+    by_number: dict[int | None, Job] = {job.job_id: job for job in found}
+    return tuple(
+        _see(each, by_name.get(each.name) if each.is_ours else by_number.get(each.job_id), away)
+        for each in submissions
+    )
 
 
 def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> str:

@@ -43,6 +43,11 @@ class Submission:
     reason: str = ""
 
     @property
+    def is_ours(self) -> bool:
+        """Whether `submit` has made it, and not a user's own sbatch."""
+        return self.group != ""
+
+    @property
     def is_settled(self) -> bool:
         """Whether it is known what became of it."""
         return self.outcome != "submitting"

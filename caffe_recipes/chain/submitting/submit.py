@@ -108,6 +108,9 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
         adopted = _adopt(journal, _jobs(standing), say)
         live = [job for job in _jobs(standing) if job.is_live]
         group, last, steps = choose_group(), options.after, planned.steps
+        for job in live:
+            if not job.submission.is_ours:
+                raise _already(job, options)
         if live:
             steps = _left(planned, live, before.latest)
             if not steps and adopted:

@@ -10,6 +10,7 @@ import pytest
 
 from caffe_recipes.chain.journal import Journal
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from tests.chain.submitting.fake_slurm import FakeJob
 from tests.chain.told_run import WHOLE, failed, finished, launched, started, tell_run
 
 if TYPE_CHECKING:
@@ -268,6 +269,20 @@ def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
         pytest.raises(InputError, match=f"process {os.getpid()} on .* carries this run on; wait for it, or"),
     ):
         desk.submit(time_s=3600.0)
+
+
+def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, started(host="node7", job="50"), launched())
+    desk.slurm.jobs[50] = FakeJob(50, "mine", state="RUNNING")
+    with pytest.raises(InputError, match="already submitted: job 50 is running; cancel it first"):
+        desk.submit(time_s=3600.0)
+    assert desk.slurm.submitted() == []
+
+
+def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_goes_on(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, started(host="node7", job="50"), failed("init", "x"))
+    desk.slurm.jobs[50] = FakeJob(50, "small", state="TIMEOUT")
+    assert desk.submit(time_s=3600.0)
 
 
 def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> None:
