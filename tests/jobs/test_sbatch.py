@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,9 +24,10 @@ tool=${0##*/}
 pwd >"$PLAY/cwd"
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 """
-# The run: tells what it is told, and ends with 128 and the number of the first signal.
+# The run: tells what it is told, keeps a snapshot, and ends with 128 and the number of the last signal.
 WAITS = r"""
-trap 'echo USR1 >>"$PLAY/told"; code=138' USR1
+trap 'echo USR1 >>"$PLAY/told"; mkdir -p runs/digits-local-1/snapshots; code=138
+      touch runs/digits-local-1/snapshots/init_iter_3.caffemodel' USR1
 trap 'echo TERM >>"$PLAY/told"; code=143' TERM
 touch "$PLAY/runs"
 until [ -n "${code-}" ]; do sleep 0.05; done
@@ -105,7 +107,7 @@ def play(tmp_path: Path) -> Play:
 def test_the_job_hands_the_chain_to_the_run_with_the_job_s_nodes(play: Play) -> None:
     code, said, complained = play.run("chain.sbatch", "--profile", "slurm", "--how", "sbcast", **JOB)
     assert (code, said, complained) == (0, "", "")
-    nodes = play.folder / "submit dir/logs/digits-local/job-nodes"
+    nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
     assert play.calls() == [
         f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}> <--profile> <slurm> <--how> <sbcast>"
     ]
@@ -183,6 +185,66 @@ def test_a_run_that_ends_well_after_the_warning_is_not_queued_again(play: Play) 
     assert play.calls("scontrol") == []
 
 
+@pytest.mark.parametrize("code", [1, 2, 3, 143])
+def test_a_run_that_fails_after_the_warning_is_not_queued_again(play: Play, code: int) -> None:
+    play.hook("caffe-recipes", WAITS.replace("code=138", f"code={code}"))
+    assert play.warned(signal.SIGUSR1)[0] == code
+    assert play.calls("scontrol") == []
+
+
+@pytest.mark.parametrize("kept", ["", "runs/digits-local-1/snapshots/old.caffemodel"])
+def test_warned_at_its_start_with_nothing_new_to_go_on_from_it_is_not_queued_again(
+    play: Play, kept: str
+) -> None:
+    if kept:
+        write(play.folder / "submit dir" / kept, "")
+        time.sleep(0.05)
+    play.hook("caffe-recipes", WAITS.replace("touch runs", ": touch runs"))
+    code, _, complained = play.warned(signal.SIGUSR1)
+    assert (code, play.calls("scontrol")) == (3, [])
+    assert re.fullmatch(
+        r"digits-local: warned of the end \d+ s after its start, before it had snapshotted anything; "
+        r"give it more time \(sbatch --time\), or a later warning \(sbatch --signal=B:USR1@60\)\n",
+        complained,
+    )
+
+
+def test_warned_later_it_is_queued_again_whether_or_not_it_has_snapshotted(play: Play) -> None:
+    play.hook("caffe-recipes", WAITS.replace("touch runs", ": touch runs"))
+    code, _, _ = play.warned(signal.SIGUSR1, SECONDS="120")
+    assert (code, play.calls("scontrol")) == (138, ["scontrol <requeue> <12>"])
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGUSR1), (signal.SIGUSR1, signal.SIGTERM)])
+def test_cancelled_it_is_not_queued_again_whenever_it_is_warned(
+    play: Play, numbers: tuple[signal.Signals, ...]
+) -> None:
+    last = 'until [ -e "$PLAY/enough" ]; do sleep 0.05; done; code=138'
+    play.hook("caffe-recipes", WAITS.replace("sleep 0.3", last))
+    process = play.start("chain.sbatch", **JOB)
+    play.wait_for("runs")
+    for count, number in enumerate(numbers, 1):
+        process.send_signal(number)
+        while len(play.told() if (play.folder / "told").exists() else []) < count:
+            time.sleep(0.02)
+    (play.folder / "enough").touch()
+    assert play.end(process) == (138, "", "")
+    assert play.calls("scontrol") == []
+
+
+def test_cancelled_while_it_asks_to_be_queued_again_it_asks_no_more(play: Play) -> None:
+    play.hook("caffe-recipes", WAITS)
+    play.hook("scontrol", FAILS.format(times=99).replace("tries=", 'touch "$PLAY/asked"; sleep 0.3; tries='))
+    process = play.start("chain.sbatch", **JOB)
+    play.wait_for("runs")
+    process.send_signal(signal.SIGUSR1)
+    play.wait_for("asked")
+    process.send_signal(signal.SIGTERM)
+    code, _, complained = play.end(process)
+    assert (code, len(play.calls("scontrol"))) == (143, 1)
+    assert complained.endswith("told to end; job 12 is not queued again\n")
+
+
 def test_told_to_end_the_run_is_waited_for_and_the_job_is_not_queued_again(play: Play) -> None:
     play.hook("caffe-recipes", WAITS)
     assert play.warned(signal.SIGTERM) == (143, "", "")
@@ -203,16 +265,20 @@ def test_warned_twice_the_run_is_told_twice(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "calls"),
-    [(signal.SIGUSR1, 138, ["scontrol <requeue> <12>"]), (signal.SIGTERM, 143, [])],
+    ("number", "seconds", "code", "calls"),
+    [
+        (signal.SIGUSR1, "120", 138, ["scontrol <requeue> <12>"]),
+        (signal.SIGUSR1, "0", 3, []),
+        (signal.SIGTERM, "120", 143, []),
+    ],
 )
 def test_told_to_stop_before_there_is_a_run_none_is_started(
-    play: Play, number: signal.Signals, code: int, calls: list[str]
+    play: Play, number: signal.Signals, seconds: str, code: int, calls: list[str]
 ) -> None:
     # `mkdir` is called before the run is started, and waits for the signal to be there.
     slow = '#!/bin/bash\ntouch "$PLAY/begun"\nsleep 0.5\nexec /bin/mkdir "$@"\n'
     write(play.folder / "bin/mkdir", slow, 0o755)
-    process = play.start("chain.sbatch", **JOB)
+    process = play.start("chain.sbatch", **JOB, SECONDS=seconds)
     play.wait_for("begun")
     process.send_signal(number)
     assert play.end(process)[0] == code

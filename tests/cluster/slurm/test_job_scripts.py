@@ -22,7 +22,8 @@ PROGRAM = r"""#!/bin/bash
 echo "$* after ${SLURM_RESTART_COUNT:-0}" >>"$PWD/called"
 [ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
 case $* in *"${FAIL_AT-none}"*) exit 3 ;; *"${WAIT_AT-none}"*) ;; *) exit 0 ;; esac
-trap 'echo USR1 >>"$PWD/called"; exit 138' USR1
+kept=runs/digits-local-1/snapshots
+trap 'echo USR1 >>"$PWD/called"; mkdir -p $kept; touch $kept/init_iter_3.caffemodel; exit 138' USR1
 while :; do sleep 0.1; done
 """
 
@@ -66,7 +67,7 @@ def test_before_the_end_of_its_time_the_chain_is_stopped_and_queued_again(place:
     place.slurm.wait_for(job_id, State.PENDING, 90)
     job = place.slurm.wait_for(job_id, State.COMPLETED)
     assert job.restarts == 1
-    nodes = place.folder / "logs/digits-local/job-nodes"
+    nodes = place.folder / f"logs/digits-local/job-{job_id}-nodes"
     line = f"run digits-local --hostfile {nodes} --profile a b after"
     assert place.called() == [f"{line} 0", "USR1", f"{line} 1"]
     assert nodes.read_text() == f"{job.node_list}\n"
