@@ -115,15 +115,15 @@ def _predict(member: Member, tested: Tested, place: Place, out: Path) -> None:
         where = error.filename or place.program
         raise RunFailed(str(where), f"predicting: {error.strerror}", "check the disk") from None
     if done.returncode:
-        _refuse(member, log, done.returncode)
+        _refuse(f"{member.name} on {tested.lmdb}", log, done.returncode)
 
 
-def _refuse(member: Member, log: Path, code: int) -> None:
-    """Raise what caffe-torch has said last, with its own exit code."""
+def _refuse(where: str, log: Path, code: int) -> None:
+    """Raise what caffe-torch has said last, with its own exit code; it may be the model or the LMDB."""
     with log.open("rb") as file:
         file.seek(-min(1 << 16, os.fstat(file.fileno()).st_size), os.SEEK_END)
         lines = file.read().decode(errors="replace").splitlines()
     said = next((line.removeprefix(_SAYS) for line in reversed(lines) if line.startswith(_SAYS)), None)
     if code == 2 and said is not None:
-        raise InputError(member.name, said)
-    raise RunFailed(member.name, said or f"caffe-torch returned {code}", f"log: {log}")
+        raise InputError(where, said)
+    raise RunFailed(where, said or f"caffe-torch returned {code}", f"log: {log}")

@@ -236,11 +236,11 @@ def test_a_model_that_is_not_what_its_phase_left_is_refused(root: Path) -> None:
 
 def test_images_of_another_shape_are_refused(root: Path) -> None:
     write_noise(root / "grey_lmdb", [0, 1], (1, 28, 28))
-    with pytest.raises(InputError, match=r"^left: ") as caught:
+    with pytest.raises(InputError, match=r"^left on .*grey_lmdb: ") as caught:
         measure(root, lmdb=root / "grey_lmdb")
     assert "\n" not in str(caught.value)
     write_noise(root / "small_lmdb", [0, 1], (3, 8, 8))
-    with pytest.raises(InputError, match=r"^left: .*small_lmdb") as caught:
+    with pytest.raises(InputError, match=r"^left on .*small_lmdb: ") as caught:
         measure(root, lmdb=root / "small_lmdb")
     assert "\n" not in str(caught.value)
 
