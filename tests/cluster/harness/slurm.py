@@ -170,6 +170,13 @@ class Slurm:
         env = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
         return parse_scontrol_jobs(self.cluster.run("head", argv, env=env).stdout)
 
+    def has_ended_step(self, job_id: int, step: int) -> bool:
+        """Tell whether a step of a job has ended on all of the job's nodes, as their slurmd know it."""
+        said = f"[{job_id}.{step}] done with job"
+        argv = ["grep", "-qF", said, "/run/slurm/slurmd.log"]
+        done = [self.cluster.run(node, argv, check=False).returncode for node in self.cluster.nodes]
+        return done.count(0) == self.job(job_id).nodes
+
     def end_soon(self, job_id: int, in_s: int = 2) -> None:
         """Have a job's time limit end within seconds; slurmctld sees that within half a minute."""
         self.cluster.run("head", ["scontrol", "update", f"JobId={job_id}", f"EndTime=now+{in_s}"])

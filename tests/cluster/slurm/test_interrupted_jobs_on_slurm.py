@@ -1,0 +1,91 @@
+"""A job whose time is over, and a Slurm that is away for a while: the chain goes on all the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from caffe_recipes.cluster.slurm.jobs import State
+from tests.cluster.faults.faulty_chain import PHASES
+from tests.cluster.slurm.submitted_chain import SubmittedChain
+
+pytestmark = pytest.mark.cluster
+
+HOLD = "until test -e '{root}/release'; do sleep 0.05; done"
+
+
+def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_within_the_phase(
+    chain: SubmittedChain,
+) -> None:
+    job_id = chain.submit_amid("cyc1", "--time", "3", stays_at=6)  # it is warned a minute before the end
+    chain.slurm.end_soon(job_id, 57)
+    chain.wait_until(lambda: "asked Caffe for a snapshot" in chain.job_output())
+    chain.behave()
+    chain.release()
+    chain.slurm.wait_for(job_id, State.PENDING)
+    chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
+    said = chain.call("status", "recipe.yaml")
+    assert "state    waiting" in said
+    assert f"{job_id} waits to start again (once so far): its time to begin has not come" in said
+    job = chain.wait_for_end(job_id)
+    assert (job.state, job.restarts) == (State.COMPLETED, 1)
+    assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
+    log = chain.log("cyc1", 2)
+    assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in log
+    assert re.findall(r"Iteration (\d+), loss", log)[0] == "6"
+    said = chain.job_output()
+    assert f"the time is over; job {job_id} is to be queued again" in said
+    assert "cyc1: 3 iterations from the checkpoint at 5" in said
+    chain.check_files()
+    assert [each.job_id for each in chain.submissions()] == [job_id]
+
+
+def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
+    chain: SubmittedChain,
+) -> None:
+    job_id = chain.submit_amid("cyc1", stays_at=6)
+    watching = chain.start_call("attach", "recipe.yaml")
+    watching.wait_until(lambda: "cyc1" in watching.said())
+    chain.slurm.stop_controller()
+    try:
+        status, summary = chain.start_call("status", "recipe.yaml"), chain.start_call("status")
+        submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
+        cancel = chain.start_call("cancel", "recipe.yaml")
+        chain.release()
+        chain.wait_until(lambda: "Iteration 6, lr" in chain.log("cyc1"))
+        said = status.finish()
+        assert "state    unknown" in said
+        assert f"{job_id} unknown since " in said
+        assert "failed" not in said + summary.finish()
+        assert "nothing is submitted" in submit.finish(3)
+        assert "nothing is cancelled" in cancel.finish(3)
+    finally:
+        chain.slurm.start_controller()
+    (chain.root / "doomsday").touch()
+    assert "model: runs/small-1/snapshots/last_iter_6.caffemodel" in watching.finish()
+    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    assert chain.launched() == list(PHASES)
+    assert [each.job_id for each in chain.submissions()] == [job_id]
+    chain.check_files()
+
+
+def test_ranks_are_started_once_slurm_is_back(chain: SubmittedChain) -> None:
+    """hydra has Slurm start them: its srun gives up after some seconds, and it would never notice."""
+    caffe = chain.root / "caffe"
+    shebang, rest = caffe.read_text().split("\n", 1)
+    # The preflight tries the launcher, and the trainer, which takes its time: Slurm is in no use meanwhile.
+    caffe.write_text(f"{shebang}\n{HOLD.format(root=chain.root)}\n{rest}")
+    job_id = chain.submit()
+    chain.wait_until(lambda: chain.slurm.has_ended_step(job_id, 0))
+    chain.slurm.stop_controller()
+    try:
+        chain.release()
+        chain.wait_until(lambda: "waiting for Slurm, which starts the ranks" in chain.job_output())
+        assert chain.has_event("staged")
+        assert chain.launched() == []
+    finally:
+        chain.slurm.start_controller()
+    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    assert chain.launched() == list(PHASES)
+    chain.check_files()
