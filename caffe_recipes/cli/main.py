@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import NamedTuple, cast
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
     "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
     "new": _Lazy("caffe_recipes.cli.new", "new", "Make a recipe by the authors' rules."),
+    "rescale": _Lazy("caffe_recipes.cli.rescale", "rescale", "Make a recipe for another size of another."),
     "adopt": _Lazy("caffe_recipes.cli.adopt", "adopt", "Make a recipe of solvers and nets that there are."),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
     "fmt": _Lazy("caffe_recipes.cli.fmt", "fmt", "Write prototxts in canonical form."),
@@ -94,9 +96,11 @@ def main() -> None:
         _drop_output()
         sys.exit(1)
     except OSError as error:
-        if not error.filename:
-            _drop_output()
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        if not error.filename:
+            is_output = _raised_in(error) in (click.utils.__file__, __file__)
+            what = f"standard output cannot be written to: {error.strerror}" if is_output else what
+            _drop_output()
         _fail(what, 3 if error.errno in _FAILED else 2)
 
 
@@ -108,6 +112,11 @@ def _open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
+def _raised_in(error: OSError) -> str:
+    """Return the file of the code that met an error: click's, and this, write to standard output only."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _drop_output() -> None:

@@ -57,7 +57,7 @@ def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> l
         settings = dict(phase)
         index = before[number]
         if index is not None:
-            _start_at(settings, last_rate(joined[index]))
+            start_at(settings, last_rate(joined[index]))
         _reach_peak(settings)
         if number in following:
             _end_at(settings, following[number])
@@ -65,7 +65,8 @@ def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> l
     return joined
 
 
-def _start_at(settings: Settings, rate: float) -> None:
+def start_at(settings: Settings, rate: float) -> None:
+    """Change a phase's keys so that its first update is at a rate."""
     settings["warmup_start_lr" if settings.get("warmup_iter") else "base_lr"] = rate
 
 

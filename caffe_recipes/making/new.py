@@ -11,7 +11,7 @@ from caffe_recipes.config.source import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.making.joins import join
 from caffe_recipes.making.made import Made
-from caffe_recipes.making.shape import find_shape, node_values
+from caffe_recipes.making.shape import check_batch_per_rank, find_shape, node_values
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.making.warnings import find_warnings
 from caffe_recipes.making.words import rate_lines, said_of_phase
@@ -60,6 +60,7 @@ def make_new(wish: Wish) -> Made:
     sockets = wish.profile.node.sockets if wish.profile else None
     ranks_per_node = wish.ranks_per_node or sockets or 1
     nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)
+    check_batch_per_rank(batch_per_rank)
     schedule = find_schedule(wish)
     try:
         planned = plan_phases(schedule, wish.batch, wish.images).phases

@@ -20,8 +20,7 @@ def find_shape(
     """Return nodes and the batch of a rank that make a global batch.
 
     What is not given follows; of neither, ranks of 32 images as in the 64-node recipe, else of another number
-    up to 64, else one node. Raises InputError where they do not divide it, and for a batch that is too large
-    for a rank.
+    up to 64, else one node. Raises InputError where they do not divide it.
 
     >>> find_shape(4096, None, 2, None), find_shape(4096, 16, 2, None), find_shape(100, None, 2, None)
     ((64, 32), (16, 128), (1, 50))
@@ -44,10 +43,14 @@ def find_shape(
         if batch_per_rank:
             what = what.replace("do not divide", "are not")
         raise InputError("--nodes", what, _near(batch, ranks_per_node, nodes))
+    return nodes, each
+
+
+def check_batch_per_rank(each: int) -> None:
+    """Refuse a batch of a rank with which ResNet-50's blobs are too large for Caffe; raises InputError."""
     if each > _MOST_PER_RANK:
         what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in ResNet-50"
         raise InputError("--nodes", what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
-    return nodes, each
 
 
 def _near(batch: int, ranks_per_node: int, wanted: int) -> str:

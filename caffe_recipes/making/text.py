@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from caffe_recipes.config.source import Loader, Location
 
 _WIDTH = 118
+_COMMENT_WIDTH = 108
 _INDENT = "  "
 _MOST_BESIDE = 70  # characters of a part that stands on its key's line
 
@@ -30,7 +32,7 @@ def render_yaml(values: Mapping[str, Any], comments: Comments) -> str:
     net:
       classes: 10
     """
-    lines = [f"# {line}" for line in comments.get((), ())]
+    lines = list(_above((), "", comments))
     was_plain = True
     for key, value in values.items():
         block = list(_entry(key, value, (), comments))
@@ -44,7 +46,7 @@ def render_yaml(values: Mapping[str, Any], comments: Comments) -> str:
 
 def _entry(key: str, value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401 - as in YAML
     place, indent = (*at, key), _INDENT * len(at)  # an item of a list is indented once more than its key
-    yield from (f"{indent}# {line}" for line in comments.get(place, ()))
+    yield from _above(place, indent, comments)
     name = _scalar(key)
     beside = _flow(value) if _is_small(value, place, comments) else ""
     if beside and len(indent) + len(name) + 2 + len(beside) <= _WIDTH:
@@ -61,10 +63,16 @@ def _entry(key: str, value: Any, at: Location, comments: Comments) -> Iterator[s
         yield f"{indent}{name}: {beside or _flow(value)}"
 
 
+def _above(at: Location, indent: str, comments: Comments) -> Iterator[str]:
+    for comment in comments.get(at, ()):
+        lines = textwrap.wrap(comment, _COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{indent}# {line}" for line in lines)
+
+
 def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401
     """Write an item of a list: its first key stands behind the dash."""
     indent = _INDENT * (len(at) - 1)
-    yield from (f"{indent}# {line}" for line in comments.get(at, ()))
+    yield from _above(at, indent, comments)
     if not isinstance(value, Mapping):
         yield f"{indent}- {_flow(value)}"
         return

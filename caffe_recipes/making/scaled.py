@@ -1,0 +1,174 @@
+"""A recipe's phases for another batch and length: iterations and rates by the authors' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.making.joins import Settings, first_rate, last_rate, start_at
+from caffe_recipes.recipe import rules
+from caffe_recipes.recipe.arithmetic import epochs_of, model_epochs
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.review.lint.chains.schedule import is_jump
+
+_MOST_ITERATIONS = 2**31 - 1
+# What speaks of the source's own run.
+_DROPPED = {"comment", "reported"}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many times as many iterations there are, of the first warm-up and of all else; and the rate."""
+
+    warmup: float
+    rest: float
+    rate: float
+
+
+def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
+    """Return how a recipe's phases change with its batch, and with the epochs behind its last model.
+
+    The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on; the rest
+    takes what is left. InputError where nothing is.
+    """
+    old, images = recipe.cluster.global_batch, recipe.data.train.images
+    by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
+    whole = model_epochs(recipe)
+    own = sum(
+        epochs_of(phase.last_iter, old, images)
+        for phase in recipe.phases
+        if recipe.starts_from(phase) is None and is_all_warmup(phase)
+    )
+    wanted = whole if epochs is None else epochs
+    left = wanted - own * by_rule
+    if left <= 0:
+        what = f"{wanted:g} epochs do not hold {own * by_rule:.3g} of warm-up"
+        raise InputError("--epochs", what, "take more")
+    rate = rules.peak_lr(batch) / rules.peak_lr(old)
+    return Scale(by_batch * by_rule, by_batch * left / (whole - own) if whole > own else by_batch, rate)
+
+
+def is_all_warmup(phase: Phase) -> bool:
+    """Whether a phase does nothing but warm up, but perhaps for its last update."""
+    return phase.warmup_iter is not None and phase.warmup_iter >= phase.last_iter - 1
+
+
+def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
+    """Return the keys of a recipe's phases at another scale; no rate jumps where the source's did not.
+
+    InputError for a phase that its warm-up outgrows, and for more iterations than Caffe counts.
+    """
+    result: list[Settings] = []
+    for phase in recipe.phases:
+        settings = _scale_phase(recipe, phase, scale)
+        start = recipe.starts_from(phase)
+        if isinstance(start, Phase):
+            index = recipe.phases.index(start)
+            if phase.weights_iter is not None:
+                settings["weights_iter"] = _snapshot_iter(start, result[index], phase.weights_iter, scale)
+            _keep_join(start, phase, result[index], settings)
+        result.append(settings)
+    return result
+
+
+def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings) -> None:
+    """Start a phase at the rate of the one before, if they met in the source and would no longer."""
+    old, own = start.model_dump(exclude_none=True), phase.model_dump(exclude_none=True)
+    if "plateau" in (start.lr_policy, phase.lr_policy):
+        return
+    if is_jump(last_rate(old, phase.weights_iter or start.last_iter), first_rate(own)):
+        return
+    rate = last_rate(before, settings.get("weights_iter") or last_iter(before))
+    if rate > 0 and is_jump(rate, first_rate(settings)):
+        start_at(settings, rate)
+
+
+def last_iter(settings: Mapping[str, Any]) -> int:
+    """Return the iterations that a phase's keys make it train."""
+    return int(settings.get("stop_iter") or settings["max_iter"])
+
+
+def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
+    settings = phase.model_dump(exclude_defaults=True, exclude_none=True, exclude=_DROPPED)
+    is_first = recipe.starts_from(phase) is None
+    is_ramp = is_all_warmup(phase)
+    times = scale.warmup if is_first and is_ramp else scale.rest
+    if phase.snapshot and phase.snapshot < phase.last_iter:
+        settings["snapshot"] = _count(phase, phase.snapshot, times)
+    else:
+        settings.pop("snapshot", None)
+    for key in ("max_iter", "stop_iter"):
+        if key in settings:
+            settings[key] = _of_snapshots(phase, settings, settings[key], times)
+    if phase.stop_iter and settings["stop_iter"] >= settings["max_iter"]:
+        settings["max_iter"] = settings["stop_iter"] + 1
+    for key in ("stepsize", "test_interval", "lr_iter"):
+        if key in settings:
+            settings[key] = _count(phase, settings[key], times)
+    if phase.lr_iter and phase.lr_iter >= phase.max_iter:
+        settings["lr_iter"] = max(settings["lr_iter"], settings["max_iter"])
+    for key in ("stepvalue", "plateau_winsize"):
+        if key in settings:
+            settings[key] = tuple(_count(phase, number, times) for number in settings[key])
+    _scale_gamma(settings, times)
+    settings["base_lr"] = _six_digits(phase.base_lr * scale.rate)
+    if phase.warmup_iter is not None:
+        _scale_warmup(phase, settings, scale, is_first=is_first, is_ramp=is_ramp)
+    return settings
+
+
+def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: bool, is_ramp: bool) -> None:
+    assert phase.warmup_iter is not None
+    if is_ramp:
+        settings["warmup_iter"] = last_iter(settings) - max(phase.last_iter - phase.warmup_iter, 0)
+    else:
+        settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
+        if settings["warmup_iter"] >= last_iter(settings):
+            what = f"phase '{phase.name}' is to end at {last_iter(settings)}, within its warm-up of "
+            raise InputError("--epochs", f"{what}{settings['warmup_iter']} iterations", "take more")
+    start = phase.warmup_start_lr or 0.0
+    # The first one rises from where the rule has it begin; others from where the phase before ends.
+    start = min(start, settings["base_lr"]) if is_first else start * scale.rate
+    settings["warmup_start_lr"] = _six_digits(start)
+    if settings["warmup_iter"] < 1:
+        del settings["warmup_iter"], settings["warmup_start_lr"]
+
+
+def _scale_gamma(settings: Settings, times: float) -> None:
+    """Let a rate that falls by iterations fall as far in as many times their number."""
+    if settings["lr_policy"] == "exp":
+        settings["gamma"] **= 1 / times
+    elif settings["lr_policy"] in ("inv", "sigmoid"):
+        settings["gamma"] /= times
+
+
+def _snapshot_iter(start: Phase, before: Settings, iteration: int, scale: Scale) -> int:
+    if iteration == start.last_iter:
+        return last_iter(before)
+    times = before["snapshot"] / start.snapshot if start.snapshot else scale.rest
+    return _of_snapshots(start, before, iteration, times)
+
+
+def _of_snapshots(phase: Phase, settings: Mapping[str, Any], iteration: int, times: float) -> int:
+    """Scale an iteration; one at which a snapshot fires stays the snapshot of that number."""
+    if "snapshot" in settings and phase.snapshot and iteration % phase.snapshot == 0:
+        return _checked(phase, iteration // phase.snapshot * int(settings["snapshot"]))
+    return _count(phase, iteration, times)
+
+
+def _count(phase: Phase, iterations: int, times: float) -> int:
+    return _checked(phase, max(round(iterations * times), 1))
+
+
+def _checked(phase: Phase, iterations: int) -> int:
+    if iterations > _MOST_ITERATIONS:
+        what = f"phase '{phase.name}' counts to {iterations:,} iterations, and Caffe to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    return iterations
+
+
+def _six_digits(rate: float) -> float:
+    return float(f"{rate:.6g}")

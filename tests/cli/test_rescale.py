@@ -1,0 +1,67 @@
+"""`caffe-recipes rescale` from the outside: what it prints and writes, how it exits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+RECIPE = "stampede2-64n-72ep"
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_recipe_is_written_and_what_is_other_is_told(tmp_path: Path) -> None:
+    done = run("rescale", RECIPE, "--batch", "8192", "--smooth", "--out", "a.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "wrote a.yaml\n")
+    assert done.stderr.splitlines() == [
+        "batch 4,096 -> 8,192, nodes 64 -> 128, highest rate 1.6 -> 3.2",
+        "5 phases -> 8: a warm-up is one where the rate dropped",
+    ]
+    assert run("lint", "a.yaml", cwd=tmp_path).returncode == 0
+    assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
+
+
+def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
+    done = run("rescale", RECIPE, "--batch", "32768", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\nname: stampede2-64n-72ep-32768\n" in done.stdout
+    assert "\nwarning: batch 32,768: the paper's accuracy falls above 8K" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([RECIPE], "stampede2-64n-72ep: nothing is to change; give --nodes, --batch, --epochs or --smooth"),
+        ([RECIPE, "--epochs", "0"], "--epochs: 0 epochs are none to train; give more than 0"),
+        ([RECIPE, "--epochs", "inf"], "--epochs: inf epochs are none to train"),
+        ([RECIPE, "--nodes", "7"], "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
+        ([RECIPE, "--batch", "2000000"], "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
+        ([RECIPE, "--batch", "8192", "--out", "there.yaml"], "there.yaml: is there already"),
+        (["nowhere", "--batch", "8192"], "unknown recipe 'nowhere'"),
+        (["digits-local:train_val", "--batch", "32"], "is a recipe's net; give a recipe's name, or its YAML"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "there.yaml").touch()
+    done = run("rescale", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]

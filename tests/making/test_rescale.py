@@ -1,0 +1,201 @@
+"""A recipe rescaled is the same by the rules; lint finds nothing that its source had not."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.making.rescale import Change, rescale
+from caffe_recipes.recipe.arithmetic import model_epochs
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.reading.recipes import lint_recipe
+
+SMALL = "stampede2-64n-72ep"
+LARGE = "stampede2-448n-90ep"
+CHANGES = st.builds(
+    Change,
+    nodes=st.none() | st.sampled_from([1, 32, 128, 1536]) | st.integers(1, 4000),
+    batch=st.none() | st.integers(1, 300_000) | st.integers(5, 17).map(lambda power: 2**power),
+    epochs=st.none() | st.floats(0.1, 500) | st.sampled_from([30, 90]),
+    smooth=st.booleans(),
+)
+
+
+@cache
+def found_in(name: str) -> frozenset[str]:
+    return frozenset(one.id for one in lint_recipe(name, "surfsara"))
+
+
+def lint(text: str, folder: Path) -> list[Finding]:
+    file = folder / "rescaled.yaml"
+    file.write_text(text)
+    return [one for one in lint_recipe(str(file), "surfsara") if one.severity != "note"]
+
+
+def joins(recipe: Recipe) -> list[tuple[float, float]]:
+    """Give the last rate of what each phase starts from, and the phase's first."""
+    pairs = []
+    for phase in recipe.phases:
+        start = recipe.starts_from(phase)
+        if isinstance(start, Phase):
+            last = lr_at(build_solver(recipe, start), (phase.weights_iter or start.last_iter) - 1)
+            pairs.append((last, lr_at(build_solver(recipe, phase), 0)))
+    return pairs
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(shipped_recipes())), CHANGES)
+def test_lint_finds_nothing_that_the_source_lacks(tmp_path: Path, name: str, change: Change) -> None:
+    try:
+        made = rescale(load_recipe(name), change, tmp_path)
+    except CaffeRecipesError as error:
+        assert "\n" not in str(error)
+        assert error.exit_code == 2
+        return
+    found = lint(made.text, tmp_path)
+    new = {one.id for one in found if not one.accepted} - found_in(name)
+    assert not new, found
+    accepted = {one.id for one in found if one.accepted} - found_in(name)
+    assert accepted <= {"final-rate-high"}
+    if change.smooth:
+        assert not {"join-jump", "warmup-end-jump"} & {one.id for one in found}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([SMALL, LARGE, "digits-local", "paper-t2-8192-256n"]), CHANGES)
+def test_batch_epochs_and_joins_are_as_asked(name: str, change: Change) -> None:
+    source = load_recipe(name)
+    try:
+        recipe = rescale(source, change).recipe
+    except CaffeRecipesError:
+        return
+    batch = recipe.cluster.global_batch
+    assert batch == (change.batch or source.cluster.global_batch)
+    assert recipe.cluster.nodes == (change.nodes or recipe.cluster.nodes)
+    iteration = batch / source.data.train.images
+    # Snapshots of the 448-node recipe stay 20 to the phase, and each may be half an iteration off.
+    assert model_epochs(recipe) == pytest.approx(change.epochs or model_epochs(source), abs=25 * iteration)
+    if change.smooth:
+        assert all(first == pytest.approx(last, rel=1e-5) for last, first in joins(recipe))
+
+
+def test_twice_the_batch_has_twice_the_rate_and_half_the_iterations() -> None:
+    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), Change(batch=8192)).recipe
+    assert (recipe.cluster.nodes, recipe.cluster.batch_per_rank) == (128, 32)
+    for old, new in zip(source.phases, recipe.phases, strict=True):
+        assert new.base_lr == pytest.approx(2 * old.base_lr)
+        assert abs(2 * new.max_iter - old.max_iter) <= 1
+    assert (recipe.phases[0].warmup_iter, recipe.phases[0].warmup_start_lr) == (780, 0.1)
+    assert recipe.phases[2].warmup_start_lr == pytest.approx(0.51)
+
+
+def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
+    made = rescale(load_recipe(SMALL), Change(batch=65_536))
+    first = made.recipe.phases[0]
+    assert first.base_lr == 6.4
+    assert (first.warmup_iter or 0) * 65_536 / 1_281_167 == pytest.approx(10, abs=0.1)
+    said = "\n".join(made.notes)
+    assert "the paper's accuracy falls above 8K (section V-B): 76.6 % at 8,192" in said
+    assert "kept the rate at 6.4 and warmed up for 7 to 10 epochs" in said
+    assert "72.33 epochs: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536" in said
+
+
+def test_other_nodes_alone_keep_the_batch_and_the_schedule() -> None:
+    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), Change(nodes=32)).recipe
+    assert (recipe.cluster.nodes, recipe.cluster.batch_per_rank) == (32, 64)
+    assert [(one.base_lr, one.max_iter) for one in recipe.phases] == [
+        (one.base_lr, one.max_iter) for one in source.phases
+    ]
+
+
+def test_fewer_epochs_keep_those_of_the_first_warm_up() -> None:
+    recipe = rescale(load_recipe(LARGE), Change(epochs=45)).recipe
+    main, collapse = recipe.phases
+    assert (main.warmup_iter, main.max_iter, main.snapshot) == (446, 4020, 201)
+    assert (collapse.weights_iter, collapse.max_iter) == (19 * 201, 201)
+
+
+def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> None:
+    recipe = rescale(load_recipe(SMALL), Change(smooth=True)).recipe
+    assert [phase.name for phase in recipe.phases] == [
+        "init-warmup", "init", "cyc1", "cyc2-warmup", "cyc2", "cyc3-warmup", "cyc3", "collapse",
+    ]  # fmt: skip
+    starts = [lr_at(build_solver(recipe, phase), 0) for phase in recipe.phases]
+    assert starts == pytest.approx([0.1, 1.6, 1.02, 0.255, 0.764, 0.19, 0.572, 0.143], rel=1e-3)
+    assert sum(phase.max_iter for phase in recipe.phases) == 22_610
+    assert {one.finding for one in recipe.accept} == {
+        "collapse-weight-decay", "zero-start-partly", "mlsl-on-openmp-cores",
+    }  # fmt: skip
+
+
+def test_smooth_ends_a_phase_where_it_is_left() -> None:
+    recipe = rescale(load_recipe(LARGE), Change(smooth=True)).recipe
+    assert [(phase.name, phase.max_iter) for phase in recipe.phases] == [
+        ("main-warmup", 446), ("main", 7638 - 446), ("collapse", 402),
+    ]  # fmt: skip
+    assert recipe.phases[-1].weights_iter is None
+    assert model_epochs(recipe) == pytest.approx(model_epochs(load_recipe(LARGE)))
+
+
+def test_branches_meet_what_they_branch_off() -> None:
+    recipe = rescale(load_recipe("paper-f4-4096-120ep"), Change(smooth=True)).recipe
+    assert recipe.phase("c2").weights == "cyc1"
+    assert all(first == pytest.approx(last, rel=1e-5) for last, first in joins(recipe))
+
+
+def test_a_run_of_tensorflow_stays_with_its_own_recipe() -> None:
+    made = rescale(load_recipe("tf-256n-90ep"), Change(batch=8192))
+    assert made.recipe.tensorflow is None
+    assert "tensorflow is left out: it is the run of tf-256n-90ep" in made.notes
+
+
+def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "caffe_recipes/recipes/digits-local.yaml").read_text()
+    text = text.replace("builder: resnet_small", "prototxt: nets/own.prototxt")
+    text = text.replace("  batch_norm_fraction: 0.95\n  zero_init: last-block\n", "")
+    own = Path(__file__).parents[2] / "prototxt/digits-local/train_val.prototxt"
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "own.prototxt").write_text(own.read_text())
+    recipe = parse_recipe(text, "own.yaml", tmp_path)
+    assert rescale(recipe, Change(batch=128), tmp_path).recipe.net.prototxt == "nets/own.prototxt"
+    (tmp_path / "there").mkdir()
+    assert (
+        rescale(recipe, Change(batch=128), tmp_path / "there").recipe.net.prototxt == "../nets/own.prototxt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (SMALL, Change(), "nothing is to change; give --nodes, --batch, --epochs or --smooth"),
+        (SMALL, Change(name="other"), "nothing is to change"),
+        (SMALL, Change(nodes=7), "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
+        (SMALL, Change(batch=2_000_000), "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
+        (SMALL, Change(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
+        (SMALL, Change(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
+        (LARGE, Change(epochs=4), "--epochs: phase 'main' is to end at 360, within its warm-up of 446"),
+        ("tf-256n-90ep", Change(epochs=4), "--epochs: 4 epochs do not hold 4.99 of warm-up"),
+        (
+            SMALL,
+            Change(epochs=10**9),
+            "--epochs: phase 'init' counts to 107,.* iterations, and Caffe to 2,147",
+        ),
+        (SMALL, Change(batch=8192, name="a/b"), "name: must be of letters"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, change: Change, said: str) -> None:
+    with pytest.raises(CaffeRecipesError, match=said) as raised:
+        rescale(load_recipe(name), change)
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
