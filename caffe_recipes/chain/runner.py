@@ -67,7 +67,7 @@ def run_chain(
     options, reporter, interrupts = options or Options(), reporter or Reporter(), Interrupts()
     phases = phases_until(recipe, options.until)
     with interrupts.raised(), ExitStack() as stack:
-        latest = _open_latest(recipe, options, clock, ask_job, stack)
+        latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
         if latest and _is_complete(recipe, phases, state):
@@ -167,7 +167,12 @@ def _closing(connect: Connect, stack: ExitStack) -> Connect:
 
 
 def _open_latest(
-    recipe: Recipe, options: Options, clock: Clock, ask_job: AskJob, stack: ExitStack
+    recipe: Recipe,
+    options: Options,
+    clock: Clock,
+    ask_job: AskJob,
+    say: Callable[[str], None],
+    stack: ExitStack,
 ) -> Journal | None:
     """Open the run to go on with; None if another is to be started.
 
@@ -191,7 +196,7 @@ def _open_latest(
     if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
         raise InputError(journal.path, "is empty beside snapshots", "restore it, or start over with --new")
     if launch and launch.host != socket.gethostname():
-        check_over(launch, folder, this_job(os.environ), ask_job)
+        check_over(launch, folder, this_job(os.environ), ask_job, say)
     changes = describe_changes(folder, recipe)
     if changes:
         raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")

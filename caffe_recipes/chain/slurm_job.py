@@ -13,13 +13,15 @@ from pathlib import Path
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import HYDRA
-from caffe_recipes.cluster.slurm.jobs import Job
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway, ask_node_groups, find_jobs
 from caffe_recipes.errors import InputError
 
 AskJob = Callable[[int], Iterable[Job]]
 # A controller that is restarted, or moved to another machine, is away for minutes.
 _PATIENCE_S, _AGAIN_S = 1800.0, 2.0
+# What a job is for a while after all of it was told to end.
+_ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,19 @@ def started_before(launch: Launch, state: RunState) -> bool:
     return launch.job != "" and (launch.job, launch.restarts) != (state.job, state.restarts)
 
 
-def check_over(launch: Launch, folder: Path, here: JobStart, ask: AskJob) -> None:
+def check_over(
+    launch: Launch,
+    folder: Path,
+    here: JobStart,
+    ask: AskJob,
+    say: Callable[[str], None] = print,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Make sure that Slurm has ended a launch that another host has started; raises InputError otherwise.
 
-    An earlier start of the job around us is over, and so is a job that Slurm does not know any more.
+    An earlier start of the job around us is over, and so is a job that Slurm does not know any more. In a job
+    an answer, and the end of one that is ending, is waited for: jobs that depend on it would end with it.
     """
     what = f"phase {launch.phase} was started on {launch.host}"
     if not launch.job:
@@ -70,14 +81,15 @@ def check_over(launch: Launch, folder: Path, here: JobStart, ask: AskJob) -> Non
             return
         hint = _hint(f"go on with it on {launch.host}")
         raise InputError(folder, f"{what}, and nothing tells of its end", hint)
+    patience_s = _PATIENCE_S if here.job else 0
     try:
-        live = [job for job in ask(int(launch.job)) if not job.state.is_over]
+        state = _wait_for_end(launch.job, ask, patience_s, say, pause, clock)
     except SchedulerAway:
         hint = _hint("try again when it does")
         raise InputError(folder, f"{what}, and Slurm does not say whether that is over", hint) from None
-    if live:
+    if state is not None:
         hint = _hint(f"let that job go on with it, or end it: scancel {launch.job}")
-        raise InputError(folder, f"{what}, which is {live[0].state.value}", hint)
+        raise InputError(folder, f"{what}, which is {state.value}", hint)
 
 
 def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
@@ -129,6 +141,35 @@ def wait_for_slurm(
         if clock() >= until:
             say("Slurm gives no answer still; starting the ranks nevertheless")
             return
+        pause(_AGAIN_S)
+
+
+def _wait_for_end(
+    job: str,
+    ask: AskJob,
+    patience_s: float,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+) -> State | None:
+    """Wait, as long as there is patience, until a job that ends is over; return the state of one that is not.
+
+    Raises SchedulerAway where there is no answer in the end.
+    """
+    until, told = clock() + patience_s, False
+    while True:
+        try:
+            state = next((each.state for each in ask(int(job)) if not each.state.is_over), None)
+            if state not in _ENDING or clock() >= until:
+                return state
+            reason = f"job {job} is {state.value}"
+        except SchedulerAway as error:
+            if isinstance(error, NoCommand) or clock() >= until:
+                raise
+            reason = f"{error.where}: {error.what}"
+        if not told:
+            say(f"{reason}; waiting until Slurm says that job {job} is over")
+        told = True
         pause(_AGAIN_S)
 
 

@@ -22,7 +22,7 @@ from caffe_recipes.chain.slurm_job import (
 )
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import ClusterError, InputError
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -86,7 +86,7 @@ def test_a_job_is_over_where_slurm_says_so_or_does_not_know_it(state: State) -> 
 @pytest.mark.parametrize("state", [state for state in State if not state.is_over])
 def test_what_may_live_is_refused_with_its_job(state: State) -> None:
     with pytest.raises(InputError) as caught:
-        check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
+        check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
     assert str(caught.value) == (
         f"runs/small-1: phase init was started on c9 in Slurm job 11, which is {state.value}; "
         "let that job go on with it, or end it: scancel 11, or start another run with --new"
@@ -95,7 +95,67 @@ def test_what_may_live_is_refused_with_its_job(state: State) -> None:
 
 def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
     with pytest.raises(InputError, match="in Slurm job 11, and Slurm does not say whether that is over"):
-        check_over(launch("11"), FOLDER, JobStart("12"), away)
+        check_over(launch("11"), FOLDER, JobStart(), away)
+
+
+class EarlierJob:
+    """Answers of Slurm's on an earlier job, in order, the last again and again; a pause takes its time."""
+
+    def __init__(self, *answers: State | ClusterError) -> None:
+        self.answers, self.said, self.waited_s = list(answers), list[str](), 0.0
+
+    def ask(self, number: int) -> Iterable[Job]:
+        said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(said, ClusterError):
+            raise said
+        return answer(said)
+
+    def pause(self, seconds: float) -> None:
+        self.waited_s += seconds
+
+    def check_over(self, here: JobStart) -> None:
+        check_over(launch("11"), FOLDER, here, self.ask, self.said.append, self.pause, lambda: self.waited_s)
+
+
+AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
+NO_COMMAND = NoCommand("c1", "scontrol is not on its PATH", "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ((State.COMPLETED,), []),
+        ((AWAY, AWAY, State.COMPLETED), ["c1: gives no answer"]),
+        ((State.COMPLETING, AWAY, State.COMPLETING, State.CANCELLED), ["job 11 is COMPLETING"]),
+    ],
+)
+def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
+    answers: tuple[State | ClusterError, ...], said: list[str]
+) -> None:
+    (earlier := EarlierJob(*answers)).check_over(JobStart("12"))
+    assert earlier.said == [f"{each}; waiting until Slurm says that job 11 is over" for each in said]
+    assert (earlier.waited_s > 0) is (len(answers) > 1)
+
+
+@pytest.mark.parametrize(
+    ("last", "here", "waits"),
+    [
+        (AWAY, JobStart("12"), True),
+        (State.COMPLETING, JobStart("12"), True),
+        (State.RUNNING, JobStart("12"), False),
+        (State.PENDING, JobStart("12"), False),
+        (NO_COMMAND, JobStart("12"), False),
+        (AWAY, JobStart(), False),
+        (State.COMPLETING, JobStart(), False),
+    ],
+)
+def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
+    last: State | ClusterError, here: JobStart, waits: bool
+) -> None:
+    earlier = EarlierJob(last)
+    with pytest.raises(InputError, match="in Slurm job 11"):
+        earlier.check_over(here)
+    assert (600 <= earlier.waited_s < 7200) if waits else earlier.waited_s == 0
 
 
 @pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
