@@ -22,6 +22,7 @@ from caffe_recipes.chain.submitting.planned import (
     plan_submission,
 )
 from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen, slurm_of
+from caffe_recipes.chain.submitting.startable import check_startable, check_unchanged
 from caffe_recipes.chain.submitting.submissions import (
     Submission,
     SubmissionJournal,
@@ -94,7 +95,7 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     standing = _look(recipe, options, means)
-    _check_startable(standing)
+    check_startable(recipe, standing)
     planned = plan_submission(recipe, options, _done(standing))
     exclude: tuple[str, ...] = ()
     if not any(job.is_live for job in _jobs(standing)):
@@ -112,11 +113,12 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
             if not job.submission.is_ours:
                 raise _already(job, options)
         if live:
-            steps = _left(planned, live, before.latest)
+            steps = _left(planned, live, _jobs(standing))
             if not steps and adopted:
                 return list(journal.state().latest)
             if not steps:
                 raise _already(live[0], options)
+            check_unchanged(recipe, standing)
             group, last = live[-1].submission.group, live[-1].job_id
         return _submit_steps(journal, planned, steps, group, last, exclude, say, means)
 
@@ -135,24 +137,6 @@ def _look(recipe: Recipe, options: SubmitOptions, means: Means) -> Standing | No
             what = f"whether {name_seen(job)} waits or runs is not known: {job.away}"
             raise RunFailed("", what, "nothing is submitted")
     return standing
-
-
-def _check_startable(standing: Standing | None) -> None:
-    """Raise InputError where a job would find nothing to do, or another process at it."""
-    if standing is None or standing.run is None or any(job.is_live for job in standing.jobs):
-        return
-    folder = standing.run.folder
-    if standing.state == "finished":
-        hint = "move its folder away to train another, or use caffe-recipes run --new"
-        raise InputError(folder, "is finished: a job would have nothing to do", hint)
-    if standing.lives:
-        process = standing.run.process
-        what = f"process {process.pid} on {process.node} carries this run on"
-        raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
-    launch = standing.run.state.launch
-    if launch is not None and not launch.job:  # a job's own run would refuse it, and the job would fail
-        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
-        raise InputError(folder, what, f"{standing.run.go_on} there; stop it once it does, and submit")
 
 
 def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, means: Means) -> tuple[str, ...]:
@@ -188,11 +172,15 @@ def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> boo
     return adopted
 
 
-def _left(planned: Planned, live: Sequence[SeenJob], latest: Sequence[Submission]) -> tuple[Step, ...]:
-    """Return the jobs that a submit by phases was ended before: those behind the last that lives."""
+def _left(planned: Planned, live: Sequence[SeenJob], jobs: Sequence[SeenJob]) -> tuple[Step, ...]:
+    """Return the jobs that a submit by phases was ended before: those behind the last that lives.
+
+    One that was about to be submitted, and that Slurm does not know, was not.
+    """
     phases = [step.phase for step in planned.steps]
     last = live[-1].submission
-    if not planned.options.split or last.phase not in phases or last.name != latest[-1].name:
+    known = [job.submission.name for job in jobs if job.job is not None or job.submission.is_settled]
+    if not planned.options.split or last.phase not in phases or last.name != known[-1]:
         return ()
     return planned.steps[phases.index(last.phase) + 1 :]
 

@@ -45,6 +45,13 @@ class Desk:
     def describe(self, **more: object) -> str:
         return describe_submission(load_recipe(self.recipe), self.options(**more))
 
+    def change(self, before: str, after: str) -> None:
+        """Change the recipe, and generate its scripts anew."""
+        text = self.recipe.read_text()
+        assert before in text
+        self.recipe.write_text(text.replace(before, after))
+        write_files(generate(load_recipe(self.recipe)), self.root)
+
     def journal(self) -> Submissions:
         return load_submissions(submissions_path(self.root, "small"))
 

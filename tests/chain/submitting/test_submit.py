@@ -233,6 +233,18 @@ def test_a_submit_by_phases_that_was_killed_goes_on_behind_its_last_job(desk: De
         desk.submit(split=True, time_s=600.0)
 
 
+def test_one_that_was_killed_before_the_sbatch_of_a_phase_goes_on_with_that(desk: Desk) -> None:
+    desk.submit(split=True, time_s=600.0)
+    path = desk.root / "runs/small.submissions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))  # last was not yet submitted
+    del desk.slurm.jobs[14]
+    (job,) = desk.submit(split=True, time_s=600.0)
+    assert (job.phase, options_of(desk.slurm.submitted()[-1])["--dependency"]) == ("last", "afterok:13")
+    assert len(desk.slurm.submitted()) == 4
+    with pytest.raises(InputError, match="already submitted"):
+        desk.submit(split=True, time_s=600.0)
+
+
 def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
@@ -253,6 +265,27 @@ def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, *WHOLE)
     with pytest.raises(InputError, match="runs/small-1: is finished: a job would have nothing to do"):
         desk.submit(time_s=3600.0)
+
+
+def test_a_recipe_that_its_run_would_refuse_is_not_submitted(desk: Desk) -> None:
+    tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
+    desk.change("base_lr: 0.05", "base_lr: 0.04")
+    before = desk.files()
+    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that to go on with this run, or "):
+        desk.submit(time_s=3600.0)
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
+def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
+    desk.submit(split=True, time_s=600.0)
+    path = desk.root / "runs/small.submissions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    del desk.slurm.jobs[14]
+    tell_run(desk.root, desk.recipe, started(host="node7", job="12"), launched())
+    desk.change("base_lr: 0.05", "base_lr: 0.04")
+    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that"):
+        desk.submit(split=True, time_s=600.0)
+    assert len(desk.slurm.submitted()) == 3
 
 
 def test_a_trainer_that_a_killed_run_may_have_left_is_told(desk: Desk) -> None:
