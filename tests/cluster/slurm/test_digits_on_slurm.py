@@ -24,8 +24,8 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-# Of the five phases two, which are enough to hand weights on.
-PHASES = ("init", "collapse")
+# Of the five phases two, cut short: enough to hand weights on, and to read most of the digits.
+PHASES = {"init": 200, "collapse": 56}
 _PATIENCE_S = 400
 
 
@@ -37,7 +37,7 @@ def test_the_digits_train_in_an_allocation_to_a_model_that_reads_them(slurm4: Sl
     recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
     recipe["cluster"] |= {"nodes": 2, "batch_per_rank": 16}
     recipe["phases"] = [
-        {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"}
+        {**phase, "max_iter": PHASES[phase["name"]], "snapshot_prefix": f"/tmp/digits_{phase['name']}"}
         for phase in recipe["phases"]
         if phase["name"] in PHASES
     ]
@@ -59,9 +59,9 @@ def test_the_digits_train_in_an_allocation_to_a_model_that_reads_them(slurm4: Sl
     said = Path(submission.output).read_text()
     assert slurm4.job(submission.job_id).state is State.COMPLETED, said[-4000:]
     state = load_journal(root / "runs/digits-1/journal.jsonl")
-    assert tuple(state.finished) == PHASES
+    assert list(state.finished) == list(PHASES)
     assert state.outputs is not None
-    assert state.outputs["loss3/top-1"] > 0.9
+    assert state.outputs["loss3/top-1"] > 0.8
     assert json.loads(call("status", "recipe.yaml", "--json"))["state"] == "finished"
     for node in slurm4.cluster.nodes:
         slurm4.cluster.run(node, ["sh", "-c", "rm -rf /tmp/digits_*"])
