@@ -59,6 +59,7 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     default=0,
     help="Ask for N nodes more, which take the place of dead ones.",
 )
+@click.option("--include-failed", is_flag=True, help="Try nodes again that failed before.")
 @given.lmdb_source
 @given.how
 @click.option(
@@ -86,6 +87,7 @@ def submit(
     after: int | None,
     mail: str | None,
     spares: int,
+    include_failed: bool,
     lmdb_source: Path | None,
     how: How | None,
     on_failure: OnFailure | None,
@@ -122,6 +124,7 @@ def submit(
         qos=qos,
         constraint=constraint,
         spares=spares,
+        include_failed=include_failed,
         arguments=tuple(
             word for name, value in handed.items() if value is not None for word in (name, str(value))
         ),

@@ -48,10 +48,14 @@ def choose_partition(profile: Profile, batch: Batch, nodes: int, time_s: float |
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be told of a job that Slurm takes; `must_wait` if too few nodes work for it now."""
+    """What is to be told of a job that Slurm takes; `must_wait` if too few nodes work for it now.
+
+    `partitions` are those that take it.
+    """
 
     notes: tuple[str, ...]
     must_wait: bool
+    partitions: tuple[str, ...]
 
 
 def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> Verdict:
@@ -63,7 +67,8 @@ def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[
         raise ClusterError("", said, "nothing was submitted")
     fitting = [each for each, lines in zip(chosen, complaints, strict=True) if not lines]
     waits = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
-    return Verdict((*waits, *_describe_time(asked, fitting[0])), len(waits) == len(fitting))
+    notes = (*waits, *_describe_time(asked, fitting[0]))
+    return Verdict(notes, len(waits) == len(fitting), tuple(each.name for each in fitting))
 
 
 def _describe_time(asked: Asked, partition: Partition) -> Iterator[str]:

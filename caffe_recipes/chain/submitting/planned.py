@@ -45,6 +45,7 @@ class SubmitOptions:
     qos: str | None = None
     constraint: str | None = None
     spares: int = 0
+    include_failed: bool = False
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -12,8 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
-from caffe_recipes.chain.submitting.bad_nodes import find_bad_nodes
-from caffe_recipes.chain.submitting.limits import Asked, check_slurm
+from caffe_recipes.chain.submitting.bad_nodes import nodes_excluded
 from caffe_recipes.chain.submitting.planned import (
     Planned,
     Step,
@@ -22,6 +21,7 @@ from caffe_recipes.chain.submitting.planned import (
     plan_submission,
 )
 from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen, slurm_of
+from caffe_recipes.chain.submitting.slurm_check import check_with_slurm
 from caffe_recipes.chain.submitting.startable import check_startable, check_unchanged
 from caffe_recipes.chain.submitting.submissions import (
     Submission,
@@ -31,7 +31,7 @@ from caffe_recipes.chain.submitting.submissions import (
     submissions_path,
 )
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.slurm.queries import SchedulerAway, ask_node_groups, ask_partitions, has_slurm
+from caffe_recipes.cluster.slurm.queries import SchedulerAway, has_slurm
 from caffe_recipes.cluster.slurm.submission import (
     Refused,
     Submitted,
@@ -39,16 +39,13 @@ from caffe_recipes.cluster.slurm.submission import (
     find_submission,
     sbatch_argv,
     submit,
-    test_submission,
 )
-from caffe_recipes.cluster.slurm.times import describe_limit
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
 
 Say = Callable[[str], None]
 # After sbatch gave no answer: a controller that comes back has taken the job by then, or has not.
 _LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_NO_NODES = "node configuration is not available"
 _LOOK_FIRST = "the same command again looks first what was submitted"
 
 
@@ -100,7 +97,7 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
     exclude: tuple[str, ...] = ()
     if not any(job.is_live for job in _jobs(standing)):
         try:
-            exclude = _check_with_slurm(planned, standing, say, means)
+            exclude = check_with_slurm(planned, standing, say, means.host)
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing is submitted; {error.hint}") from None
     with closing(SubmissionJournal(path, means.clock)) as journal:
@@ -119,7 +116,8 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
             if not steps:
                 raise _already(live[0], options)
             check_unchanged(recipe, standing)
-            group, last = live[-1].submission.group, live[-1].job_id
+            before_it = live[-1].submission
+            group, last, exclude = before_it.group, live[-1].job_id, nodes_excluded(before_it)
         return _submit_steps(journal, planned, steps, group, last, exclude, say, means)
 
 
@@ -137,27 +135,6 @@ def _look(recipe: Recipe, options: SubmitOptions, means: Means) -> Standing | No
             what = f"whether {name_seen(job)} waits or runs is not known: {job.away}"
             raise RunFailed("", what, "nothing is submitted")
     return standing
-
-
-def _check_with_slurm(planned: Planned, standing: Standing | None, say: Say, means: Means) -> tuple[str, ...]:
-    """Ask Slurm whether it takes the jobs; return the nodes to exclude. Raises ClusterError if not."""
-    partitions, groups = ask_partitions(means.host), ask_node_groups(means.host)
-    asked = Asked(planned.nodes, planned.longest_s, planned.batch)
-    verdict = check_slurm(asked, partitions, groups)
-    for note in verdict.notes:
-        say(note)
-    exclude = find_bad_nodes(standing, groups)
-    if exclude:
-        say(f"without {', '.join(exclude)}, which failed the last time")
-    for step in planned.steps:
-        request = build_request(planned, step, "test", planned.options.after, exclude)
-        refused = test_submission(means.host, request)
-        # Of nodes that are drained the test says the same as of nodes that there are not.
-        if refused is not None and not (verdict.must_wait and _NO_NODES in refused):
-            raise ClusterError("sbatch", refused, "nothing was submitted")
-    if planned.options.time_s is None and planned.longest_s is not None:
-        say(f"time: {describe_limit(planned.longest_s)}, by the images/s of the recipe; --time gives another")
-    return exclude
 
 
 def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:

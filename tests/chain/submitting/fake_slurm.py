@@ -27,7 +27,8 @@ class FakeJob:
 class FakeSlurm:
     """Takes jobs, without a word if `is_mute`.
 
-    `refuses` is what it says of a job whose name ends so, `refuses_tests` of any that is only to be tested.
+    `refuses` is what it says of a job whose name ends so, `refuses_tests` of any that is only to be
+    tested, `refuses_excluding` of one of those that goes without some nodes.
     """
 
     jobs: dict[int, FakeJob] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class FakeSlurm:
     is_mute: bool = False
     refuses: dict[str, str] = field(default_factory=dict)
     refuses_tests: str = ""
+    refuses_excluding: str = ""
     partitions: tuple[str, ...] = (
         "PartitionName=debug Default=YES State=UP TotalNodes=4 MaxNodes=UNLIMITED MinNodes=0 "
         "MaxTime=02:00:00 DefaultTime=00:30:00",
@@ -66,6 +68,9 @@ class FakeSlurm:
 
     def _sbatch(self, call: tuple[str, ...]) -> Completed:
         name = _option(call, "--job-name")
+        if "--test-only" in call and any(word.startswith("--exclude=") for word in call):
+            said = self.refuses_excluding
+            return Completed(1 if said else 0, "", f"{said}\n")
         if "--test-only" in call:
             return Completed(1 if self.refuses_tests else 0, "", f"sbatch: error: {self.refuses_tests}\n")
         for suffix, said in self.refuses.items():

@@ -258,7 +258,36 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     )
     desk.submit(time_s=3600.0)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
-    assert "without n2, n3, which failed the last time" in desk.said
+    assert "without n2, n3, which failed before; --include-failed tries them again" in desk.said
+
+
+def test_nodes_that_failed_before_the_last_time_are_not_tried_again_either(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
+    desk.submit(time_s=3600.0)
+    desk.slurm.jobs[13].state = "FAILED"
+    desk.submit(time_s=3600.0)
+    assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2"
+    desk.slurm.jobs[14].state = "FAILED"
+    desk.submit(time_s=3600.0, include_failed=True)
+    assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
+
+
+def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Desk) -> None:
+    desk.submit(time_s=3600.0, spares=2)
+    desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
+    desk.submit(time_s=3600.0, spares=2)
+    assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2"
+    assert "n3 failed before, and without it too few nodes are left: it is tried again" in desk.said
+
+
+def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(desk: Desk) -> None:
+    desk.submit(time_s=3600.0)
+    desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
+    desk.slurm.refuses_excluding = "allocation failure: Requested node configuration is not available"
+    desk.submit(time_s=3600.0)
+    assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
+    assert "n2, n3 failed before, and without them too few nodes are left: they are tried again" in desk.said
 
 
 def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
