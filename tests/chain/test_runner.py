@@ -57,7 +57,7 @@ def test_an_lmdb_is_staged_once_and_for_other_runs_too(place: Place) -> None:
 def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Place) -> None:
     class FullHost(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
-            if "reserve" in argv:
+            if "take" in argv:
                 return Completed(0, "caffe-recipes: refused no room: 5 bytes are free, 7 are needed\n", "")
             return super().run(argv, timeout_s)
 
