@@ -10,6 +10,7 @@ import posixpath
 import shlex
 from typing import Any
 
+from caffe_recipes.cluster.slurm.queries import SBATCH_UNSET
 from caffe_recipes.cluster.slurm.times import render_limit
 from caffe_recipes.generate.header import header_line, recipe_word
 from caffe_recipes.generate.scripts import templates
@@ -36,7 +37,7 @@ def render_jobs(recipe: Recipe) -> dict[str, str]:
     for number, (name, phase) in enumerate(zip(names, recipe.phases, strict=True), 1):
         path = f"{folder}/{name}.sbatch"
         files[path] = _render_job(recipe, path, phase, number)
-    values = {"recipe": recipe, "header": header_line(recipe), "phases": names}
+    values = {"recipe": recipe, "header": header_line(recipe), "phases": names, "unset": SBATCH_UNSET}
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
     return files
 

@@ -348,6 +348,22 @@ def test_the_phases_are_submitted_in_order_each_behind_the_one_before(play: Play
     assert second == f"sbatch {given} {behind} <{play.jobs}/phase-2-cyc1.sbatch> <--profile> <slurm>"
 
 
+def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in(play: Play) -> None:
+    play.hook("sbatch", 'env | grep ^SLURM_ >>"$PLAY/inherited"; ' + NUMBERS)
+    around = {"SLURM_RESTART_COUNT": "10", "SLURM_CPUS_PER_TASK": "7", "SLURM_EXPORT_ENV": "NONE"}
+    assert play.run("submit.sh", SLURM_CONF="/etc/here", **around)[0] == 0
+    assert {*(play.folder / "inherited").read_text().splitlines()} == {"SLURM_CONF=/etc/here"}
+
+
+@pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
+def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) -> None:
+    play.hook("sbatch", f'{NUMBERS}; echo "{after}"')
+    code, said, complained = play.run("submit.sh")
+    assert (code, complained) == (0, "")
+    assert said.splitlines()[::4] == ["phase-1-init 101", "phase-5-collapse 105"]
+    assert "<--dependency=afterok:101>" in play.calls("sbatch")[1]
+
+
 def refuses(after: int) -> str:
     return (
         f'[ "$(grep -c ^sbatch "$PLAY/calls")" -le {after} ] || {{ echo "sbatch: error: no" >&2; exit 1; }}\n'
@@ -368,7 +384,11 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
     ("sbatch", "scancel", "said"),
     [
         (refuses(0) + NUMBERS, "", "phase-1-init: sbatch returned 1"),
-        ("echo Welcome", "", "phase-1-init: sbatch named no job, but 'Welcome'"),
+        (
+            "echo Welcome; echo to us",
+            "",
+            "phase-1-init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
+        ),
         (
             refuses(1) + NUMBERS,
             "exit 1",

@@ -41,8 +41,19 @@ _ENVIRONMENT = (
     *(word for name in _UNSET for word in ("-u", name)),
     *("LC_ALL=C", "SLURM_TIME_FORMAT=standard"),
 )
-# A job inherits the environment of its sbatch.
-SBATCH_ENVIRONMENT = ("env", "-u", "SBATCH_WAIT", "-u", "SLURM_EXIT_ERROR")
+# A job inherits the environment of its sbatch: where that is called in a job, what that one was given, and its
+# srun would take for its own. What is the user's, such as SLURM_CONF, stays.
+_OF_A_JOB = (
+    *(f"ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_ID", "TASK_MAX", "TASK_MIN", "TASK_STEP")),
+    *("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "CPUS_PER_GPU", "CPUS_PER_TASK"),
+    *("DISTRIBUTION", "DIST_PLANESIZE", "EXPORT_ENV", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "HET_SIZE"),
+    *("MEM_BIND", "MEM_BIND_LIST", "MEM_BIND_TYPE", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE"),
+    *("NPROCS", "NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET"),
+    *("OVERCOMMIT", "RESTART_COUNT", "STEPID", "STEP_ID", "THREADS_PER_CORE"),
+)
+# sbatch itself would wait for the job's end, or give another exit code.
+SBATCH_UNSET = ("SBATCH_WAIT", "SLURM_EXIT_ERROR", *(f"SLURM_{name}" for name in _OF_A_JOB))
+SBATCH_ENVIRONMENT = ("env", *(word for name in SBATCH_UNSET for word in ("-u", name)))
 _AWAY = re.compile(
     r"unable to contact|unable to establish|could not establish|timed out|connection (?:refused|reset)"
     r"|zero bytes were transmitted|communication|not connected|no route to host|name or service not known"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
@@ -54,6 +56,17 @@ def test_every_setting_is_one_word_before_the_script() -> None:
 
 def test_a_test_submits_nothing() -> None:
     assert sbatch_argv(REQUEST, test_only=True)[:2] == ("sbatch", "--test-only")
+
+
+def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in() -> None:
+    host = StandInHost("login1", lambda argv, stdin: Completed(0, "12\n", ""))
+    submit(host, REQUEST)
+    submission.test_submission(host, REQUEST)
+    for argv, _ in host.asked:
+        before = argv[: argv.index("sbatch")]
+        unset = {name for option, name in pairwise(before) if option == "-u"}
+        assert {"SLURM_RESTART_COUNT", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_CPU_BIND"} < unset
+        assert not {"SLURM_CONF", "SLURM_CLUSTERS"} & unset, "these are the user's own"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
