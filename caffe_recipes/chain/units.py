@@ -35,6 +35,15 @@ def describe_bytes(count: float) -> str:
     return f"{count / 1000:,.3g} TB"
 
 
+def describe_count(count: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> describe_count(1, "rank"), describe_count(4096, "rank")
+    ('1 rank', '4,096 ranks')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def describe_names(names: Sequence[str]) -> str:
     """Write the first few of many names.
 

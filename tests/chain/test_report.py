@@ -104,7 +104,7 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
 
 
 def test_units_are_as_their_examples_say() -> None:
-    assert doctest.testmod(units) == doctest.TestResults(0, 3)
+    assert doctest.testmod(units) == doctest.TestResults(0, 4)
 
 
 class GoneStream(io.StringIO):

@@ -13,6 +13,7 @@ from caffe_recipes.chain.preflight.commands import Commands
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.setting import Setting
+from caffe_recipes.chain.units import describe_count
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import ClusterError
@@ -52,7 +53,8 @@ def check_launcher(look: Look) -> list[Finding]:
     misplaced = misplaced_ranks(places, setting)
     if misplaced:
         return misplaced
-    said = f"{launcher} starts {setting.recipe.cluster.ranks_per_node} ranks on each host"
+    ranks = describe_count(setting.recipe.cluster.ranks_per_node, "rank")
+    said = f"{launcher} starts {ranks} on each host"
     if not setting.left_out:
         return [Finding("launcher", said)]
     options = ", ".join(setting.left_out)
@@ -101,9 +103,9 @@ def misplaced_ranks(places: Places, setting: Setting) -> list[Finding]:
     found += tell("launcher", list(_wrong_counts(places, hint)))
     unknown = Counter(node for node in places.by_rank.values() if node not in places.expected.values())
     for node, count in unknown.items():
-        error = ClusterError(
-            setting.find_launcher(), f"{count} ranks are on {node}, which is no host of ours", hint
-        )
+        ranks = f"{describe_count(count, 'rank')} {'is' if count == 1 else 'are'}"
+        what = f"{ranks} on {node}, which is no host of ours"
+        error = ClusterError(setting.find_launcher(), what, hint)
         found.append(Finding("launcher", str(error), error))
     if not found:
         found += tell("launcher", list(_wrong_order(places)))

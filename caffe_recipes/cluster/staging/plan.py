@@ -121,10 +121,10 @@ def render_plan(plan: StagingPlan) -> list[str]:
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
         rest = f"{len(plan.refused)} cannot take it" if plan.refused else "nothing to send"
-        return [*lines, f"{plan.lmdb} is on {len(plan.present)} hosts, {rest}"]
+        return [*lines, f"{plan.lmdb} is on {_hosts(len(plan.present))}, {rest}"]
     lines.append(
-        f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {len(plan.missing)} hosts; "
-        f"{len(plan.present)} have it"
+        f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {_hosts(len(plan.missing))}; "
+        f"{len(plan.present)} {'has' if len(plan.present) == 1 else 'have'} it"
     )
     for option in plan.options:
         takes = "not here" if option.seconds is None else f"{option.seconds:,.0f} s"
@@ -148,10 +148,15 @@ def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
     return ""
 
 
+def _hosts(count: int) -> str:
+    return f"{count} host{'' if count == 1 else 's'}"
+
+
 def _weigh(
     missing: Sequence[NodeState], size_bytes: int, rates: Rates, lacking: Mapping[How, str]
 ) -> tuple[Option, ...]:
     count, link, shared = len(missing), render_rate(rates.link), render_rate(rates.shared)
+    times = "once" if count == 1 else f"{count} times"
     seconds: dict[How, float] = {
         "copy": copy_s(size_bytes, count, rates),
         "chain": chain_s(size_bytes, count, rates),
@@ -159,10 +164,10 @@ def _weigh(
         "sftp": star_s(size_bytes, count, rates),
     }
     why: dict[How, str] = {
-        "copy": f"{count} readers of a shared file system of {shared}",
-        "chain": f"one reader, {count} hosts pass it on at {link}",
-        "sbcast": f"Slurm sends {count} times at {link}",
-        "sftp": f"this machine sends {count} times at {link}",
+        "copy": f"{count} reader{'' if count == 1 else 's'} of a shared file system of {shared}",
+        "chain": f"one reader, {_hosts(count)} pass{'es' if count == 1 else ''} it on at {link}",
+        "sbcast": f"Slurm sends {times} at {link}",
+        "sftp": f"this machine sends {times} at {link}",
     }
     blind = [state.host for state in missing if not state.sees_source]
     barred: dict[How, str] = {**({"copy": f"{blind[0]} does not see the source"} if blind else {}), **lacking}

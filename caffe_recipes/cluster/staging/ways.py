@@ -127,7 +127,8 @@ def send_by_chain(job: Job, means: ChainMeans, digest: str | None, *, asked: boo
             break
         if missing:
             without = f" without {', '.join(lost)}" if lost else ""
-            job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {len(missing)} hosts")
+            hosts = f"{len(missing)} host{'' if len(missing) == 1 else 's'}"
+            job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {hosts}")
     return Sent({**unstarted, **failed}, digest, frozenset(dead), unstarted)
 
 

@@ -92,6 +92,18 @@ def test_where_every_host_has_it_there_is_nothing_to_do() -> None:
     assert render_plan(planned) == ["/tmp/lmdb is on 2 hosts, nothing to send"]
 
 
+def test_a_plan_for_one_host_speaks_of_one() -> None:
+    assert render_plan(
+        plan(absent(0), NodeState("n1", "present", SIZE, DIGEST), lacking={"sbcast": "no"})
+    ) == [
+        "42 GB to /tmp/lmdb on 1 host; 1 has it",
+        "  copy        84 s  1 reader of a shared file system of 5 GB/s  <- chosen",
+        "  chain       86 s  one reader, 1 host passes it on at 1.25 GB/s",
+        "  sbcast  not here  no",
+        "  sftp        84 s  this machine sends once at 1.25 GB/s",
+    ]
+
+
 def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
     assert render_plan(
         plan(*map(absent, range(64)), lacking={"sbcast": "not inside a Slurm allocation"})
