@@ -20,7 +20,7 @@ from caffe_recipes.cluster.hydra_ssh import ssh_environment
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, HYDRA, in_container, with_modules
 from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.cluster.probe import launcher_knows
-from caffe_recipes.cluster.profiles import Launcher, Profile, load_profile
+from caffe_recipes.cluster.profiles import Launcher, Profile, find_key, load_profile
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.model import Recipe
@@ -184,8 +184,14 @@ def find_profile(recipe: Recipe, name: str | None) -> Profile:
 
 
 def find_root(given: Path | None, profile: str | None) -> Path:
-    """Return the Caffe root: the one that is given, else the profile's, else this folder; ClusterError."""
+    """Return the Caffe root: the one that is given, else the profile's, else this folder.
+
+    Raises ClusterError for a profile's that is not there.
+    """
     said = load_profile(profile).caffe_root if profile is not None else None
+    if given is None and profile is not None and said is not None and not Path(said).is_dir():
+        where, what = find_key(profile, "caffe_root"), f"caffe_root: {said!r} is no folder here"
+        raise ClusterError(where, what, "correct it, or give the Caffe root with --caffe-root")
     return given or Path(said or ".")
 
 

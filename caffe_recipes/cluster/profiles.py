@@ -150,6 +150,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return parse_profile(*_read(str(name_or_path)))
 
 
+def find_key(name_or_path: str | Path, key: str) -> str:
+    """Return the `file:line` of a key of a profile that can be read; raises ClusterError."""
+    return parse_yaml(*_read(str(name_or_path)), "profile", ClusterError).place((key,))
+
+
 def parse_profile(text: str, where: str | Path) -> Profile:
     """Validate YAML text into a Profile; raises ClusterError."""
     return validate(parse_yaml(text, where, "profile", ClusterError), Profile)

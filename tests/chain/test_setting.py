@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.setting import choose_hosts, find_launcher, search_path
+from caffe_recipes.chain.setting import choose_hosts, find_launcher, find_root, search_path
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
@@ -37,6 +37,16 @@ def recipe(place: Place, nodes: int) -> Recipe:
     place.edit("nodes: 1,", f"nodes: {nodes},")
     place.edit("batch_per_rank: 32", "batch_per_rank: 8")
     return load_recipe(place.recipe)
+
+
+def test_a_profile_s_caffe_root_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text("name: mine\ntitle: mine\ncaffe_root: ./nowhere\n")
+    with pytest.raises(ClusterError) as caught:
+        find_root(None, str(profile))
+    what = "caffe_root: './nowhere' is no folder here"
+    assert str(caught.value) == f"{profile}:3: {what}; correct it, or give the Caffe root with --caffe-root"
+    assert find_root(tmp_path, str(profile)) == tmp_path
 
 
 def test_the_launcher_gets_a_line_a_host_whatever_the_users_hostfile_holds(place: Place) -> None:
