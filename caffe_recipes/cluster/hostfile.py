@@ -17,6 +17,7 @@ from caffe_recipes.cluster.nodelists import MOST_HOSTS, find_twice, parse_nodeli
 from caffe_recipes.errors import ClusterError
 
 _ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+_HERE = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
 _MOST_BYTES = 10_000_000
 _HINT = "write `host` or `host:ranks`, one a line"
 _RANKS_HINT = "ranks are a number from 1 on, which -ppn overrides"
@@ -119,13 +120,20 @@ def find_hosts(hostfile: Path | None, environment: Mapping[str, str]) -> tuple[s
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:
     """Return the hosts that hydra fills with ranks: the first `nodes`.
 
-    Raises ClusterError if there are fewer: hydra would put the ranks left over on the first hosts again.
+    Raises ClusterError if there are fewer: hydra would put the ranks left over on the first hosts again. And
+    for localhost beside others, to which it is not the host that it is here.
     """
     if len(hosts) < nodes:
         room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks_per_node} ranks"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise ClusterError(where, what, f"give {nodes} hosts")
-    return hosts[:nodes]
+    taken = hosts[:nodes]
+    here = next((name for name in taken if _HERE.fullmatch(name)), None)
+    other = next((name for name in taken if not _HERE.fullmatch(name)), None)
+    if here and other:
+        what = f"holds {here} beside {other}: {here} means another machine on each host"
+        raise ClusterError(where, what, "write its name")
+    return taken
 
 
 def _read(path: str | Path) -> bytes:

@@ -109,6 +109,15 @@ def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
         take_hosts(("a",), 2, 2, "hostfile")
 
 
+def test_localhost_is_no_name_among_hosts_that_reach_each_other() -> None:
+    with pytest.raises(ClusterError) as caught:
+        take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
+    beside = "holds localhost beside node1: localhost means another machine on each host"
+    assert str(caught.value) == f"hostfile: {beside}; write its name"
+    assert take_hosts(("node1", "node2", "localhost"), 2, 1, "hostfile") == ("node1", "node2")
+    assert take_hosts(("localhost", "127.0.0.1"), 2, 1, "hostfile") == ("localhost", "127.0.0.1")
+
+
 def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None:
     text = "c402-[002,001]:2\nc401-[001-003]\nlogin\n"
     hosts = ("c402-002", "c402-001", "c401-001", "c401-002", "c401-003", "login")
