@@ -15,6 +15,8 @@ from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
 from caffe_recipes.chain.submitting.seen import Ask, SeenJob, name_seen, see_jobs, slurm_of
 from caffe_recipes.chain.submitting.submissions import SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.slurm.jobs import State
+from caffe_recipes.cluster.slurm.reasons import describe_state
 from caffe_recipes.cluster.slurm.submission import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 
@@ -23,6 +25,8 @@ _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
 # For an iteration, a snapshot of it, and its copy; then the job is ended whatever it does.
 JOB_GRACE_S = 300.0
+# A job that is told to stop and does so in order has failed for Slurm, by what its script returns.
+_ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,24 @@ def _cancel_jobs(
     with closing(SubmissionJournal(path)) as journal:
         waiting = [job for job in reversed(live) if job.standing == "waiting"]
         running = [job for job in live if job.standing == "running"]
-        _cancel(journal, waiting, say, means)
+        _cancel(journal, waiting, say, means, ask)
         if running and not options.now:
             _ask_for_end(running, options, say, means, ask)
-        _cancel(journal, running, say, means)
+        _cancel(journal, running, say, means, ask)
 
 
-def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means: Means) -> None:
+def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means: Means, ask: Ask) -> None:
+    """Take jobs back, but for those that have ended of themselves since they were seen."""
     for seen in jobs:
         if seen.job_id is None:
             continue
         cancel_jobs(means.host, [seen.job_id])
         if not seen.submission.is_settled:
             journal.settle(seen.submission.name, seen.job_id)
+        (now,) = see_jobs([seen.submission], ask)
+        if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
+            say(f"{name_seen(now)} was not cancelled: it {describe_state(now.job)}")
+            continue
         if seen.submission.is_ours:
             journal.cancel(seen.submission.name)
         say(f"{name_seen(seen)} is cancelled")

@@ -107,6 +107,16 @@ def test_one_that_does_not_end_is_ended_by_slurm(tmp_path: Path) -> None:
     assert canceller.slurm.jobs[12].state == "CANCELLED"
 
 
+@pytest.mark.parametrize("now", [False, True])
+def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bool) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
+    canceller.slurm.ends = {12: "COMPLETED"}
+    canceller.cancel(now=now)
+    assert canceller.said[-1] == "job 12 (init) was not cancelled: it has ended well"
+    assert canceller.journal().all[0].outcome == "submitted"
+
+
 def test_now_leaves_no_time(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))

@@ -45,6 +45,7 @@ class FakeSlurm:
         "DefaultTime=NONE",
     )
     nodes: str = "debug|up|2:00:00|4|idle|n[1-4]\n"
+    ends: dict[int, str] = field(default_factory=dict)  # what a job ends in before scancel reaches it
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
@@ -110,8 +111,12 @@ class FakeSlurm:
         return Completed(1, "", "Slurm accounting storage is disabled\n")
 
     def _scancel(self, call: tuple[str, ...]) -> Completed:
+        for job_id, state in self.ends.items():
+            self.jobs[job_id].state = state
+        if any(option.startswith("--signal") for option in call):
+            return Completed(0, "", "")
         for word in call[1:]:
-            if word.isdigit() and not any(option.startswith("--signal") for option in call):
+            if int(word) not in self.ends:
                 self.jobs[int(word)].state = "CANCELLED"
         return Completed(0, "", "")
 
