@@ -100,6 +100,8 @@ def build_request(
     name = name_job(planned.recipe.name, group, step.phase)
     output = str(options.root.resolve() / "runs" / f"{name}.out").replace("%", "%%")
     more, environment = _warn_in_time(planned, step)
+    if options.spares:
+        more = (*more, "--no-kill")  # else Slurm ends or requeues it with the first node that dies
     return Request(
         script=str(step.script),
         name=name,

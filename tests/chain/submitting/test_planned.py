@@ -53,6 +53,11 @@ def test_spares_are_asked_for_beside_the_recipe_s_nodes(desk: Desk) -> None:
     assert [request.nodes for request in requests(desk)] == [None]
 
 
+def test_a_job_with_spares_outlives_a_node(desk: Desk) -> None:
+    assert ["--no-kill" in request.options for request in requests(desk, spares=1)] == [True]
+    assert ["--no-kill" in request.options for request in requests(desk)] == [False]
+
+
 def test_a_job_for_each_phase_has_its_name(desk: Desk) -> None:
     found = [(request.name, Path(request.script).name) for request in requests(desk, split=True)]
     assert found == [
