@@ -112,7 +112,7 @@ def test_a_full_disk_is_a_failure_with_a_line() -> None:
             check=False,
         )
     assert done.returncode == 3
-    assert done.stderr == "Error: [Errno 28] No space left on device\n"
+    assert done.stderr == "Error: standard output cannot be written to: No space left on device\n"
 
 
 def test_recipes_lists_what_ships() -> None:
