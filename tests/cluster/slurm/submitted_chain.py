@@ -86,6 +86,12 @@ class SubmittedChain(FaultyChain):
         self.wait_until(lambda: self.slurm.job(job_id).state.is_over)
         return self.slurm.job(job_id)
 
+    def finish_job(self, job_id: int) -> Job:
+        """Wait for a job's end, which is a good one, and return it."""
+        job = self.wait_for_end(job_id)
+        assert job.state is State.COMPLETED, f"{job}\n{self.job_output()[-4000:]}"
+        return job
+
     def wait_until(self, is_so: Callable[[], object]) -> None:
         """Look until something is so."""
         until = time.monotonic() + _PATIENCE_S
@@ -95,8 +101,12 @@ class SubmittedChain(FaultyChain):
 
     def job_output(self) -> str:
         """Return what the jobs' scripts, and runs, have said so far."""
-        return "\n".join(path.read_text() for path in sorted((self.root / "runs").glob("*.out")))
+        return "\n".join(path.read_text() for path in sorted((self.root / "runs").glob("*.out"), key=_age))
 
     def launched(self) -> list[str]:
         """Return the phases in the order in which they were launched."""
         return [str(said["phase"]) for said in self.events() if said["event"] == "launched"]
+
+
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns

@@ -28,8 +28,7 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     said = chain.call("status", "recipe.yaml")
     assert "state    waiting" in said
     assert f"{job_id} waits to start again (once so far): its time to begin has not come" in said
-    job = chain.wait_for_end(job_id)
-    assert (job.state, job.restarts) == (State.COMPLETED, 1)
+    assert chain.finish_job(job_id).restarts == 1
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
     log = chain.log("cyc1", 2)
     assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in log
@@ -64,7 +63,7 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
         chain.slurm.start_controller()
     (chain.root / "doomsday").touch()
     assert "model: runs/small-1/snapshots/last_iter_6.caffemodel" in watching.finish()
-    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    chain.finish_job(job_id)
     assert chain.launched() == list(PHASES)
     assert [each.job_id for each in chain.submissions()] == [job_id]
     chain.check_files()
@@ -86,6 +85,6 @@ def test_ranks_are_started_once_slurm_is_back(chain: SubmittedChain) -> None:
         assert chain.launched() == []
     finally:
         chain.slurm.start_controller()
-    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    chain.finish_job(job_id)
     assert chain.launched() == list(PHASES)
     chain.check_files()

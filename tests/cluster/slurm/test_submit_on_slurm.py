@@ -29,7 +29,7 @@ def test_a_chain_trains_in_one_allocation_to_the_models_of_an_undisturbed_run(
 ) -> None:
     chain = make_chain(4)
     job_id = chain.submit("--how", "sbcast")
-    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    chain.finish_job(job_id)
     assert chain.launched() == list(PHASES)
     assert "sbcast" in chain.job_output()
     assert (chain.run_folder / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
@@ -63,7 +63,7 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
     chain.behave()
     last = chain.submit("--split")
     assert [each.phase for each in chain.submissions()] == [*PHASES, "cyc1", "last"]
-    assert chain.wait_for_end(last).state is State.COMPLETED
+    chain.finish_job(last)
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
     chain.check_files()
     assert chain.status()["state"] == "finished"
@@ -77,7 +77,7 @@ def test_submitted_again_after_scancel_it_goes_on_at_the_third_phase(chain: Subm
     assert f"{job_id} was cancelled" in chain.call("status", "recipe.yaml")
     chain.behave()
     again = chain.submit()
-    assert chain.wait_for_end(again).state is State.COMPLETED
+    chain.finish_job(again)
     assert chain.launched() == ["init", "cyc1", "last", "last"]
     assert chain.trained() == ["init", "cyc1", "last", "last"]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -142,7 +142,7 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
     (job_id,) = {job.job_id for job in chain.slurm.jobs()} - before
     assert f"job {job_id} was submitted before ({submission.name})" in said
     assert [(each.name, each.job_id) for each in chain.submissions()] == [(submission.name, job_id)]
-    assert chain.wait_for_end(job_id).state is State.COMPLETED
+    chain.finish_job(job_id)
     chain.check_files()
 
 
