@@ -11,7 +11,7 @@ from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
 from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, Submissions, fold_submissions
 from caffe_recipes.cluster.hosts import Host, LocalHost
 from caffe_recipes.cluster.slurm.jobs import Job, State
-from caffe_recipes.cluster.slurm.queries import find_jobs
+from caffe_recipes.cluster.slurm.queries import SchedulerAway, find_jobs
 from caffe_recipes.cluster.slurm.reasons import describe_state
 from caffe_recipes.errors import ClusterError
 
@@ -81,7 +81,7 @@ def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]
         try:
             found = ask(ids, names)
         except ClusterError as error:
-            away = str(error)
+            found, away = error.known if isinstance(error, SchedulerAway) else (), str(error)
     # A number comes round again; a name does not.
     by_name = {job.name: job for job in found}
     by_number: dict[int | None, Job] = {job.job_id: job for job in found}
@@ -128,7 +128,7 @@ def name_seen(seen: SeenJob) -> str:
 def _see(each: Submission, job: Job | None, away: str) -> SeenJob:
     if each.outcome == "refused":
         return SeenJob(each, "over")
-    if away:
+    if job is None and away:
         return SeenJob(each, "unknown", away=away)
     if job is None:
         return SeenJob(each, "over" if each.is_settled else "unknown")

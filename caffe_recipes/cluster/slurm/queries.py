@@ -41,7 +41,7 @@ _ENVIRONMENT = (
     *(word for name in _UNSET for word in ("-u", name)),
     *("LC_ALL=C", "SLURM_TIME_FORMAT=standard"),
 )
-# A job inherits the environment of its sbatch: where that is called in a job, what that one was given, and its
+# A job inherits the environment of its sbatch: called in a job, what that one was given, and the new one's
 # srun would take for its own. What is the user's, such as SLURM_CONF, stays.
 _OF_A_JOB = (
     *(f"ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_ID", "TASK_MAX", "TASK_MIN", "TASK_STEP")),
@@ -68,7 +68,12 @@ _ACCOUNTED_SINCE = "--starttime=now-30days"
 
 
 class SchedulerAway(ClusterError):
-    """Slurm gave no answer, which says nothing about any job."""
+    """Slurm gave no answer, which says nothing about any job but those that are `known`: told by others."""
+
+    def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
+        """Keep the jobs that somebody else told."""
+        self.known = known
+        super().__init__(where, what, hint)
 
 
 class NoCommand(SchedulerAway):
@@ -187,10 +192,10 @@ def _ask_accounting(
     try:
         by_id = _account(host, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
         found = _account(host, [*_by_name(names), *(start or (_ACCOUNTED_SINCE,))]) if names else ()
-    except SchedulerAway:
+    except SchedulerAway as error:
         if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
             return ()
-        raise
+        raise SchedulerAway(error.where, error.what, error.hint, tuple(live)) from None
     return (*by_id, *(job for job in found if job.name in names))
 
 

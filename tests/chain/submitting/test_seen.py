@@ -6,6 +6,7 @@ from collections.abc import Collection
 from caffe_recipes.chain.submitting.seen import describe_job, name_seen, see_jobs
 from caffe_recipes.chain.submitting.submissions import Submission
 from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm.queries import SchedulerAway
 from caffe_recipes.errors import ClusterError
 
 SUBMITTED = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="submitted", job_id=12)
@@ -33,6 +34,18 @@ def test_a_scheduler_that_is_away_makes_a_job_unknown_and_not_failed() -> None:
     )
     assert describe_job(seen).startswith("unknown since 1970-01-01 ")
     assert "(it was submitted)" in describe_job(seen)
+
+
+def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() -> None:
+    def ask(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
+        raise SchedulerAway("login1", "accounting is away", "", known=(Job(12, "small-a", State.RUNNING),))
+
+    forgotten = Submission("old-b", "b", "chain.sbatch", 0.0, outcome="submitted", job_id=7)
+    seen = see_jobs([SUBMITTED, forgotten], ask)
+    assert [(each.standing, each.away) for each in seen] == [
+        ("running", ""),
+        ("unknown", "login1: accounting is away"),
+    ]
 
 
 def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:

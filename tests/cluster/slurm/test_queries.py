@@ -107,8 +107,9 @@ def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(r
     slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=away)
     (job,) = find_jobs(slurm.host, ids=[4719])
     assert (job.state, job.cancelled_by) == (State.CANCELLED, None)
-    with pytest.raises(SchedulerAway, match="Problem talking to the database"):
+    with pytest.raises(SchedulerAway, match="Problem talking to the database") as caught:
         find_jobs(slurm.host, ids=[4719, 99])
+    assert caught.value.known == (job,), "what the controller tells is known nevertheless"
 
 
 @pytest.mark.parametrize(
