@@ -192,6 +192,6 @@ def _head(bottom: str, px: Dim, options: Options) -> Iterator[pb.LayerParameter]
     )
     yield softmax_with_loss("prob", scores, "label", "loss")
     yield accuracy("loss3/top-1", scores, "label")
-    # Caffe stops at a top_k above the number of classes.
-    if options.classes >= 5:
+    # Of five classes all are among the best 5, and Caffe stops at a top_k above their number.
+    if options.classes > 5:
         yield accuracy("loss3/top-5", scores, "label", top_k=5)

@@ -26,6 +26,7 @@ _LINEAR_SHARE = 2 / 3  # of what is before the cycles: 30 of the paper's 45 epoc
 _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
+_LEAST_CLASSES = 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def make_new(wish: Wish) -> Made:
     if wish.batch > wish.images:
         what = f"a batch of {wish.batch:,} is more than the {wish.images:,} images"
         raise InputError("--batch", what, "take a smaller one")
+    if wish.classes < _LEAST_CLASSES:
+        raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
     sockets = wish.profile.node.sockets if wish.profile else None
     ranks_per_node = wish.ranks_per_node or sockets or 1
     nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)

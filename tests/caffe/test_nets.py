@@ -86,12 +86,14 @@ def test_fillers_and_fraction_go_where_they_belong() -> None:
     assert {layer.batch_norm_param.moving_average_fraction for layer in norms} == {0.5}
 
 
-def test_top_5_is_left_out_where_there_are_fewer_classes() -> None:
+@pytest.mark.parametrize("classes", [4, 5])
+def test_top_5_is_left_out_where_it_tells_nothing(classes: int) -> None:
     names = [
-        layer.name for layer in resnet_small("n", images(28), replace(OPTIONS, classes=4, input_px=28)).layer
+        layer.name
+        for layer in resnet_small("n", images(28), replace(OPTIONS, classes=classes, input_px=28)).layer
     ]
     assert names[-1] == "loss3/top-1"
-    assert "fc4" in names
+    assert f"fc{classes}" in names
 
 
 def test_images_too_small_for_the_net_are_refused() -> None:

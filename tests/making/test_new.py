@@ -33,6 +33,7 @@ WISHES = st.builds(
     cycles=st.sampled_from([0, 0, 1, 2, 5]),
     collapse_epochs=st.none() | st.floats(1, 12),
     nodes=st.none() | st.just(1),
+    classes=st.sampled_from([1, 2, 5, 10, 1000, 21_841]),
     test_images=st.integers(1, 100_000) | st.just(50_000),
     profile=st.sampled_from(NAMES).map(lambda name: load_profile(name) if name else None),
 )
@@ -164,6 +165,7 @@ def test_what_is_known_to_be_lost_is_warned_of() -> None:
         (Wish(IMAGENET, 4096, 80, cycles=5), "hold 5 of warm-up, 75 of 5 cycles, 4.8 of coll"),
         (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; take 100 or fewer"),
         (Wish(2**31 - 1, 1, 90), "--epochs: a phase of 193,.* iterations, and Caffe counts to 2,147,483,647"),
+        (Wish(IMAGENET, 4096, 90, classes=1), "--classes: there is nothing to tell apart; give 2 or more"),
         (Wish(IMAGENET, 4096, 90, name="a/b"), "name: must be of letters"),
         (Wish(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
