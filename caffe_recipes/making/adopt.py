@@ -140,6 +140,8 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
             what = f"net: lies in {folder or '.'}, and those of other solvers in {chosen or '.'}"
             raise InputError(link.solver.where("net"), what, "a recipe's nets lie in one folder")
         notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, where none is: mended")
+    if not chosen:
+        notes.append("the solvers name their nets without a folder: they are written with ./")
     return chosen or ".", notes
 
 
@@ -180,23 +182,23 @@ def _with(values: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> None:
-    """Refuse a recipe that does not generate the files again, but for what was told as mended."""
+    """Refuse a recipe that does not generate the files again, but for what is told."""
     for name, net in found.nets.items():
         made = build_net(recipe, name)
         if made != net.message:
             raise _other(net, net.message, made)
     for link, phase in zip(found.links, recipe.phases, strict=True):
         solver = build_solver(recipe, phase)
-        solver.net = link.solver.message.net
-        given = _with_snapshot(link)
+        given = _as_told(link, recipe)
         if solver != given:
             raise _other(link.solver, given, solver)
 
 
-def _with_snapshot(link: Link) -> pb.SolverParameter:
-    """Return a solver with the snapshot that a recipe writes for none, which is of the last iteration."""
+def _as_told(link: Link, recipe: Recipe) -> pb.SolverParameter:
+    """Return a solver with what is told to be written otherwise: the net's folder, a snapshot for none."""
     solver = pb.SolverParameter()
     solver.CopyFrom(link.solver.message)
+    solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
     if not solver.snapshot:
         solver.snapshot = link.last_iter
     return solver

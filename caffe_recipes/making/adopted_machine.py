@@ -59,7 +59,7 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
         origin = f"by the comments: {basis.batch:,.0f} images an iteration, {batch_per_rank} of each rank"
     else:
         ranks, origin = 1, "a guess: nothing says how many (--ranks)"
-    notes.append(f"{ranks} ranks: {origin}")
+    notes.append(f"{ranks} rank{'s' if ranks > 1 else ''}: {origin}")
     each = said.ranks_per_node or script.ranks_per_node
     if each is None:
         each = 1

@@ -218,6 +218,23 @@ def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Pa
     assert "cyc1 is written with snapshot 270, where Caffe makes its last one anyway" in made.notes
 
 
+def test_nets_without_a_folder_are_told_to_be_written_with_one(small: Path) -> None:
+    for path in small.glob("solver*"):
+        change(path, "models/small/", "")
+    made = adopt(small, Said(images=1438))
+    assert "the solvers name their nets without a folder: they are written with ./" in made.notes
+    assert made.recipe.prototxt_dir == "."
+
+
+def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
+    for path in small.glob("solver*"):
+        path.write_text(path.read_text().replace("train_val.prototxt", "train_val.pt"))
+    (small / "train_val.prototxt").rename(small / "train_val.pt")
+    said = r"solver_init.prototxt: net: .*train_val.pt.*, and a recipe makes it .*train_val.prototxt"
+    with pytest.raises(CaffeRecipesError, match=said):
+        adopt(small, Said(images=1438))
+
+
 def test_guesses_are_told(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
@@ -225,7 +242,7 @@ def test_guesses_are_told(small: Path) -> None:
     for guess in (
         "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
         "cyc1 starts from the last snapshot of init: a guess",
-        "1 ranks: a guess: nothing says how many (--ranks)",
+        "1 rank: a guess: nothing says how many (--ranks)",
         "1 OpenMP thread a rank: a guess",
         "1,438 training images: as given",
         "359 test images: a guess: one batch (--test-images)",
