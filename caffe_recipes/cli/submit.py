@@ -41,13 +41,24 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     "--time",
     "time_s",
     metavar="LIMIT",
+    envvar="SBATCH_TIMELIMIT",
     callback=_read_time,
     help="Of each job: minutes, or days-hours:minutes:seconds [default: by the recipe's images/s]",
 )
-@click.option("--partition", metavar="NAME", help="[default: the profile's, or the only one of it that fits]")
-@click.option("--account", metavar="NAME", help="What pays [default: the profile's]")
-@click.option("--qos", metavar="NAME", help="[default: the profile's]")
-@click.option("--constraint", metavar="FEATURES", help="Of the nodes [default: the profile's]")
+@click.option(
+    "--partition",
+    metavar="NAME",
+    envvar="SBATCH_PARTITION",
+    help="[default: the profile's, or the only one of it that fits]",
+)
+@click.option("--account", metavar="NAME", envvar="SBATCH_ACCOUNT", help="What pays [default: the profile's]")
+@click.option("--qos", metavar="NAME", envvar="SBATCH_QOS", help="[default: the profile's]")
+@click.option(
+    "--constraint",
+    metavar="FEATURES",
+    envvar="SBATCH_CONSTRAINT",
+    help="Of the nodes [default: the profile's]",
+)
 @click.option(
     "--after", type=click.IntRange(min=1), metavar="JOB", help="Begin once this job has ended well."
 )
@@ -98,6 +109,7 @@ def submit(
     """Submit a recipe's chain to Slurm: one job, or with --split one a phase; each goes on where it was.
 
     The scripts in jobs/ must be what `generate` writes. What is submitted already is not submitted again.
+    SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count as given.
     """
     loaded = load_recipe(recipe)
     root = find_root(caffe_root, profile)

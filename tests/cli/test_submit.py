@@ -47,6 +47,15 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     assert sorted(root.rglob("*")) == before
 
 
+def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PARTITION", "long"), ("ACCOUNT", "physics"), ("TIMELIMIT", "90")):
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    words = shlex.split(call(root, "small.yaml", "--dry-run", "--account", "mine").stdout.splitlines()[0])
+    assert {"--partition=long", "--account=mine", "--time=01:30:00"} <= {*words}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,6 +21,8 @@ from caffe_recipes.recipe.duration import estimate_duration
 from caffe_recipes.recipe.model import Recipe
 
 PROGRAM = "caffe-recipes"
+# What Slurm is asked for by name, and sbatch's letters for it.
+_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C"}
 # `run` gives Caffe this long to end, unless it is told otherwise.
 _STOP_GRACE_S = 120
 
@@ -132,13 +134,35 @@ def is_file(given: str) -> bool:
 
 
 def _choose_batch(profile: Profile, options: SubmitOptions) -> Batch:
-    given = {name: getattr(options, name) for name in ("partition", "account", "qos", "constraint")}
-    batch = profile.slurm.model_copy(update={name: value for name, value in given.items() if value})
+    batch = profile.slurm
+    for name in _LETTERS:
+        value, rest = _take_option(batch.options, name)
+        given = getattr(options, name) or value or getattr(batch, name)
+        batch = batch.model_copy(update={name: given, "options": rest})
     for name in batch.requires:
         if getattr(batch, name) is None:
             hint = f"give --{name}, or write slurm.{name} in the profile"
             raise ClusterError(profile.name, f"demands of each job its {name}", hint)
     return batch
+
+
+def _take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return what options of sbatch's say of one of them, the last word, and the others.
+
+    >>> _take_option(["-p", "long", "--exclusive", "--partition=debug"], "partition")
+    ('debug', ('--exclusive',))
+    """
+    found, rest, left = None, [], iter(words)
+    for word in left:
+        if word in (f"--{name}", f"-{_LETTERS[name]}"):
+            found = next(left, None)
+        elif word.startswith(f"--{name}="):
+            found = word.partition("=")[2]
+        elif word.startswith(f"-{_LETTERS[name]}"):
+            found = word[2:]
+        else:
+            rest.append(word)
+    return found, tuple(rest)
 
 
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[Step, ...]:

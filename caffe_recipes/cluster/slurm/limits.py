@@ -23,7 +23,10 @@ def check_limits(
     account: str | None = None,
     qos: str | None = None,
 ) -> tuple[str, ...]:
-    """Return what the partition does not give to a job; `time_s` is its --time, None if it gives none."""
+    """Return what the partition does not give to a job; `time_s` is its --time, None if it gives none.
+
+    Of an account and a QOS that are not given Slurm takes the user's own, which `sbatch --test-only` judges.
+    """
     return (
         *_check_state(partition),
         *_check_nodes(partition, nodes),
@@ -75,8 +78,8 @@ def _check_names(partition: Partition, account: str | None, qos: str | None) -> 
         ("account", account, partition.allow_accounts, partition.deny_accounts),
         ("QOS", qos, partition.allow_qos, partition.deny_qos),
     ):
-        if allowed is not None and (name is None or name not in allowed):
-            given = f"{name!r} is none of them" if name else f"give --{option.lower()}"
-            yield f"{partition.name} takes {option} {', '.join(sorted(allowed))} only; {given}"
+        if allowed is not None and name is not None and name not in allowed:
+            names = ", ".join(sorted(allowed))
+            yield f"{partition.name} takes {option} {names} only; {name!r} is none of them"
         elif name in denied:
             yield f"{partition.name} does not take {option} {name!r}"

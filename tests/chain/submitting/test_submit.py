@@ -176,6 +176,21 @@ def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
     assert call[-2:] == ("--profile", str(profile))
 
 
+def test_what_a_profile_says_among_its_options_counts_as_well(desk: Desk) -> None:
+    profile = desk.root / "site.yaml"
+    options = "[--partition=long, -A, physics, -qbig, --exclusive]"
+    profile.write_text(
+        f"name: site\ntitle: A site\nslurm: {{requires: [account, qos], options: {options}}}\n"
+    )
+    desk.submit(profile=str(profile), time_s=3 * 3600.0)  # debug gives two hours
+    said = options_of(desk.slurm.submitted()[0])
+    assert (said["--partition"], said["--account"], said["--qos"]) == ("long", "physics", "big")
+    assert "--exclusive" in said
+    desk.slurm.jobs[12].state = "FAILED"
+    with pytest.raises(ClusterError, match="debug runs a job for at most 2 h 00 min"):
+        desk.submit(profile=str(profile), time_s=3 * 3600.0, partition="debug")
+
+
 def test_of_a_profile_s_partitions_the_only_one_that_fits_is_taken(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     partitions = "{short: {hours: 0.5}, debug: {hours: 2}}"

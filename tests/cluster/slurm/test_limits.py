@@ -29,14 +29,16 @@ def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Par
 
 
 def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
-    said = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio")
+    said = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio", qos="big")
     assert said == (
         "normal gives a job at most 128 nodes, this one needs 129",
         "normal runs a job for at most 2 d 00 h, this one needs 2 d 01 h",
         "normal takes account chem, physics only; 'bio' is none of them",
-        "normal takes QOS long, normal only; give --qos",
+        "normal takes QOS long, normal only; 'big' is none of them",
     )
     assert "at least 2 nodes" in check_limits(partitions["normal"], nodes=1, time_s=HOUR)[0]
+    # Without one Slurm takes the user's own, which only it knows.
+    assert check_limits(partitions["normal"], nodes=2, time_s=HOUR) == ()
     closed = check_limits(partitions["old"], nodes=1, time_s=HOUR, account="physics")
     assert closed == (
         "old takes no new jobs (it is DRAIN); wait or take another",
