@@ -141,7 +141,6 @@ def launch_argv(
         environment={**profile.launcher.environment, **_threads(recipe, profile)},
         hostfile=hostfile,
         options=profile.launcher.options,
-        cpus_per_rank=recipe.cluster.omp_num_threads,
     )
 
 

@@ -69,7 +69,6 @@ def srun_argv(
     *,
     hosts: Sequence[str],
     ranks_per_node: int,
-    cpus_per_rank: int | None = None,
     options: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the argv that runs `command` on the ranks of a job step, in the order of `hosts`.
@@ -77,18 +76,19 @@ def srun_argv(
     As srun(1) has it: an arbitrary distribution takes the tasks in the order of a node list that names a host
     once for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI meet
     Slurm by PMI-2. A rank gets srun's own environment: `--export` would cut a value at its commas.
+    A rank may use all that the job has of its node, and the threads' own affinity decides, as with the others:
+    `--cpus-per-task` would imply `--exact`, and take the cores beyond the threads from MLSL's servers.
     Without `--disable-status` a first SIGINT has srun print its status, and no rank is told to stop.
 
-    >>> " ".join(srun_argv(["caffe"], hosts=["c2", "c1"], ranks_per_node=2, cpus_per_rank=22))
-    'srun --mpi=pmi2 --label --export=ALL --disable-status --ntasks=4 --nodes=2 --distribution=arbitrary \
---nodelist=c2,c2,c1,c1 --cpus-per-task=22 caffe'
+    >>> " ".join(srun_argv(["caffe"], hosts=["c2", "c1"], ranks_per_node=2))
+    'srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 \
+--distribution=arbitrary --nodelist=c2,c2,c1,c1 caffe'
     """
     placed = ",".join(host for host in hosts for _ in range(ranks_per_node))
     shape = (f"--ntasks={len(hosts) * ranks_per_node}", f"--nodes={len(hosts)}")
     places = ("--distribution=arbitrary", f"--nodelist={placed}")
-    cpus = () if cpus_per_rank is None else (f"--cpus-per-task={cpus_per_rank}",)
-    ways = ("--mpi=pmi2", "--label", "--export=ALL", "--disable-status")
-    return ("srun", *ways, *options, *shape, *places, *cpus, *command)
+    ways = ("--mpi=pmi2", "--label", "--export=ALL", "--disable-status", "--cpu-bind=none")
+    return ("srun", *ways, *options, *shape, *places, *command)
 
 
 def ibrun_argv(command: Sequence[str], *, ranks: int, options: Sequence[str] = ()) -> tuple[str, ...]:
@@ -112,7 +112,6 @@ def launcher_argv(
     environment: Mapping[str, str],
     hostfile: str,
     options: Sequence[str] = (),
-    cpus_per_rank: int | None = None,
 ) -> tuple[str, ...]:
     """Return the argv that has a launcher start `command` on every rank; rank 0 is on the first host.
 
@@ -128,9 +127,7 @@ def launcher_argv(
             hostfile=hostfile,
             options=words,
         ),
-        "srun": lambda: srun_argv(
-            command, hosts=hosts, ranks_per_node=ranks_per_node, cpus_per_rank=cpus_per_rank, options=words
-        ),
+        "srun": lambda: srun_argv(command, hosts=hosts, ranks_per_node=ranks_per_node, options=words),
         "ibrun": lambda: ibrun_argv(command, ranks=len(hosts) * ranks_per_node, options=words),
     }
     return argv[program]()

@@ -159,7 +159,7 @@ def test_srun_starts_the_ranks_where_the_profile_says_so(
         .splitlines()[-1]
         .startswith(
             "--mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=2 --nodes=1 "
-            "--distribution=arbitrary --nodelist=localhost,localhost --cpus-per-task=1 "
+            "--distribution=arbitrary --nodelist=localhost,localhost "
             "./caffe train --solver="
         )
     )

@@ -82,7 +82,7 @@ def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
         (
             "slurm",
             "srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 "
-            "--distribution=arbitrary --nodelist=c2,c2,c1,c1 --cpus-per-task=22 caffe train",
+            "--distribution=arbitrary --nodelist=c2,c2,c1,c1 caffe train",
         ),
     ],
 )
@@ -96,7 +96,6 @@ def test_a_shipped_profile_has_its_launcher_start_two_ranks_on_each_host(profile
         environment={"A": "b,c"},
         hostfile="runs/h",
         options=launcher.options,
-        cpus_per_rank=22,
     )
     assert " ".join(started) == argv
 

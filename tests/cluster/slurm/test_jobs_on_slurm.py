@@ -6,6 +6,7 @@ cancelled, accounts, OUT_OF_MEMORY and PREEMPTED are tested on recorded answers,
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from caffe_recipes.cluster.launcher import srun_argv
 from caffe_recipes.cluster.slurm import submission
 from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
 from caffe_recipes.cluster.slurm.partitions import default_partition, parse_config
@@ -118,6 +120,17 @@ def test_a_failed_job_tells_its_exit_code_and_who_depends_on_it_is_cancelled(sit
     for job_id in (second, third):
         site.slurm.wait_for(job_id, State.CANCELLED)
         assert "a job that it depends on failed" in describe_state(site.find(job_id))
+
+
+def test_the_ranks_that_srun_starts_have_all_cores_of_their_nodes(site: Site) -> None:
+    told = ["sh", "-c", 'echo "$SLURMD_NODENAME $SLURM_CPUS_ON_NODE"']
+    argv = srun_argv(told, hosts=["node2", "node1"], ranks_per_node=2)
+    # What a recipe's script asks for; more than its threads are MLSL's servers, and those of the system.
+    asked = ["--exclusive", "--ntasks-per-node=2", "--cpus-per-task=2", "--nodelist=node[1-2]"]
+    job_id = site.submit(shlex.join(argv), nodes=2, options=asked)
+    site.slurm.wait_for(job_id, State.COMPLETED)
+    said = sorted(line for line in site.output(job_id).splitlines() if not line.startswith("srun: "))
+    assert said == ["0: node2 8", "1: node2 8", "2: node1 8", "3: node1 8"]
 
 
 def test_words_and_variables_reach_the_script_as_they_are(site: Site) -> None:
