@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.cluster.slurm.submitted_chain import SubmittedChain
 
 pytestmark = pytest.mark.cluster
 
+AWAY_S = 30.0
 HOLD = "until test -e '{root}/release'; do sleep 0.05; done"
 
 
@@ -47,6 +49,7 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
     watching = chain.start_call("attach", "recipe.yaml")
     watching.wait_until(lambda: "cyc1" in watching.said())
     chain.slurm.stop_controller()
+    back_s = time.monotonic() + AWAY_S
     try:
         status, summary = chain.start_call("status", "recipe.yaml"), chain.start_call("status")
         submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
@@ -59,6 +62,7 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
         assert "failed" not in said + summary.finish()
         assert "nothing is submitted" in submit.finish(3)
         assert "nothing is cancelled" in cancel.finish(3)
+        time.sleep(max(0.0, back_s - time.monotonic()))
     finally:
         chain.slurm.start_controller()
     (chain.root / "doomsday").touch()
