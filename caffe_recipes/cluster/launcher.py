@@ -76,7 +76,7 @@ def srun_argv(
     As srun(1) has it: an arbitrary distribution takes the tasks in the order of a node list that names a host
     once for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI meet
     Slurm by PMI-2. A rank gets srun's own environment: `--export` would cut a value at its commas.
-    A rank may use all that the job has of its node, and the threads' own affinity decides, as with the others:
+    A rank may use all that the job has of its node, and the threads' own affinity decides, as elsewhere:
     `--cpus-per-task` would imply `--exact`, and take the cores beyond the threads from MLSL's servers.
     Without `--disable-status` a first SIGINT has srun print its status, and no rank is told to stop.
 

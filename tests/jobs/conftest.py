@@ -20,6 +20,7 @@ import pytest
 from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from tests.jobs.job_play import Play, make_play
 
 STAND_IN = r"""#!/bin/bash
 tool=${0##*/}
@@ -201,3 +202,8 @@ def small_cluster(tmp_path: Path) -> StandInCluster:
     return StandInCluster(
         tmp_path, recipe.model_copy(update={"phases": recipe.phases[:2], "cluster": cluster})
     )
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    return make_play(tmp_path)

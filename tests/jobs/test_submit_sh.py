@@ -1,0 +1,120 @@
+"""submit.sh of a recipe's jobs, with a stand-in for sbatch."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from tests.jobs.job_play import Play
+
+NUMBERS = 'echo "Welcome to the cluster"; echo "$((100 + $(grep -c ^sbatch "$PLAY/calls")));north"'
+
+
+def test_the_phases_are_submitted_in_order_each_behind_the_one_before(play: Play) -> None:
+    play.hook("sbatch", NUMBERS)
+    code, said, complained = play.run("submit.sh", "--partition", "a b", "--", "--profile", "slurm")
+    assert (code, complained) == (0, "")
+    assert said.splitlines() == [
+        "phase-1-init 101",
+        "phase-2-cyc1 102",
+        "phase-3-cyc2 103",
+        "phase-4-cyc3 104",
+        "phase-5-collapse 105",
+    ]
+    first, second, *_ = play.calls("sbatch")
+    given = "<--parsable> <--partition> <a b>"
+    assert first == f"sbatch {given} <{play.jobs}/phase-1-init.sbatch> <--profile> <slurm>"
+    behind = "<--dependency=afterok:101> <--kill-on-invalid-dep=yes>"
+    assert second == f"sbatch {given} {behind} <{play.jobs}/phase-2-cyc1.sbatch> <--profile> <slurm>"
+
+
+def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in(play: Play) -> None:
+    play.hook("sbatch", 'env | grep ^SLURM_ >>"$PLAY/inherited"; ' + NUMBERS)
+    around = {"SLURM_RESTART_COUNT": "10", "SLURM_CPUS_PER_TASK": "7", "SLURM_EXPORT_ENV": "NONE"}
+    assert play.run("submit.sh", SLURM_CONF="/etc/here", **around)[0] == 0
+    assert {*(play.folder / "inherited").read_text().splitlines()} == {"SLURM_CONF=/etc/here"}
+
+
+@pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
+def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) -> None:
+    play.hook("sbatch", f'{NUMBERS}; echo "{after}"')
+    code, said, complained = play.run("submit.sh")
+    assert (code, complained) == (0, "")
+    assert said.splitlines()[::4] == ["phase-1-init 101", "phase-5-collapse 105"]
+    assert "<--dependency=afterok:101>" in play.calls("sbatch")[1]
+
+
+def refuses(after: int) -> str:
+    return (
+        f'[ "$(grep -c ^sbatch "$PLAY/calls")" -le {after} ] || {{ echo "sbatch: error: no" >&2; exit 1; }}\n'
+    )
+
+
+def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
+    play.hook("sbatch", refuses(2) + NUMBERS)
+    code, _, complained = play.run("submit.sh")
+    assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
+    assert complained.splitlines() == [
+        "sbatch: error: no",
+        "digits-local: phase-3-cyc2: sbatch returned 1; cancelled what was submitted before: 101 102",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "scancel", "said"),
+    [
+        (refuses(0) + NUMBERS, "", "phase-1-init: sbatch returned 1"),
+        (
+            "echo Welcome; echo to us",
+            "",
+            "phase-1-init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
+        ),
+        (
+            refuses(1) + NUMBERS,
+            "exit 1",
+            "phase-2-cyc1: sbatch returned 1; still submitted, cancel them yourself: scancel 101",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_left(play: Play, sbatch: str, scancel: str, said: str) -> None:
+    play.hook("sbatch", sbatch)
+    play.hook("scancel", scancel)
+    code, _, complained = play.run("submit.sh")
+    assert code == 3
+    assert complained.endswith(f"digits-local: {said}\n")
+
+
+def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
+    slow = '[ "$(grep -c ^sbatch "$PLAY/calls")" -lt 2 ] || { touch "$PLAY/second"; sleep 0.5; }\n'
+    play.hook("sbatch", slow + NUMBERS)
+    process = play.start("submit.sh")
+    play.wait_for("second")
+    process.send_signal(signal.SIGTERM)
+    code, _, complained = play.end(process)
+    assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
+    assert "stopped by a signal; cancelled what was submitted before: 101 102" in complained
+
+
+def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
+    (play.jobs / "phase-3-cyc2.sbatch").unlink()
+    code, _, complained = play.run("submit.sh")
+    assert (code, play.calls("sbatch")) == (2, [])
+    assert "phase-3-cyc2.sbatch: cannot be read; generate it again" in complained
+    tools = play.folder / "no slurm"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "readlink"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    code, _, complained = play.run("submit.sh", PATH=str(tools))
+    assert (code, complained) == (
+        2,
+        "digits-local: sbatch: not found on PATH; submit on a machine of the Slurm cluster\n",
+    )
+
+
+def test_help_is_the_text_at_the_top(play: Play) -> None:
+    code, said, complained = play.run("submit.sh", "--help")
+    assert (code, complained) == (0, "")
+    assert "\nUsage: jobs/digits-local/submit.sh [OPTION OF sbatch]" in said
+    assert play.calls() == []
