@@ -58,7 +58,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, means: Means | None =
     ask = slurm_of(means.host)
     standing = find_standing(run, StatusOptions(options.root), ask=ask, reach=False)
     away = next((job.away for job in standing.jobs if job.away), "")
-    live = [job for job in standing.jobs if job.is_live]
+    live = [job for job in standing.jobs if job.is_live or job.is_elsewhere]
     if live:
         _cancel_jobs(standing, live, options, say, means, ask)
     elif standing.run is not None and standing.lives:
@@ -98,7 +98,7 @@ def _cancel_jobs(
     path = submissions_path(Path(options.root), standing.recipe)
     with closing(SubmissionJournal(path)) as journal:
         waiting = [job for job in reversed(live) if job.standing == "waiting"]
-        running = [job for job in live if job.standing == "running"]
+        running = [job for job in live if job.standing != "waiting"]
         _cancel(journal, waiting, say, means, ask)
         if running and not options.now:
             _ask_for_end(running, options, say, means, ask)
@@ -110,9 +110,9 @@ def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means
     for seen in jobs:
         if seen.job_id is None:
             continue
-        cancel_jobs(means.host, [seen.job_id])
+        cancel_jobs(means.host, [seen.job_id], cluster=seen.cluster)
         if not seen.submission.is_settled:
-            journal.settle(seen.submission.name, seen.job_id)
+            journal.settle(seen.submission.name, seen.job_id, seen.cluster)
         (now,) = see_jobs([seen.submission], ask)
         if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
             say(f"{name_seen(now)} was not cancelled: it {describe_state(now.job)}")
@@ -126,14 +126,15 @@ def _ask_for_end(
     running: Sequence[SeenJob], options: CancelOptions, say: Say, means: Means, ask: Ask
 ) -> None:
     """Have the scripts' runs snapshot and stop, and wait for that, but not for ever."""
-    ids = [seen.job_id for seen in running if seen.job_id is not None]
-    cancel_jobs(means.host, ids, signal="TERM", batch=True)
+    for cluster in dict.fromkeys(seen.cluster for seen in running):
+        ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
+        cancel_jobs(means.host, ids, signal="TERM", batch=True, cluster=cluster)
     named = ", ".join(name_seen(seen) for seen in running)
     say(f"stopping {named}; it has Caffe snapshot first, for at most {options.grace_s:g} s (--now: at once)")
     until = means.clock() + options.grace_s
     submissions = [seen.submission for seen in running]
     while means.clock() < until:
         means.pause(_POLL_SLURM_S)
-        if not any(seen.is_live or seen.away for seen in see_jobs(submissions, ask)):
+        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in see_jobs(submissions, ask)):
             return
     say("it did not end in time")

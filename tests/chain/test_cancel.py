@@ -41,7 +41,7 @@ class Canceller:
         for job in jobs:
             self.slurm.jobs[job.job_id] = job
             journal.begin(Submission(job.name, "a", "chain.sbatch", 0.0, phase=job.name.rpartition("-")[2]))
-            journal.settle(job.name, job.job_id)
+            journal.settle(job.name, job.job_id, self.slurm.cluster)
         journal.close()
 
     def journal(self) -> Submissions:
@@ -132,6 +132,18 @@ def test_a_job_of_the_user_s_own_sbatch_is_ended_though_nothing_is_written_of_it
     canceller.cancel()
     assert canceller.cancels() == [("--signal=TERM", "--batch", "50"), ("50",)]
     assert canceller.journal() == Submissions()
+
+
+def test_a_job_of_another_cluster_is_cancelled_there(tmp_path: Path) -> None:
+    canceller = Canceller(tmp_path)
+    canceller.slurm.cluster = "cm4"
+    canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
+    canceller.ended = {12: "FAILED"}
+    canceller.cancel()
+    assert canceller.cancels() == [
+        ("--clusters=cm4", "--signal=TERM", "--batch", "12"),
+        ("--clusters=cm4", "12"),
+    ]
 
 
 def test_what_is_over_cannot_be_cancelled(place: Place) -> None:

@@ -42,7 +42,7 @@ class JobEyes:
 
     def may_go_on(self, recipe: str) -> bool:
         """Tell whether a job waits or runs, or may, for all that is known."""
-        return any(job.is_live or job.away for job in self.look(recipe))
+        return any(job.is_live or job.away or job.is_elsewhere for job in self.look(recipe))
 
     def describe(self, recipe: str) -> str:
         """Say what has become of the jobs, which have all ended."""

@@ -21,8 +21,8 @@ from caffe_recipes.recipe.duration import estimate_duration
 from caffe_recipes.recipe.model import Recipe
 
 PROGRAM = "caffe-recipes"
-# What Slurm is asked for by name, and sbatch's letters for it.
-_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C"}
+# sbatch's letters for its options.
+_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M"}
 # `run` gives Caffe this long to end, unless it is told otherwise.
 _STOP_GRACE_S = 120
 
@@ -74,6 +74,12 @@ class Planned:
     steps: tuple[Step, ...]
 
     @property
+    def clusters(self) -> tuple[str, ...]:
+        """The clusters of which sbatch is to choose one; none for the own."""
+        named, _ = _take_option(self.batch.options, "clusters")
+        return tuple(named.split(",")) if named else ()
+
+    @property
     def longest_s(self) -> float | None:
         """The longest time that a job asks for; None if none is known."""
         return max((step.time_s for step in self.steps if step.time_s is not None), default=None)
@@ -100,7 +106,7 @@ def build_request(
     """Return what sbatch is asked for one job."""
     options, batch = planned.options, planned.batch
     name = name_job(planned.recipe.name, group, step.phase)
-    output = str(options.root.resolve() / "runs" / f"{name}.out").replace("%", "%%")
+    output = find_output(options, name).replace("%", "%%")
     more, environment = _warn_in_time(planned, step)
     if options.spares:
         more = (*more, "--no-kill")  # else Slurm ends or requeues it with the first node that dies
@@ -122,6 +128,11 @@ def build_request(
     )
 
 
+def find_output(options: SubmitOptions, name: str) -> str:
+    """Return the file that Slurm writes what the script of a job of that name says into."""
+    return str(options.root.resolve() / "runs" / f"{name}.out")
+
+
 def find_program() -> str | None:
     """Return where this program is, for jobs whose PATH may lack it."""
     beside = Path(sys.executable).with_name(PROGRAM)
@@ -135,7 +146,7 @@ def is_file(given: str) -> bool:
 
 def _choose_batch(profile: Profile, options: SubmitOptions) -> Batch:
     batch = profile.slurm
-    for name in _LETTERS:
+    for name in ("partition", "account", "qos", "constraint"):
         value, rest = _take_option(batch.options, name)
         given = getattr(options, name) or value or getattr(batch, name)
         batch = batch.model_copy(update={name: given, "options": rest})

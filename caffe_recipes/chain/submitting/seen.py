@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -35,14 +35,36 @@ class SeenJob:
         return self.job.job_id if self.job else self.submission.job_id
 
     @property
+    def cluster(self) -> str:
+        """The cluster that has it, where that is not the own."""
+        return self.job.cluster if self.job else self.submission.cluster
+
+    @property
     def is_live(self) -> bool:
         """Whether Slurm says that it waits or runs."""
         return self.standing in ("waiting", "running")
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another cluster of the federation has it, so that ours does not know whether it lives."""
+        return self.job is not None and self.job.state is State.REVOKED
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Asks the Slurm of a host; of `cluster`, if that is another than the host's own."""
+
+    host: Host
+    cluster: str = ""
+
+    def __call__(self, ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        """Return the jobs of these numbers and names; raises ClusterError if it does not answer."""
+        return find_jobs(self.host, ids=ids, names=names, cluster=self.cluster)
+
 
 def slurm_of(host: Host) -> Ask:
     """Return what asks the Slurm of a host."""
-    return lambda ids, names: find_jobs(host, ids=ids, names=names)
+    return Slurm(host)
 
 
 def slurm_beside(files: RunFiles) -> Ask:
@@ -73,15 +95,17 @@ def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
 def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
     """Return what Slurm says of each submission, in order; nothing is asked for what it refused."""
     asked = [each for each in submissions if each.outcome != "refused"]
-    ids = [each.job_id for each in asked if each.job_id is not None]
-    names = [each.name for each in asked if each.job_id is None]
-    found: Sequence[Job] = ()
+    found: list[Job] = []
     away = ""
-    if asked:
+    for cluster in dict.fromkeys(name for each in asked for name in each.cluster.split(",")):
+        there = [each for each in asked if cluster in each.cluster.split(",")]
+        ids = [each.job_id for each in there if each.job_id is not None]
+        names = [each.name for each in there if each.job_id is None]
         try:
-            found = ask(ids, names)
+            found += (replace(ask, cluster=cluster) if isinstance(ask, Slurm) else ask)(ids, names)
         except ClusterError as error:
-            found, away = error.known if isinstance(error, SchedulerAway) else (), str(error)
+            found += error.known if isinstance(error, SchedulerAway) else ()
+            away = str(error)
     # A number comes round again; a name does not.
     by_name = {job.name: job for job in found}
     by_number: dict[int | None, Job] = {job.job_id: job for job in found}
@@ -132,6 +156,8 @@ def _see(each: Submission, job: Job | None, away: str) -> SeenJob:
         return SeenJob(each, "unknown", away=away)
     if job is None:
         return SeenJob(each, "over" if each.is_settled else "unknown")
+    if job.state is State.REVOKED:
+        return SeenJob(each, "unknown", job)
     if job.state.is_over:
         return SeenJob(each, "over", job)
     return SeenJob(each, "waiting" if job.state.is_waiting else "running", job)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from caffe_recipes.chain.status import Standing
 from caffe_recipes.chain.submitting.bad_nodes import BadNodes, find_bad_nodes
-from caffe_recipes.chain.submitting.limits import Asked, check_slurm
+from caffe_recipes.chain.submitting.limits import Asked, Verdict, check_slurm
 from caffe_recipes.chain.submitting.planned import Planned, build_request
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions
@@ -24,9 +24,12 @@ def check_with_slurm(
 
     Raises ClusterError if it does not, SchedulerAway.
     """
-    partitions, groups = ask_partitions(host), ask_node_groups(host)
-    asked = Asked(planned.nodes, planned.longest_s, planned.batch)
-    verdict = check_slurm(asked, partitions, groups)
+    verdict, groups = Verdict((), must_wait=False, partitions=()), ()
+    if len(planned.clusters) < 2:  # of several only sbatch knows which it takes
+        cluster = "".join(planned.clusters)
+        partitions, groups = ask_partitions(host, cluster), ask_node_groups(host, cluster=cluster)
+        asked = Asked(planned.nodes, planned.longest_s, planned.batch)
+        verdict = check_slurm(asked, partitions, groups)
     for note in verdict.notes:
         say(note)
     bad = BadNodes()

@@ -18,7 +18,7 @@ from caffe_recipes.chain.lines import Clock, Fold, JournalError, Lines, fold_lin
 from caffe_recipes.errors import InputError
 
 SUFFIX = ".submissions.jsonl"
-_TOLD = ("name", "group", "script", "argv", "profile", "phase", "output")
+_TOLD = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
 _HINT = "mend it, or move it away once no job of the recipe waits or runs"
 
 
@@ -27,7 +27,8 @@ class Submission:
     """A job that was submitted, or was about to be: `submitting` while nothing tells how that ended.
 
     `name` is the job's, and no other's; `group` is the submit that it belongs to, `phase` the one that it is
-    for, None for the whole chain. `output` is what Slurm writes what the script says into.
+    for, None for the whole chain. `output` is what Slurm writes what the script says into. `cluster` has
+    the job, or are those that may get it, with commas between them; none is the submitter's own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Submission:
     outcome: Literal["submitting", "submitted", "refused", "cancelled"] = "submitting"
     job_id: int | None = None
     reason: str = ""
+    cluster: str = ""
 
     @property
     def is_ours(self) -> bool:
@@ -85,7 +87,8 @@ def _submitting(state: Submissions, said: Mapping[str, Any], time_s: float) -> S
 
 
 def _submitted(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(said["name"], outcome="submitted", job_id=int(said["job_id"]))
+    cluster = str(said.get("cluster", state.find(said["name"]).cluster))
+    return state.with_changed(said["name"], outcome="submitted", job_id=int(said["job_id"]), cluster=cluster)
 
 
 def _refused(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
@@ -166,9 +169,9 @@ class SubmissionJournal(Lines):
         told = {key: getattr(submission, key) for key in _TOLD}
         self.append("submitting", **told)
 
-    def settle(self, name: str, job_id: int) -> None:
-        """Write a job's number."""
-        self.append("submitted", name=name, job_id=job_id)
+    def settle(self, name: str, job_id: int, cluster: str = "") -> None:
+        """Write a job's number, and which cluster has it, if that was told."""
+        self.append("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
 
     def refuse(self, name: str, reason: str) -> None:
         """Write that a job was not submitted."""

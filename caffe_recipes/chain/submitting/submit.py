@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
 from caffe_recipes.chain.submitting.bad_nodes import nodes_excluded
@@ -18,6 +18,7 @@ from caffe_recipes.chain.submitting.planned import (
     Step,
     SubmitOptions,
     build_request,
+    find_output,
     plan_submission,
 )
 from caffe_recipes.chain.submitting.seen import SeenJob, describe_job, name_seen, slurm_of
@@ -56,6 +57,16 @@ class Means:
     host: Host
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a job goes: to a submit's others, `behind` one of them or none, on its cluster."""
+
+    group: str
+    behind: int | None
+    exclude: tuple[str, ...]
+    cluster: str = ""
 
 
 def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
@@ -105,7 +116,7 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
             raise InputError(path, "another submit has just ended", "see caffe-recipes status")
         adopted = _adopt(journal, _jobs(standing), say)
         live = [job for job in _jobs(standing) if job.is_live]
-        group, last, steps = choose_group(), options.after, planned.steps
+        place, steps = _Place(choose_group(), options.after, exclude), planned.steps
         for job in live:
             if not job.submission.is_ours:
                 raise _already(job, options)
@@ -116,9 +127,10 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
             if not steps:
                 raise _already(live[0], options)
             check_unchanged(recipe, standing)
-            before_it = live[-1].submission
-            group, last, exclude = before_it.group, live[-1].job_id, nodes_excluded(before_it)
-        return _submit_steps(journal, planned, steps, group, last, exclude, say, means)
+            last = live[-1]
+            excluded = nodes_excluded(last.submission)
+            place = _Place(last.submission.group, last.job_id, excluded, last.cluster)
+        return _submit_steps(journal, planned, steps, place, say, means)
 
 
 def _look(recipe: Recipe, options: SubmitOptions, means: Means) -> Standing | None:
@@ -131,8 +143,9 @@ def _look(recipe: Recipe, options: SubmitOptions, means: Means) -> Standing | No
             raise
         return None
     for job in standing.jobs:
-        if job.away:
-            what = f"whether {name_seen(job)} waits or runs is not known: {job.away}"
+        why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
+        if why:
+            what = f"whether {name_seen(job)} waits or runs is not known: {why}"
             raise RunFailed("", what, "nothing is submitted")
     return standing
 
@@ -143,7 +156,7 @@ def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> boo
     for seen in jobs:
         if seen.submission.is_settled or seen.job is None:
             continue
-        journal.settle(seen.submission.name, seen.job.job_id)
+        journal.settle(seen.submission.name, seen.job.job_id, seen.cluster)
         say(f"{name_seen(seen)} was submitted before ({seen.submission.name}); it {describe_job(seen)}")
         adopted = adopted or seen.is_live
     return adopted
@@ -173,63 +186,74 @@ def _submit_steps(
     journal: SubmissionJournal,
     planned: Planned,
     steps: Sequence[Step],
-    group: str,
-    last: int | None,
-    exclude: Sequence[str],
+    place: _Place,
     say: Say,
     means: Means,
 ) -> list[Submission]:
     """Submit jobs, each behind the one before; if one is refused, those before it are cancelled."""
     names: list[str] = []
     for step in steps:
-        request = build_request(planned, step, group, last, exclude)
-        profile = planned.options.profile
-        argv = sbatch_argv(request)
-        output = request.options[0].partition("=")[2].replace("%%", "%")
-        journal.begin(Submission(request.name, group, request.script, 0.0, argv, profile, step.phase, output))
+        request = build_request(planned, step, place.group, place.behind, place.exclude)
+        if place.cluster:  # jobs of different clusters cannot wait for each other
+            request = replace(request, options=(*request.options, f"--clusters={place.cluster}"))
+        clusters = place.cluster or ",".join(planned.clusters)
+        submission = Submission(
+            name=request.name,
+            group=place.group,
+            script=request.script,
+            time_s=0.0,
+            argv=sbatch_argv(request),
+            profile=planned.options.profile,
+            phase=step.phase,
+            output=find_output(planned.options, request.name),
+            cluster=clusters,
+        )
+        journal.begin(submission)
         outcome = submit(means.host, request)
         if isinstance(outcome, Refused):
             journal.refuse(request.name, outcome.text)
             undone = _cancel_all(journal, names, means)
             raise ClusterError("sbatch", outcome.text, undone or "nothing was submitted")
-        if isinstance(outcome, Submitted):
-            last = outcome.job_id
-        else:
+        if not isinstance(outcome, Submitted):
             say(f"sbatch gave no answer ({outcome.text}); looking for {request.name}")
-            last = _look_again(request.name, outcome.text, means)
-        journal.settle(request.name, last)
+            outcome = _look_again(submission, outcome.text, means)
+        journal.settle(request.name, outcome.job_id, outcome.cluster)
+        place = replace(place, behind=outcome.job_id, cluster=outcome.cluster or place.cluster)
         names.append(request.name)
         what = f"{step.phase}: " if step.phase else ""
-        say(f"{what}submitted as job {last} ({request.name})")
+        where = f" of {outcome.cluster}" if outcome.cluster else ""
+        say(f"{what}submitted as job {outcome.job_id}{where} ({request.name})")
     state = journal.state()
     return [state.find(name) for name in names]
 
 
-def _look_again(name: str, text: str, means: Means) -> int:
-    """Return the number of a job that may have been submitted; raises RunFailed if that cannot be known."""
-    said = text
+def _look_again(submission: Submission, text: str, means: Means) -> Submitted:
+    """Return a job that may have been submitted; raises RunFailed if that cannot be known."""
+    said, name = text, submission.name
     for pause_s in _LOOKS_S:
         means.pause(pause_s)
-        try:
-            job = find_submission(means.host, name)
-        except ClusterError as error:
-            said = str(error)
-            continue
-        if job is not None:
-            return job.job_id
         said = f"Slurm knows no job {name}"
+        for cluster in submission.cluster.split(","):
+            try:
+                job = find_submission(means.host, name, cluster)
+            except ClusterError as error:
+                said = str(error)
+                continue
+            if job is not None:
+                return Submitted(job.job_id, cluster)
     raise RunFailed("sbatch", f"whether the job was submitted is not known: {said}", _LOOK_FIRST)
 
 
 def _cancel_all(journal: SubmissionJournal, names: Sequence[str], means: Means) -> str:
     """Cancel what was submitted, the last first; say what became of it."""
     state = journal.state()
-    ids = [job_id for name in reversed(names) if (job_id := state.find(name).job_id) is not None]
-    if not ids:
+    done = [each for name in reversed(names) if (each := state.find(name)).job_id is not None]
+    if not done:
         return ""
+    ids, cluster = [each.job_id for each in done if each.job_id is not None], done[0].cluster
     listed = ", ".join(map(str, ids))
     try:
-        cancel_jobs(means.host, ids)
+        cancel_jobs(means.host, ids, cluster=cluster)
     except ClusterError as error:
         return f"cancel the jobs before it yourself, scancel {listed}: {error}"
     for name in reversed(names):

@@ -50,7 +50,10 @@ class State(Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm will do nothing more for it by itself; COMPLETING still may requeue."""
+        """Whether Slurm will do nothing more for it by itself; COMPLETING still may requeue.
+
+        REVOKED says that another cluster of the federation has it: there it waits, runs or is over.
+        """
         return self in _OVER
 
 
@@ -78,7 +81,6 @@ _OVER = frozenset(
         State.OUT_OF_MEMORY,
         State.LAUNCH_FAILED,
         State.RECONFIG_FAIL,
-        State.REVOKED,
     )
 )
 # The states in which sinfo shows a node that no job should be given.
@@ -91,7 +93,8 @@ class Job:
 
     `label` names one of an array (`12_3`) or of a heterogeneous job (`12+1`), whose `job_id` is its own
     number. Times are on the clock of the machine that was asked; `limit_s` is infinite for no limit.
-    `cancelled_by` is a user's number, `failed_node` the node whose failure ended it or requeued it.
+    `cancelled_by` is a user's number, `failed_node` the node whose failure ended it or requeued it; `cluster`
+    is the one that was asked, where that is not the host's own.
     """
 
     job_id: int
@@ -115,6 +118,7 @@ class Job:
     failed_node: str = ""
     cancelled_by: int | None = None
     stdout: str = ""
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

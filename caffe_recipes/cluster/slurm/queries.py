@@ -61,6 +61,8 @@ _AWAY = re.compile(
     r"|(?:connect|send|receive|shutdown) failure|problem talking to the database|slurmdbd|broken pipe",
     re.IGNORECASE,
 )
+# What squeue and sinfo write, headers or not, of a cluster that they are told to ask.
+_CLUSTER = re.compile(r"^CLUSTER: \S+\n", re.MULTILINE)
 _UNKNOWN = re.compile(r"invalid job id|job not found", re.IGNORECASE)
 _NO_ACCOUNTING = "accounting storage is disabled"
 # sacct by name looks through today alone, unless told.
@@ -91,31 +93,45 @@ def find_jobs(
     ids: Collection[int] = (),
     names: Collection[str] = (),
     since: datetime | None = None,
+    cluster: str = "",
 ) -> tuple[Job, ...]:
     """Return the jobs of these numbers, and those of exactly these names, the one submitted last first.
 
     The controller tells those that live and for some minutes (MinJobAge) those that have ended; accounting,
     where there is any, tells the rest and who cancelled. A job that neither knows is not there.
     `since`, on the clock of the host's Slurm, is how far back accounting looks for names: 30 days unless
-    given. Raises SchedulerAway where a job that is not found may be known to who gave no answer.
+    given; `cluster` is another than the host's own, by its name. Raises SchedulerAway where a job that is not
+    found may be known to who gave no answer.
     """
-    live = _ask_controller(host, ids, names)
-    found = _merge([*live, *_ask_accounting(host, live, ids, names, since)])
-    return tuple(sorted(found, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
+    live = _ask_controller(host, ids, names, cluster)
+    found = _merge([*live, *_ask_accounting(host, live, ids, names, since, cluster)])
+    there = [replace(job, cluster=cluster) for job in found]
+    return tuple(sorted(there, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
 
 
-def ask_partitions(host: Host) -> tuple[Partition, ...]:
+def ask_partitions(host: Host, cluster: str = "") -> tuple[Partition, ...]:
     """Return all partitions, hidden ones, too; raises SchedulerAway."""
-    return parse_partitions(_told(host, ["scontrol", "--all", "--oneliner", "show", "partition"]))
+    argv = on_cluster(["scontrol", "--all", "--oneliner", "show", "partition"], cluster)
+    return parse_partitions(_told(host, argv))
 
 
-def ask_node_groups(host: Host, partition: str | None = None) -> tuple[NodeGroup, ...]:
+def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "") -> tuple[NodeGroup, ...]:
     """Return the nodes of one partition or of all, by their states; none for an unknown partition.
 
     Raises SchedulerAway.
     """
     which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes but one of them
-    return parse_sinfo(_told(host, ["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which]))
+    argv = on_cluster(["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which], cluster)
+    return parse_sinfo(_told(host, argv))
+
+
+def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
+    """Return a command as it asks a cluster of that name; of none, the host's own.
+
+    >>> on_cluster(["squeue", "--noheader"], "cm4"), on_cluster(["sinfo"], "")
+    (('squeue', '--clusters=cm4', '--noheader'), ('sinfo',))
+    """
+    return (argv[0], *([f"--clusters={cluster}"] if cluster else []), *argv[1:])
 
 
 def run_command(
@@ -157,25 +173,27 @@ def join_complaints(said: str) -> str:
     return "; ".join(dict.fromkeys(" ".join(line.split()) for line in lines if line))[:500]
 
 
-def _ask_controller(host: Host, ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
+def _ask_controller(
+    host: Host, ids: Collection[int], names: Collection[str], cluster: str
+) -> tuple[Job, ...]:
     """Return the jobs that the controller knows; by its longest answer, which no list of jobs gives."""
-    listed = {job.job_id: job for job in _list_named(host, names)}
+    listed = {job.job_id: job for job in _list_named(host, names, cluster)}
     found = []
     for job_id in dict.fromkeys([*ids, *listed]):
-        shown = _show(host, job_id)
+        shown = _show(host, job_id, cluster)
         found += shown or ([listed[job_id]] if job_id in listed else [])
     return tuple(found)
 
 
-def _list_named(host: Host, names: Collection[str]) -> list[Job]:
+def _list_named(host: Host, names: Collection[str], cluster: str) -> list[Job]:
     if not names:
         return []
     argv = ["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", *_by_name(names)]
-    return [job for job in parse_squeue(_told(host, argv)) if job.name in names]
+    return [job for job in parse_squeue(_told(host, on_cluster(argv, cluster))) if job.name in names]
 
 
-def _show(host: Host, job_id: int) -> list[Job]:
-    argv = ["scontrol", "--oneliner", "show", "job", str(job_id)]
+def _show(host: Host, job_id: int, cluster: str) -> list[Job]:
+    argv = on_cluster(["scontrol", "--oneliner", "show", "job", str(job_id)], cluster)
     done = run_command(host, argv)
     if done.returncode != 0 and _UNKNOWN.search(done.stderr):
         return []
@@ -183,15 +201,20 @@ def _show(host: Host, job_id: int) -> list[Job]:
 
 
 def _ask_accounting(
-    host: Host, live: Collection[Job], ids: Collection[int], names: Collection[str], since: datetime | None
+    host: Host,
+    live: Collection[Job],
+    ids: Collection[int],
+    names: Collection[str],
+    since: datetime | None,
+    cluster: str,
 ) -> tuple[Job, ...]:
     """Return what accounting knows of the names, and of numbers that the controller does not tell whole."""
     whole = {job.job_id for job in live if job.state is not State.CANCELLED}
     wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in whole]
     start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
     try:
-        by_id = _account(host, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
-        found = _account(host, [*_by_name(names), *(start or (_ACCOUNTED_SINCE,))]) if names else ()
+        by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
+        found = _account(host, cluster, [*_by_name(names), *(start or (_ACCOUNTED_SINCE,))]) if names else ()
     except SchedulerAway as error:
         if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
             return ()
@@ -199,11 +222,11 @@ def _ask_accounting(
     return (*by_id, *(job for job in found if job.name in names))
 
 
-def _account(host: Host, which: Iterable[str]) -> tuple[Job, ...]:
+def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
     """Return the jobs that sacct tells; none where there is no accounting."""
     argv = ["sacct", "--allocations", "--parsable2", "--noheader", f"--format={SACCT_FIELDS}", *which]
     try:
-        done = run_command(host, argv)
+        done = run_command(host, on_cluster(argv, cluster))
     except NoCommand:
         return ()
     if done.returncode != 0 and _NO_ACCOUNTING in done.stderr:
@@ -235,4 +258,4 @@ def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
     if done.returncode != 0:
         said = join_complaints(done.stderr) or f"exit code {done.returncode}"
         raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {said}", "ask again later")
-    return done.stdout
+    return _CLUSTER.sub("", done.stdout)

@@ -90,7 +90,6 @@ _OVER: Mapping[State, str] = {
     State.DEADLINE: "was ended at its deadline",
     State.LAUNCH_FAILED: "could not be started on its nodes",
     State.RECONFIG_FAIL: "was ended since a node could not be reconfigured",
-    State.REVOKED: "runs on another cluster of the federation",
 }
 _NEXT: Mapping[State, str] = {
     State.TIMEOUT: "submit again: it goes on from the last snapshot",
@@ -111,6 +110,7 @@ _GOING: Mapping[State, str] = {
     State.SIGNALING: "is running and being sent a signal",
     State.SUSPENDED: "is suspended and keeps its nodes",
     State.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
+    State.REVOKED: "went to another cluster of the federation, which alone knows more",
 }
 _WAITING: Mapping[State, str] = {
     State.REQUEUED: "is being requeued",

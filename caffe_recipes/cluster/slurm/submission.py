@@ -17,6 +17,7 @@ from caffe_recipes.cluster.slurm.queries import (
     find_jobs,
     is_away,
     join_complaints,
+    on_cluster,
     run_command,
 )
 from caffe_recipes.cluster.slurm.times import render_limit
@@ -25,7 +26,7 @@ from caffe_recipes.errors import ClusterError
 # A busy controller lets sbatch try again by itself for a while.
 SUBMIT_S = 60.0
 MAIL_TYPES = "END,FAIL,REQUEUE"
-_JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?")
+_JOB_ID = re.compile(r"(\d{1,10})(?:;(\S+))?")
 _REFUSED = re.compile(
     r"error: |fatal: |allocation failure|unrecognized option|invalid option|requires an argument|ambiguous"
 )
@@ -60,9 +61,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Slurm took the job."""
+    """Slurm took the job; sbatch names the `cluster` where it chose among some, or was told of another."""
 
     job_id: int
+    cluster: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,18 @@ def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
         return Unsure(str(error))
 
 
-def find_submission(host: Host, name: str) -> Job | None:
-    """Return the job of a name that is used once; None if Slurm knows none.
+def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
+    """Return the job of a name that is used once; None if Slurm, or another cluster's, knows none.
 
     Without accounting Slurm forgets a job some minutes after its end (MinJobAge), and a controller that was
     busy may take a job moments after sbatch gave up. Raises SchedulerAway.
     """
-    return next(iter(find_jobs(host, names=(name,))), None)
+    return next(iter(find_jobs(host, names=(name,), cluster=cluster)), None)
 
 
-def cancel_jobs(host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False) -> None:
+def cancel_jobs(
+    host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False, cluster: str = ""
+) -> None:
     """Cancel jobs, or send a signal to their steps, with `batch` to their scripts alone.
 
     One that has ended, or that nobody knows, is passed over. Raises SchedulerAway, and ClusterError where
@@ -150,7 +154,7 @@ def cancel_jobs(host: Host, ids: Iterable[int], *, signal: str | None = None, ba
     if not words:
         return  # scancel itself would take that for all
     how = [*([f"--signal={signal}"] if signal else []), *(["--batch"] if batch else [])]
-    done = run_command(host, ["scancel", *how, *words])
+    done = run_command(host, on_cluster(["scancel", *how, *words], cluster))
     if done.returncode == 0:
         return
     left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
@@ -206,7 +210,7 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
     # Whatever else a site's wrapper may print, the number stands alone on its line.
     numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
     if done.returncode == 0 and numbers:
-        return Submitted(int(numbers[-1][1]))
+        return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
     said = join_complaints(done.stderr)
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
     if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):

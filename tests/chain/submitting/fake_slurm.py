@@ -35,6 +35,7 @@ class FakeSlurm:
     is_there: bool = True
     is_away: bool = False
     is_mute: bool = False
+    cluster: str = ""  # which alone knows the jobs
     refuses: dict[str, str] = field(default_factory=dict)
     refuses_tests: str = ""
     refuses_excluding: str = ""
@@ -79,9 +80,15 @@ class FakeSlurm:
                 return Completed(1, "", f"sbatch: error: {said}\n")
         job_id = 12 + len(self.jobs)
         self.jobs[job_id] = FakeJob(job_id, name, call)
-        return Completed(124, "", "") if self.is_mute else Completed(0, f"{job_id}\n", "")
+        return (
+            Completed(124, "", "")
+            if self.is_mute
+            else Completed(0, f"{job_id}{self.cluster and f';{self.cluster}'}\n", "")
+        )
 
     def _squeue(self, call: tuple[str, ...]) -> Completed:
+        if not self._is_asked(call):
+            return Completed(0, "", "")
         names = _option(call, "--name").split(",")
         lines = [
             f"{job.job_id}|{job.job_id}|{job.state}|1|debug|30:00|N/A|N/A|N/A||{job.reason}|{job.name}\n"
@@ -94,7 +101,7 @@ class FakeSlurm:
         if call[-1] == "partition":
             return Completed(0, "\n".join(self.partitions), "")
         job = self.jobs.get(int(call[-1]))
-        if job is None:
+        if job is None or not self._is_asked(call):
             return Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         blamed = f" FailedNode={job.failed_node}" if job.failed_node else ""
         return Completed(
@@ -110,13 +117,18 @@ class FakeSlurm:
     def _sacct(self, call: tuple[str, ...]) -> Completed:
         return Completed(1, "", "Slurm accounting storage is disabled\n")
 
+    def _is_asked(self, call: tuple[str, ...]) -> bool:
+        return not self.cluster or f"--clusters={self.cluster}" in call
+
     def _scancel(self, call: tuple[str, ...]) -> Completed:
+        if not self._is_asked(call):
+            return Completed(1, "", "scancel: error: Invalid job id specified\n")
         for job_id, state in self.ends.items():
             self.jobs[job_id].state = state
         if any(option.startswith("--signal") for option in call):
             return Completed(0, "", "")
         for word in call[1:]:
-            if int(word) not in self.ends:
+            if word.isdigit() and int(word) not in self.ends:
                 self.jobs[int(word)].state = "CANCELLED"
         return Completed(0, "", "")
 

@@ -362,6 +362,32 @@ def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_goes_on(desk: Desk)
     assert desk.submit(time_s=3600.0)
 
 
+def test_a_job_of_another_cluster_is_asked_for_there(desk: Desk) -> None:
+    desk.slurm.cluster = "cm4"
+    jobs = desk.submit(time_s=600.0, split=True)
+    assert [job.cluster for job in jobs] == ["cm4"] * 3
+    assert ["--clusters=cm4" in call for call in desk.slurm.submitted()] == [False, True, True]
+    assert "init: submitted as job 12 of cm4" in desk.said[-3]
+    with pytest.raises(InputError, match="already submitted: job 12 \\(init\\) waits"):
+        desk.submit(time_s=600.0, split=True)
+
+
+def test_one_without_an_answer_is_looked_for_on_all_clusters_that_may_have_it(desk: Desk) -> None:
+    profile = desk.root / "site.yaml"
+    profile.write_text("name: site\ntitle: A site\nslurm: {options: [-M, 'cm2,cm4']}\n")
+    desk.slurm.cluster, desk.slurm.is_mute = "cm4", True
+    (job,) = desk.submit(time_s=600.0, profile=str(profile))
+    assert (job.job_id, job.cluster) == (12, "cm4")
+
+
+def test_a_job_that_another_cluster_of_the_federation_has_is_not_over(desk: Desk) -> None:
+    desk.submit(time_s=600.0)
+    desk.slurm.jobs[12].state = "REVOKED"
+    with pytest.raises(RunFailed, match="job 12 waits or runs is not known: it went to another cluster of"):
+        desk.submit(time_s=600.0)
+    assert len(desk.slurm.submitted()) == 1
+
+
 def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> None:
     desk.slurm.is_there = False
     before = desk.files()

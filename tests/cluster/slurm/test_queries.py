@@ -78,6 +78,15 @@ def test_a_name_with_a_comma_is_not_taken_for_two() -> None:
     assert not any(word.startswith("--name") for command in slurm.asked for word in command)
 
 
+def test_another_cluster_is_asked_by_its_name() -> None:
+    row = "CLUSTER: cm4\n4717|4717|PENDING|1|p|1:00|N/A|N/A|N/A||None|chain\n"
+    slurm = Answers(squeue=Completed(0, row, ""))
+    (job,) = find_jobs(slurm.host, ids=[9], names=["chain"], cluster="cm4")
+    assert (job.job_id, job.cluster) == (4717, "cm4")
+    assert {command[0] for command in slurm.asked} == {"squeue", "scontrol", "sacct"}
+    assert {command[1] for command in slurm.asked} == {"--clusters=cm4"}
+
+
 def test_accounting_tells_what_the_controller_has_forgotten_and_who_cancelled(recorded: Recorded) -> None:
     sacct = Completed(0, recorded("sacct"), "")
     slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=sacct)

@@ -101,7 +101,11 @@ def test_what_would_be_read_as_something_else_is_refused_before_anything_is_run(
     assert host.asked == []
 
 
-@pytest.mark.parametrize("said", ["4711\n", "4711;stampede\n", "Welcome to the machine\n--> ok\n4711\n"])
+def test_the_cluster_that_took_a_job_is_known() -> None:
+    assert submit(answering(0, "4711;cm4\n"), REQUEST) == Submitted(4711, "cm4")
+
+
+@pytest.mark.parametrize("said", ["4711\n", "Welcome to the machine\n--> ok\n4711\n"])
 def test_a_number_alone_on_its_line_is_a_job(said: str) -> None:
     assert submit(answering(0, said), REQUEST) == Submitted(4711)
 
@@ -192,6 +196,12 @@ def test_cancelling_what_has_ended_is_no_error() -> None:
     ended = answering(1, "", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
     cancel_jobs(ended, [7], signal="USR1", batch=True)
     assert ended.asked[0][0][-4:] == ("scancel", "--signal=USR1", "--batch", "7")
+
+
+def test_a_job_of_another_cluster_is_cancelled_there() -> None:
+    host = answering(0)
+    cancel_jobs(host, [7], cluster="cm4")
+    assert host.asked[0][0][-3:] == ("scancel", "--clusters=cm4", "7")
 
 
 def test_cancelling_nothing_does_not_cancel_all() -> None:
