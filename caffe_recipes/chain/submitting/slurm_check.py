@@ -9,6 +9,7 @@ from caffe_recipes.chain.submitting.bad_nodes import BadNodes, find_bad_nodes
 from caffe_recipes.chain.submitting.limits import Asked, Verdict, check_slurm
 from caffe_recipes.chain.submitting.planned import Planned, build_request
 from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.slurm.jobs import NodeGroup
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions
 from caffe_recipes.cluster.slurm.submission import test_submission
 from caffe_recipes.cluster.slurm.times import describe_limit
@@ -24,7 +25,7 @@ def check_with_slurm(
 
     Raises ClusterError if it does not, SchedulerAway.
     """
-    verdict, groups = Verdict((), must_wait=False, partitions=()), ()
+    verdict, groups = Verdict((), must_wait=False, partitions=()), tuple[NodeGroup, ...]()
     if len(planned.clusters) < 2:  # of several only sbatch knows which it takes
         cluster = "".join(planned.clusters)
         partitions, groups = ask_partitions(host, cluster), ask_node_groups(host, cluster=cluster)
