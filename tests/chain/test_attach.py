@@ -93,6 +93,7 @@ LOG = """\
 [1] I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9
 [0] I1120 11:49:33.000000  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.1
 [0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
+[0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
 [0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
 
 

@@ -22,6 +22,7 @@ LOG = """\
 [1] I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9
 [0] I1120 11:49:33.000000  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.1
 [0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
+[0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
 [0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
 _FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
 EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
