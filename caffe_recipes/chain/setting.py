@@ -23,10 +23,9 @@ from caffe_recipes.cluster.probe import launcher_knows
 from caffe_recipes.cluster.profiles import Launcher, Profile, find_key, load_profile
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.generate.jobs import STOP_GRACE_S
 from caffe_recipes.recipe.model import Recipe
 
-# From SIGINT to the end: an iteration, and a snapshot of it.
-STOP_GRACE_S = 120.0
 _LAUNCHER_HINTS = {
     HYDRA: "load an MPI that has it, or install this project's extra 'local'",
     "srun": "run on a machine of the Slurm cluster, or with another --profile",

@@ -13,11 +13,12 @@ from caffe_recipes.chain.detach import detach as leave_terminal
 from caffe_recipes.chain.policy import ON_FAILURE, RETRIES, OnFailure, Policy
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import STOP_GRACE_S, Options, find_root
+from caffe_recipes.chain.setting import Options, find_root
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.generate.jobs import STOP_GRACE_S
 from caffe_recipes.recipe.model import Recipe
 
 
@@ -35,7 +36,7 @@ from caffe_recipes.recipe.model import Recipe
     type=given.Seconds(min=0),
     metavar="SECONDS",
     envvar="STOP_GRACE_S",
-    default=STOP_GRACE_S,
+    default=float(STOP_GRACE_S),
     show_default=True,
     show_envvar=True,
     help="For Caffe to end where it is stopped short of its schedule's end; then it is killed.",

@@ -24,8 +24,8 @@ from caffe_recipes.recipe.translate import original_name
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
 # Where nobody knows how long a job takes; short ones are not warned at their very start.
 _UNKNOWN_WARNING_S = 120
-# `run` gives Caffe this long to end, unless it is told otherwise.
-_STOP_GRACE_S = 120
+# `run` gives Caffe this long to end, unless it is told otherwise: from SIGINT an iteration, and a snapshot of it.
+STOP_GRACE_S = 120
 
 
 def render_jobs(recipe: Recipe) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: i
         "job_name": f"{recipe.name}-{phase.name}" if phase else recipe.name,
         "time_limit": render_limit(duration.limit_s) if duration else None,
         "warning_s": warning_s,
-        "stop_grace_s": warning_s // 2 if warning_s // 2 < _STOP_GRACE_S else None,
+        "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
         "given": recipe_word(recipe),
         "is_shipped": name in shipped_recipes(),
         "options": "".join(f" {shlex.quote(word)}" for word in words),

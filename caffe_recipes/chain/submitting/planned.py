@@ -15,7 +15,7 @@ from caffe_recipes.cluster.profiles import Batch, Profile
 from caffe_recipes.cluster.slurm.submission import Request
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.jobs import find_warning_s
+from caffe_recipes.generate.jobs import STOP_GRACE_S, find_warning_s
 from caffe_recipes.generate.tree import find_differences
 from caffe_recipes.recipe.duration import estimate_duration
 from caffe_recipes.recipe.model import Recipe
@@ -23,8 +23,6 @@ from caffe_recipes.recipe.model import Recipe
 PROGRAM = "caffe-recipes"
 # sbatch's letters for its options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M"}
-# `run` gives Caffe this long to end, unless it is told otherwise.
-_STOP_GRACE_S = 120
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ def _warn_in_time(planned: Planned, step: Step) -> tuple[tuple[str, ...], dict[s
         return (), {}
     warning_s = find_warning_s(step.time_s)
     grace_s = warning_s // 2
-    environment = {"STOP_GRACE_S": str(grace_s)} if grace_s < _STOP_GRACE_S else {}
+    environment = {"STOP_GRACE_S": str(grace_s)} if grace_s < STOP_GRACE_S else {}
     return (f"--signal=B:USR1@{warning_s}",), environment
 
 

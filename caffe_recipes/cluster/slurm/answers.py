@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NoReturn
 
-from caffe_recipes.cluster.slurm.jobs import Job, State, Step
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.times import parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError
 
@@ -49,17 +49,6 @@ def parse_sacct(said: str) -> tuple[Job, ...]:
     """
     rows = [_split(line, 13, "sacct") for line in said.splitlines() if line.strip()]
     return tuple(_read_accounted(row) for row in rows if not _STEP.fullmatch(row[1]))
-
-
-def parse_sacct_steps(said: str) -> tuple[Step, ...]:
-    """Read the steps in what sacct writes without --allocations; raises ClusterError."""
-    rows = [_split(line, 13, "sacct") for line in said.splitlines() if line.strip()]
-    found = [(row, _STEP.fullmatch(row[1])) for row in rows]
-    return tuple(
-        Step(match[1], match[2], row[12], _state(row[2], "sacct"), *_exit(row[3], "sacct"), _text(row[10]))
-        for row, match in found
-        if match is not None
-    )
 
 
 def _read_squeue(line: str) -> Job:

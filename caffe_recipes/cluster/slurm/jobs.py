@@ -122,19 +122,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step of a job, as accounting tells it; `step` is its number, `batch` or `extern`."""
-
-    job: str
-    step: str
-    name: str
-    state: State
-    exit_code: int
-    signal: int
-    node_list: str = ""
-
-
-@dataclass(frozen=True)
 class NodeGroup:
     """Nodes of a partition in one state, as sinfo tells them; `responds` is false where it writes a `*`."""
 

@@ -1,4 +1,4 @@
-"""Partitions, nodes and settings as Slurm itself tells them, read strictly."""
+"""Partitions and nodes as Slurm itself tells them, read strictly."""
 
 from __future__ import annotations
 
@@ -39,24 +39,6 @@ class Partition:
     deny_qos: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Config:
-    """What of Slurm's settings matters to whoever asks for jobs.
-
-    `has_accounting`: sacct can answer. `min_job_age_s`: how long Slurm knows a job that has ended.
-    """
-
-    version: str
-    cluster: str
-    has_accounting: bool
-    min_job_age_s: int | None
-    max_array_size: int | None
-    max_job_count: int | None
-    requeues_by_default: bool
-    max_requeues: int | None
-    kills_invalid_dependents: bool
-
-
 def parse_partitions(said: str) -> tuple[Partition, ...]:
     """Read what `scontrol --oneliner show partition` writes; raises ClusterError."""
     lines = [line for line in said.splitlines() if line.strip()]
@@ -83,27 +65,6 @@ def parse_sinfo(said: str) -> tuple[NodeGroup, ...]:
             )
         )
     return tuple(groups)
-
-
-def parse_config(said: str) -> Config:
-    """Read what `scontrol show config` writes; raises ClusterError."""
-    pairs = (line.partition("=") for line in said.splitlines())
-    fields = {key.strip(): value.strip() for key, found, value in pairs if found}
-    if "ClusterName" not in fields or "AccountingStorageType" not in fields:
-        raise ClusterError("scontrol", f"its settings cannot be read: {said[:300]!r}", _HINT)
-    storage = fields["AccountingStorageType"]
-    parameters = fields.get("DependencyParameters", "").split(",")
-    return Config(
-        version=fields.get("SLURM_VERSION", ""),
-        cluster=fields["ClusterName"],
-        has_accounting=storage not in ("accounting_storage/none", "none", "(null)", ""),
-        min_job_age_s=_number(fields, "MinJobAge"),
-        max_array_size=_number(fields, "MaxArraySize"),
-        max_job_count=_number(fields, "MaxJobCount"),
-        requeues_by_default=fields.get("JobRequeue") == "1",
-        max_requeues=_number(fields, "MaxBatchRequeue"),
-        kills_invalid_dependents="kill_invalid_depend" in parameters,
-    )
 
 
 def default_partition(partitions: Iterable[Partition]) -> Partition | None:

@@ -10,12 +10,11 @@ import pytest
 
 from caffe_recipes.cluster.slurm.answers import (
     parse_sacct,
-    parse_sacct_steps,
     parse_scontrol_jobs,
     parse_squeue,
 )
 from caffe_recipes.cluster.slurm.jobs import State
-from caffe_recipes.cluster.slurm.partitions import parse_config, parse_partitions, parse_sinfo
+from caffe_recipes.cluster.slurm.partitions import parse_partitions, parse_sinfo
 from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]
@@ -74,16 +73,9 @@ def test_sacct_tells_who_cancelled(recorded: Recorded) -> None:
     assert (jobs["4700_2"].job_id, jobs["4700_2"].state) == (4744, State.NODE_FAIL)
 
 
-def test_sacct_tells_steps_beside_jobs(recorded: Recorded) -> None:
+def test_steps_that_sacct_tells_beside_jobs_are_passed_over(recorded: Recorded) -> None:
     said = recorded("sacct_steps")
     assert [job.label for job in parse_sacct(said)] == ["4741"]
-    steps = [(step.job, step.step, step.state, step.signal) for step in parse_sacct_steps(said)]
-    assert steps == [
-        ("4741", "batch", State.OUT_OF_MEMORY, 125),
-        ("4741", "extern", State.COMPLETED, 0),
-        ("4741", "0", State.CANCELLED, 9),
-        ("4700_2", "batch", State.FAILED, 0),
-    ]
 
 
 def test_partitions_tell_their_limits(recorded: Recorded) -> None:
@@ -101,14 +93,6 @@ def test_sinfo_tells_broken_nodes(recorded: Recorded) -> None:
     assert [group.state for group in groups[3:]] == ["allocated", "idle", "mixed", "reserved"]
 
 
-def test_settings_tell_of_accounting_and_how_long_a_job_is_known(recorded: Recorded) -> None:
-    plain, big = parse_config(recorded("config_plain")), parse_config(recorded("config_accounting"))
-    assert (plain.has_accounting, plain.min_job_age_s, plain.requeues_by_default) == (False, 300, True)
-    assert (plain.version, plain.max_requeues, plain.max_array_size) == ("22.05.8", 5, 1001)
-    assert (big.has_accounting, big.min_job_age_s, big.requeues_by_default) == (True, 2, False)
-    assert big.kills_invalid_dependents and not plain.kills_invalid_dependents
-
-
 @pytest.mark.parametrize(
     ("parse", "said"),
     [
@@ -120,10 +104,8 @@ def test_settings_tell_of_accounting_and_how_long_a_job_is_known(recorded: Recor
         (parse_scontrol_jobs, "Job data as of now"),
         (parse_scontrol_jobs, "JobId=1 JobName=a UserId=b(1) Reason=None"),
         (parse_sacct, "Invalid field requested"),
-        (parse_sacct_steps, "1.0|1.0"),
         (parse_partitions, "PartitionName=debug State=UP"),
         (parse_sinfo, "debug up"),
-        (parse_config, "no settings"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_line_with_the_text(
