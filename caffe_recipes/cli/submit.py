@@ -18,7 +18,6 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.times import parse_limit
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.recipe.source import load_recipe
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -34,7 +33,9 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @given.profile
+@given.caffe
 @given.caffe_root
+@given.dialect
 @click.option("--dry-run", is_flag=True, help="Print the commands and the scripts, and do nothing.")
 @click.option("--split", is_flag=True, help="A job for each phase, each behind the one before.")
 @click.option(
@@ -78,6 +79,14 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 )
 @click.option("--retries", type=click.IntRange(min=0), metavar="N", help="As of `run`.")
 @click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="As of `run`.")
+@click.option("--stall-s", type=given.Seconds(min=1), metavar="SECONDS", help="As of `run`.")
+@click.option(
+    "--sbatch-option",
+    "sbatch_options",
+    metavar="OPTION",
+    multiple=True,
+    help="Of sbatch, as --sbatch-option=--reservation=course; may be given again.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -87,7 +96,9 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 def submit(
     recipe: str,
     profile: str | None,
+    caffe: str | None,
     caffe_root: Path | None,
+    dialect: str,
     dry_run: bool,
     split: bool,
     time_s: float | None,
@@ -104,6 +115,8 @@ def submit(
     on_failure: OnFailure | None,
     retries: int | None,
     checkpoint_every: int | None,
+    stall_s: float | None,
+    sbatch_options: tuple[str, ...],
     out: Path | None,
 ) -> None:
     """Submit a recipe's chain to Slurm: one job, or with --split one a phase; each goes on where it was.
@@ -111,7 +124,7 @@ def submit(
     The scripts in jobs/ must be what `generate` writes. What is submitted already is not submitted again.
     SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count as given.
     """
-    loaded = load_recipe(recipe)
+    loaded = given.load_given(recipe, dialect, caffe)
     root = find_root(caffe_root, profile)
     if on_failure is None and spares:
         on_failure = "replace"
@@ -120,6 +133,8 @@ def submit(
         "--on-failure": on_failure,
         "--retries": retries,
         "--checkpoint-every": checkpoint_every,
+        "--stall-s": stall_s,
+        "--caffe": loaded.trainer if caffe else None,
     }
     here = out or (Path() if Path("jobs", loaded.name).is_dir() else root)
     options = SubmitOptions(
@@ -137,6 +152,7 @@ def submit(
         constraint=constraint,
         spares=spares,
         include_failed=include_failed,
+        sbatch_options=sbatch_options,
         arguments=tuple(
             word for name, value in handed.items() if value is not None for word in (name, str(value))
         ),

@@ -24,7 +24,7 @@ from caffe_recipes.recipe.translate import original_name
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
 # Where nobody knows how long a job takes; short ones are not warned at their very start.
 _UNKNOWN_WARNING_S = 120
-# `run` gives Caffe this long to end, unless it is told otherwise: from SIGINT an iteration, and a snapshot of it.
+# `run` gives Caffe this long from SIGINT, unless it is told otherwise: an iteration, and a snapshot of it.
 STOP_GRACE_S = 120
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.generate.files import generate
 from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
@@ -45,6 +46,22 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
     assert (root / "jobs/small/chain.sbatch").read_text().strip() in done.stdout
     assert sorted(root.rglob("*")) == before
+
+
+def test_what_run_is_told_can_be_told_here(root: Path) -> None:
+    words = ("--stall-s", "90", "--caffe", "bin/caffe", "--sbatch-option=--reservation=course")
+    line = call(root, "small.yaml", "--dry-run", *words).stdout.splitlines()[0]
+    assert "--reservation=course" in shlex.split(line)
+    assert shlex.split(line)[-4:] == ["--stall-s", "90.0", "--caffe", str(root / "bin/caffe")]
+
+
+def test_a_recipe_for_another_caffe_is_submitted_by_its_own_scripts(root: Path) -> None:
+    done = call(root, "small.yaml", "--dry-run", "--dialect", "intel")
+    assert "small-intel/chain.sbatch: no such file; run: caffe-recipes generate small.yaml" in done.stderr
+    assert done.stderr.endswith("--dialect intel\n")
+    write_files(generate(translate_whole(load_recipe(root / "small.yaml"), "intel")), root)
+    done = call(root, "small.yaml", "--dry-run", "--dialect", "intel")
+    assert shlex.split(done.stdout.splitlines()[0])[-1] == "jobs/small-intel/chain.sbatch"
 
 
 def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(

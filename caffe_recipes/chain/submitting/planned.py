@@ -10,6 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.chain.setting import find_profile
 from caffe_recipes.chain.submitting.limits import choose_partition
+from caffe_recipes.chain.submitting.sbatch_options import check_options, take_option
 from caffe_recipes.chain.submitting.submissions import name_job
 from caffe_recipes.cluster.profiles import Batch, Profile
 from caffe_recipes.cluster.slurm.submission import Request
@@ -19,17 +20,17 @@ from caffe_recipes.generate.jobs import STOP_GRACE_S, find_warning_s
 from caffe_recipes.generate.tree import find_differences
 from caffe_recipes.recipe.duration import estimate_duration
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.translate import original_name
 
 PROGRAM = "caffe-recipes"
-# sbatch's letters for its options.
-_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M"}
 
 
 @dataclass(frozen=True)
 class SubmitOptions:
     """What the user says of a submit; `given` is the recipe as it was named, `out` where its jobs/ is.
 
-    `arguments` are handed on to `caffe-recipes run`, `environment` to the job.
+    `sbatch_options` are handed on to sbatch, a word each, `arguments` to `caffe-recipes run`, `environment`
+    to the job.
     """
 
     given: str
@@ -46,6 +47,7 @@ class SubmitOptions:
     constraint: str | None = None
     spares: int = 0
     include_failed: bool = False
+    sbatch_options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class Planned:
     @property
     def clusters(self) -> tuple[str, ...]:
         """The clusters of which sbatch is to choose one; none for the own."""
-        named, _ = _take_option(self.batch.options, "clusters")
+        named, _ = take_option(self.batch.options, "clusters")
         return tuple(named.split(",")) if named else ()
 
     @property
@@ -144,8 +146,10 @@ def is_file(given: str) -> bool:
 
 def _choose_batch(profile: Profile, options: SubmitOptions) -> Batch:
     batch = profile.slurm
+    batch = batch.model_copy(update={"options": (*batch.options, *options.sbatch_options)})
+    check_options(options.sbatch_options)
     for name in ("partition", "account", "qos", "constraint"):
-        value, rest = _take_option(batch.options, name)
+        value, rest = take_option(batch.options, name)
         given = getattr(options, name) or value or getattr(batch, name)
         batch = batch.model_copy(update={name: given, "options": rest})
     for name in batch.requires:
@@ -153,25 +157,6 @@ def _choose_batch(profile: Profile, options: SubmitOptions) -> Batch:
             hint = f"give --{name}, or write slurm.{name} in the profile"
             raise ClusterError(profile.name, f"demands of each job its {name}", hint)
     return batch
-
-
-def _take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return what options of sbatch's say of one of them, the last word, and the others.
-
-    >>> _take_option(["-p", "long", "--exclusive", "--partition=debug"], "partition")
-    ('debug', ('--exclusive',))
-    """
-    found, rest, left = None, [], iter(words)
-    for word in left:
-        if word in (f"--{name}", f"-{_LETTERS[name]}"):
-            found = next(left, None)
-        elif word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
-        elif word.startswith(f"-{_LETTERS[name]}"):
-            found = word[2:]
-        else:
-            rest.append(word)
-    return found, tuple(rest)
 
 
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[Step, ...]:
@@ -187,7 +172,8 @@ def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> 
         if difference.what != "stale":
             where = options.out / difference.path
             what = {"missing": "no such file"}.get(difference.what, "is not what the recipe generates")
-            raise InputError(where, what, f"run: caffe-recipes generate {options.given}")
+            dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
+            raise InputError(where, what, f"run: caffe-recipes generate {options.given}{dialect}")
     return tuple(
         Step(phase, options.out / path, files[path], _find_time(recipe, options, phase))
         for phase, path in wanted

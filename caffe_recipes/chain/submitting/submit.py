@@ -119,13 +119,13 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
         place, steps = _Place(choose_group(), options.after, exclude), planned.steps
         for job in live:
             if not job.submission.is_ours:
-                raise _already(job, options)
+                raise _already(job, recipe)
         if live:
             steps = _left(planned, live, _jobs(standing))
             if not steps and adopted:
                 return list(journal.state().latest)
             if not steps:
-                raise _already(live[0], options)
+                raise _already(live[0], recipe)
             check_unchanged(recipe, standing)
             last = live[-1]
             excluded = nodes_excluded(last.submission)
@@ -175,8 +175,8 @@ def _left(planned: Planned, live: Sequence[SeenJob], jobs: Sequence[SeenJob]) ->
     return planned.steps[phases.index(last.phase) + 1 :]
 
 
-def _already(seen: SeenJob, options: SubmitOptions) -> InputError:
-    cancel = f"caffe-recipes cancel {shlex.quote(options.given)}"
+def _already(seen: SeenJob, recipe: Recipe) -> InputError:
+    cancel = f"caffe-recipes cancel {shlex.quote(recipe.name)}"
     return InputError(
         "", f"already submitted: {name_seen(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
     )

@@ -7,6 +7,7 @@ import pytest
 
 from caffe_recipes.chain.submitting.planned import SubmitOptions, build_request, plan_submission
 from caffe_recipes.cluster.slurm.submission import Request
+from caffe_recipes.errors import InputError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
@@ -51,6 +52,28 @@ def test_a_recipe_whose_speed_is_known_asks_for_the_time_that_it_takes(tmp_path:
 def test_spares_are_asked_for_beside_the_recipe_s_nodes(desk: Desk) -> None:
     assert [request.nodes for request in requests(desk, spares=2)] == [3]
     assert [request.nodes for request in requests(desk)] == [None]
+
+
+def test_options_of_sbatch_s_are_handed_on_and_counted(desk: Desk) -> None:
+    (request,) = requests(desk, sbatch_options=("--reservation=course", "-plong"))
+    assert request.options[-1] == "--reservation=course"
+    assert request.partition == "long"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("other.sbatch", "'other.sbatch' is no option of sbatch's; write --name=value"),
+        ("--", "'--' is no option"),
+        ("--job=mine", "a submit says --job-name itself; its jobs are known by names of its own"),
+        ("-Jmine", "a submit says --job-name itself"),
+        ("--dependency=afterok:7", "a submit says --dependency itself; give --after"),
+        ("--wrap=true", "a submit says --wrap itself; submit the script with sbatch to do that"),
+    ],
+)
+def test_what_a_submit_says_itself_cannot_be_said_again(desk: Desk, word: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"--sbatch-option: {said}"):
+        requests(desk, sbatch_options=(word,))
 
 
 def test_a_job_with_spares_outlives_a_node(desk: Desk) -> None:
