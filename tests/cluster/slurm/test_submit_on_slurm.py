@@ -124,6 +124,27 @@ def test_cancelled_jobs_that_wait_are_taken_back_and_the_one_that_runs_keeps_a_s
     assert [said["iteration"] for said in chain.events() if said["event"] == "checkpointed"] == [5]
 
 
+def test_a_job_of_the_user_s_own_sbatch_is_watched_not_doubled_and_cancelled(chain: SubmittedChain) -> None:
+    (chain.root / "runs").mkdir()
+    chain.behave(init=[{"does": "waits", "at": 4}])
+    argv = ["sbatch", "--parsable", "--exclusive", "--job-name=mine", "--output=runs/mine.out"]
+    words = ["jobs/small/chain.sbatch", "--profile", "site.yaml"]
+    told = {"CAFFE_RECIPES": COMMAND, "RECIPE_FILE": str(chain.root / "recipe.yaml")}
+    started = chain.begin([*argv, *words], **told)
+    job_id = int(started.finish(0))
+    chain.wait_until(lambda: "Iteration 4, lr" in chain.log("init"))
+    assert f"job      {job_id} is running" in chain.call("status", "recipe.yaml")
+    said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
+    assert f"already submitted: job {job_id} is running" in said
+    cancelling = chain.start_call("cancel", "recipe.yaml")
+    chain.wait_until(lambda: "asked Caffe for a snapshot" in chain.job_output())
+    chain.release()
+    cancelling.finish()
+    chain.wait_for_end(job_id)
+    assert chain.submissions() == ()
+    assert [said["iteration"] for said in chain.events() if said["event"] == "checkpointed"] == [5]
+
+
 def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
     chain: SubmittedChain,
 ) -> None:
