@@ -12,6 +12,15 @@
 
 set -euo pipefail
 unset CDPATH
+# Called in a job, sbatch would hand on what that one was given.
+unset SBATCH_WAIT SLURM_EXIT_ERROR SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID \
+  SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_STEP SLURM_CPU_BIND SLURM_CPU_BIND_LIST \
+  SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
+  SLURM_DIST_PLANESIZE SLURM_EXPORT_ENV SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK \
+  SLURM_HET_SIZE SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_MEM_PER_CPU \
+  SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_NPROCS SLURM_NTASKS SLURM_NTASKS_PER_CORE \
+  SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_SOCKET SLURM_OVERCOMMIT \
+  SLURM_RESTART_COUNT SLURM_STEPID SLURM_STEP_ID SLURM_THREADS_PER_CORE
 
 readonly RECIPE=digits-cyclic
 readonly PHASES=(phase-01-init
@@ -39,17 +48,19 @@ give_up() { # EXIT_CODE TEXT
   stop "$1" "$2; still submitted, cancel them yourself: scancel ${JOBS[*]}"
 }
 
-# --parsable: the job's number, and its cluster where there are several; sites print a greeting before it.
+# --parsable: the job's number, and its cluster where there are several; sites print more, before it and after it.
 submit() { # PHASE_FILE
-  local said job after=()
+  local said line job='' after=()
   # Without --kill-on-invalid-dep a job would wait for ever for one that has failed.
   [[ -z $LAST ]] || after=("--dependency=afterok:$LAST" --kill-on-invalid-dep=yes)
   # Old shells take an empty list for a variable that is not set.
   said=$(sbatch --parsable ${OPTIONS[@]+"${OPTIONS[@]}"} ${after[@]+"${after[@]}"} "$HERE/$1.sbatch" \
     ${RUN_OPTIONS[@]+"${RUN_OPTIONS[@]}"}) ||
     give_up 3 "$1: sbatch returned $?"
-  job=${said##*$'\n'} job=${job%%;*}
-  [[ $job =~ ^[0-9]+$ ]] || give_up 3 "$1: sbatch named no job, but '${said##*$'\n'}'"
+  while read -r line; do
+    if [[ $line =~ ^([0-9]+)(;[^[:space:]]+)?$ ]]; then job=${BASH_REMATCH[1]}; fi
+  done <<<"$said"
+  [[ -n $job ]] || give_up 3 "$1: sbatch named no job, but '${said//$'\n'/ }'; see squeue --me for it"
   JOBS+=("$job") LAST=$job
   printf '%s %s\n' "$1" "$job"
   [[ -z $STOPPED ]] || give_up 3 "stopped by a signal"
