@@ -33,8 +33,9 @@ def summarize_standing(standing: Standing) -> str:
         return "; ".join([_describe_work(standing), *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
         return "; ".join(jobs)
-    ended = str(run.failure) if run.failure else _go_on(run, standing)
-    return "; ".join([*jobs, ended])
+    if run.failure is None:
+        return "; ".join([*jobs, _go_on(run, standing)])
+    return "; ".join([*jobs, str(run.failure).replace(run.go_on, _go_on(run, standing))])
 
 
 def table_of_standings(standings: list[Standing]) -> Table:
@@ -67,8 +68,9 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
     if run is not None:
         if standing.has_process:
             yield "process", _describe_process(standing)
-        if run.last_failure is not None and standing.state != "finished":
-            yield "failure", str(run.last_failure)
+        failure = _describe_failure(run)
+        if failure and standing.state != "finished":
+            yield "before" if _is_past(standing) else "failure", failure
         if run.launches:
             yield "log", run.launches[-1][1]
         if standing.state == "finished":
@@ -105,7 +107,7 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
             }
             for job in standing.jobs
         ],
-        "failure": str(run.last_failure) if run and run.last_failure else None,
+        "failure": _describe_failure(run) if run else None,
         "log": run.launches[-1][1] if run and run.launches else None,
     }
 
@@ -113,6 +115,20 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
 def _go_on(run: ShownRun, standing: Standing) -> str:
     """Say what goes on with a run as it was begun: here, or in a job."""
     return run.go_on.replace("caffe-recipes run", "caffe-recipes submit") if standing.jobs else run.go_on
+
+
+def _is_past(standing: Standing) -> bool:
+    """Tell whether the last failure is behind the run: it has gone on, or its job is about to."""
+    run = standing.run
+    return run is not None and (run.failure is None or standing.state in ("running", "waiting"))
+
+
+def _describe_failure(run: ShownRun) -> str | None:
+    """Say what the run failed of last; what goes on with it is said once, and elsewhere."""
+    failure = run.last_failure
+    if failure is None:
+        return None
+    return failure.what if failure.hint == run.go_on else str(failure)
 
 
 def _describe_work(standing: Standing) -> str:

@@ -125,7 +125,32 @@ def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Pla
     with closing(Journal(folder / "journal.jsonl")):
         standing = Eye(place).one(ask=no_slurm)
     assert standing.state == "running"
-    assert dict(detail_standing(standing))["failure"].startswith("phase init: failed: a host died")
+    told = dict(detail_standing(standing))
+    assert told["before"].startswith("phase init: failed: a host died")
+    assert "failure" not in told
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
+def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: Place, state: State) -> None:
+    interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
+    submit(place, None)
+    told = dict(detail_standing(Eye(place, job(state)).one()))
+    assert told["before"] == "interrupted by SIGUSR1"
+    assert not [word for word, said in told.items() if "goes on" in said]
+
+
+def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None:
+    interrupted: Event = ("interrupted", {"signal": "SIGTERM"})
+    tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
+    submit(place, None)
+    standing = Eye(place, job(State.CANCELLED)).one()
+    told = dict(detail_standing(standing))
+    submits = GO_ON.replace("run", "submit")
+    assert (told["failure"], told["next"]) == ("interrupted by SIGTERM", submits)
+    assert summarize_standing(standing) == (
+        f"job 12 was cancelled before it started; runs/small-1: interrupted by SIGTERM; {submits}"
+    )
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
