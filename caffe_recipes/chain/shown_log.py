@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -17,7 +17,17 @@ from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run_files import NOBODY, Process, RunFiles, Wanted
 from caffe_recipes.chain.shown_run import ShownRun
 from caffe_recipes.chain.submitting.job_eyes import JobEyes
-from caffe_recipes.chain.submitting.seen import Ask, read_latest, slurm_beside
+from caffe_recipes.chain.submitting.seen import (
+    Ask,
+    SeenJob,
+    describe_job,
+    name_seen,
+    read_latest,
+    see_jobs,
+    slurm_beside,
+    submitted_by_hand,
+)
+from caffe_recipes.chain.submitting.submissions import Submission
 from caffe_recipes.chain.waiting import check_end_with_jobs, wait_for_run
 from caffe_recipes.errors import InputError
 
@@ -57,13 +67,11 @@ def show_log(
         files = open_files(options.on, means)
         stack.callback(files.close)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        jobs = JobEyes(files, runs, ask or slurm_beside(files), say, means.clock)
-        path = (
-            wait_for_run(run, options.root, jobs, means, once=False)
-            if options.follow
-            else find_run(files, options.root, run)
-        )
-        assert path is not None
+        told = say if options.follow else _keep_quiet
+        jobs = JobEyes(files, runs, ask or slurm_beside(files), told, means.clock)
+        path = wait_for_run(run, options.root, jobs, means, once=not options.follow)
+        if path is None:
+            raise _not_begun(run, jobs)
         shown = ShownRun(run, path, load_frozen(files, path), reporter)
         if options.phase is not None and options.phase not in [each.name for each in shown.recipe.phases]:
             there = ", ".join(each.name for each in shown.recipe.phases)
@@ -78,16 +86,19 @@ def show_log(
             means.pause(THERE_S if options.on else HERE_S)
 
 
-def show_job_log(run: str, options: LogOptions, write: Write, say: Say, means: Means | None = None) -> None:
-    """Write what the script of a recipe's last job says, as Slurm keeps it; `follow` goes on until Ctrl-C.
+def show_job_log(
+    run: str, options: LogOptions, write: Write, say: Say, means: Means | None = None, ask: Ask | None = None
+) -> None:
+    """Write what the script of a recipe's job says, as Slurm keeps it; `follow` goes on until Ctrl-C.
 
-    Raises InputError if nothing was submitted, or its output is not there yet.
+    It is the job that runs, else the last that has begun. Raises InputError if nothing was submitted, or its
+    output is not there yet.
     """
     means = means or Means()
     with ExitStack() as stack:
         files = open_files(options.on, means)
         stack.callback(files.close)
-        path, where = _find_output(files, run, options)
+        path, where = _find_output(files, run, options, ask or slurm_beside(files))
         say(f"==> {path} <==")
         offset = 0
         while True:
@@ -102,17 +113,59 @@ def show_job_log(run: str, options: LogOptions, write: Write, say: Say, means: M
             means.pause(THERE_S)
 
 
-def _find_output(files: RunFiles, run: str, options: LogOptions) -> tuple[str, str]:
-    """Return the file of the last job that was taken, of a phase if one is given, and the job in words."""
+def _keep_quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def _not_begun(run: str, jobs: JobEyes) -> InputError:
+    """Return the error of a run that a job is still to begin."""
+    seen = next(job for job in jobs.look(name_recipe(run)) if job.standing != "over")
+    return InputError(run, f"{name_seen(seen)} {describe_job(seen)}", "wait for its log with -f")
+
+
+def _find_output(files: RunFiles, run: str, options: LogOptions, ask: Ask) -> tuple[str, str]:
+    """Return the file of the job that runs, else of the last that has begun, and the job in words.
+
+    Of those that have not, the first is meant. A phase leaves the jobs of others out.
+    """
     runs = posixpath.normpath(posixpath.join(options.root, RUNS))
     found = numbered_run(posixpath.basename(run.rstrip("/")))
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
     latest = next((group for name in names if (group := read_latest(files, runs, name))), ())
+    own = _find_own_job(files, run, options)
+    if own is not None and all(each.job_id != own.job_id for each in latest):
+        latest = tuple(sorted((*latest, own), key=lambda each: each.time_s))
     taken = [each for each in latest if each.job_id and options.phase in (None, each.phase)]
     if not taken:
         of = f" for phase {options.phase}" if options.phase else ""
         raise InputError(run, f"no job was submitted{of}", "caffe-recipes submit does that")
-    return taken[-1].output, f"job {taken[-1].job_id}"
+    if len(taken) == 1 and taken[0].output:
+        return taken[0].output, f"job {taken[0].job_id}"
+    seen = [(_output_of(each), each) for each in see_jobs(taken, ask) if _output_of(each)]
+    if not seen:
+        what = f"where job {taken[-1].job_id} writes is not known: Slurm does not tell"
+        raise InputError(run, what, "it is what its sbatch was given as --output")
+    pieces = files.look([Wanted(output, most=1) for output, _ in seen]).pieces
+    begun = [each for each, piece in zip(seen, pieces, strict=True) if piece is not None]
+    running = [each for each in seen if each[1].standing == "running"]
+    path, job = [*seen[:1], *begun, *running][-1]
+    return path, f"job {job.job_id}"
+
+
+def _output_of(seen: SeenJob) -> str:
+    """Return the file that a job's script writes into; empty where that is not known."""
+    return seen.submission.output or (seen.job.stdout if seen.job else "")
+
+
+def _find_own_job(files: RunFiles, run: str, options: LogOptions) -> Submission | None:
+    """Return what stands for the job that carries a run on, or did, whoever submitted it."""
+    with suppress(InputError):
+        path = find_run(files, options.root, run)
+        shown = ShownRun(run, path, load_frozen(files, path), Reporter(Console(quiet=True)))
+        shown.take(files.look(shown.wanted()[:1]).pieces)
+        if shown.job_id is not None and shown.last_s is not None:
+            return submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
+    return None
 
 
 class _Follower:

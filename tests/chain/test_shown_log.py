@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from caffe_recipes.chain.journal import Journal
 from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
 from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.errors import InputError, RunFailed
 from tests.chain.told_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
 
@@ -169,3 +170,75 @@ def test_without_a_job_there_is_no_output(place: Place) -> None:
     submit(place, job_id=None)
     with pytest.raises(InputError, match="small: no job was submitted; caffe-recipes submit does that"):
         show_job_log("small", LogOptions(str(place.root)), print, print)
+
+
+def submit_phases(place: Place, *phases: str) -> dict[str, Path]:
+    """Submit a job a phase, numbered from 12 on; return where each writes."""
+    journal = SubmissionJournal(submissions_path(place.root, "small"))
+    outputs = {phase: place.root / "runs" / f"{phase}.out" for phase in phases}
+    for number, (phase, output) in enumerate(outputs.items(), 12):
+        name = f"small-{phase}"
+        journal.begin(Submission(name, "a", "phase.sbatch", 0.0, phase=phase, output=str(output)))
+        journal.settle(name, number)
+    journal.close()
+    return outputs
+
+
+def read_job(place: Place, *jobs: Job) -> str:
+    def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        return jobs
+
+    reader = Reader(place)
+    show_job_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+    return reader.log.decode()
+
+
+def test_of_a_job_a_phase_the_output_of_the_one_that_runs_is_written(place: Place) -> None:
+    outputs = submit_phases(place, "init", "cyc1", "last")
+    for phase in ("init", "cyc1", "last"):
+        outputs[phase].write_text(phase)
+    jobs = (Job(12, "small-init", State.COMPLETED), Job(13, "small-cyc1", State.RUNNING))
+    assert read_job(place, *jobs, Job(14, "small-last", State.REQUEUED)) == "cyc1"
+
+
+def test_where_none_runs_the_output_of_the_last_that_has_begun_is_written(place: Place) -> None:
+    outputs = submit_phases(place, "init", "cyc1", "last")
+    outputs["init"].write_text("init")
+    outputs["cyc1"].write_text("cyc1")
+    assert read_job(place) == "cyc1"
+
+
+def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
+    submit_phases(place, "init", "cyc1")
+    with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not begun"):
+        read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
+
+
+def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    output = place.root / "slurm-50.out"
+    output.write_text("mine")
+    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+    submit(place).write_text("an earlier one")
+    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+
+
+def test_where_slurm_does_not_tell_it_that_is_one_line(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    with pytest.raises(InputError, match="small: where job 50 writes is not known: Slurm does not tell; it"):
+        read_job(place, Job(50, "mine", State.RUNNING))
+
+
+def test_a_run_that_a_job_is_to_begin_has_no_log_and_why(place: Place) -> None:
+    submit(place)
+    reader = Reader(place)
+
+    def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        return (Job(12, "small-a", State.PENDING, reason="Resources"),)
+
+    with pytest.raises(InputError) as caught:
+        show_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+    assert str(caught.value) == (
+        "small: job 12 waits: its nodes are still in use (Resources); wait for its log with -f"
+    )
+    assert reader.said == []
