@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
 from caffe_recipes.chain.submitting.bad_nodes import nodes_excluded
+from caffe_recipes.chain.submitting.earlier import check_after
 from caffe_recipes.chain.submitting.planned import (
     Planned,
     Step,
@@ -108,6 +109,8 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
     exclude: tuple[str, ...] = ()
     if not any(job.is_live for job in _jobs(standing)):
         try:
+            if options.after is not None:
+                check_after(means.host, options.after, planned.clusters)
             exclude = check_with_slurm(planned, standing, say, means.host)
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing is submitted; {error.hint}") from None

@@ -210,12 +210,38 @@ def test_only_scripts_that_the_recipe_generates_are_submitted(desk: Desk, change
 
 
 def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
+    desk.slurm.jobs[7] = FakeJob(7, "data", state="RUNNING")
     jobs = desk.submit(split=True, after=7, time_s=600.0)
-    assert [(job.phase, job.job_id) for job in jobs] == [("init", 12), ("cyc1", 13), ("last", 14)]
+    assert [(job.phase, job.job_id) for job in jobs] == [("init", 13), ("cyc1", 14), ("last", 15)]
     after = [options_of(call)["--dependency"] for call in desk.slurm.submitted()]
-    assert after == ["afterok:7", "afterok:12", "afterok:13"]
+    assert after == ["afterok:7", "afterok:13", "afterok:14"]
     assert all("--kill-on-invalid-dep=yes" in call for call in desk.slurm.submitted())
     assert len({job.group for job in jobs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("", r"--after: Slurm knows no job 7 \(any more\); leave --after out if it has ended well"),
+        ("FAILED", "--after: a job behind job 7 would never begin: it "),
+        ("CANCELLED", "--after: a job behind job 7 would never begin: it was cancelled"),
+    ],
+)
+def test_a_job_that_cannot_be_waited_for_is_told_before_anything_is_written(
+    desk: Desk, state: str, said: str
+) -> None:
+    if state:
+        desk.slurm.jobs[7] = FakeJob(7, "data", state=state)
+    before = desk.files()
+    with pytest.raises(InputError, match=said) as caught:
+        desk.submit(after=7, time_s=600.0)
+    assert "\n" not in str(caught.value)
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
+def test_a_job_that_has_ended_well_may_be_waited_for(desk: Desk) -> None:
+    desk.slurm.jobs[7] = FakeJob(7, "data", state="COMPLETED")
+    assert desk.submit(after=7, time_s=600.0)
 
 
 def test_phases_that_are_finished_are_not_submitted(desk: Desk) -> None:
