@@ -9,6 +9,7 @@ import posixpath
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from caffe_recipes.chain.eyes import Eyes, Means, open_files
 from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
 from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.run_files import RunFiles
+from caffe_recipes.chain.run_files import HostFiles, RunFiles
 from caffe_recipes.chain.shown_run import ShownRun
 from caffe_recipes.chain.submitting.seen import (
     Ask,
@@ -103,7 +104,10 @@ class Standing:
 def find_standings(
     options: StatusOptions, means: Means | None = None, ask: Ask | None = None
 ) -> list[Standing]:
-    """Return where all runs stand: by recipe, the latest first. Raises ClusterError for the host."""
+    """Return where all runs stand: by recipe, the latest first.
+
+    Raises InputError for a root that is not there, ClusterError for the host.
+    """
     with ExitStack() as stack:
         files = open_files(options.on, means or Means())
         stack.callback(files.close)
@@ -111,6 +115,8 @@ def find_standings(
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         found = [_read_run(files, f"{runs}/{name}") for name in files.names(runs)]
         submitted = {name: read_submissions(files, runs, name) for name in files.recipes(runs, SUFFIX)}
+        if not found and not submitted:
+            _check_root(files, options.root)
     return _join(found, submitted, ask)
 
 
@@ -155,6 +161,17 @@ def find_standing(
             eyes.look(standing.run)  # which host it is, so that the run's own can be another
             return replace(standing, lives=eyes.look(standing.run).lives)
         return standing
+
+
+def _check_root(files: RunFiles, root: str) -> None:
+    """Raise InputError if there is no such folder, in which there are no runs either."""
+    if isinstance(files, HostFiles):
+        is_there = files.there.run(["test", "-d", root]).returncode == 0
+    else:
+        is_there = Path(root).is_dir()
+    if not is_there:
+        where = f"{files.host}:{root}" if files.host else root
+        raise InputError(where, "no such folder", "give the one that holds `runs` with --caffe-root")
 
 
 def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:

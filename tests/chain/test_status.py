@@ -70,6 +70,18 @@ def test_without_runs_nothing_is_told(place: Place) -> None:
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
+def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> None:
+    assert Eye(place).all(no_slurm, on) == []
+    means = Means(lambda name, copy_with: LocalHost(name))
+    with pytest.raises(InputError) as caught:
+        find_standings(StatusOptions(str(place.root / "gone"), on), means, no_slurm)
+    where = f"{on}:{place.root}" if on else str(place.root)
+    assert str(caught.value) == (
+        f"{where}/gone: no such folder; give the one that holds `runs` with --caffe-root"
+    )
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
 def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) -> None:
     for number in (1, 2, 10):
         tell_run(place.root, place.recipe, *WHOLE, number=number)
