@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from signal import SIGTERM
 from typing import Literal
 
 from caffe_recipes.chain.run_files import HostFiles, RunFiles, Wanted
@@ -127,7 +128,7 @@ def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> 
             each.outcome, "it was submitted"
         )
         return f"unknown since {_clock(moment)} ({known}): {seen.away}"
-    if seen.job is not None and seen.job.state is State.FAILED and each.outcome == "cancelled":
+    if seen.job is not None and seen.job.state is State.FAILED and _is_cancelled(seen, seen.job):
         return "was cancelled, and ended in order"  # its script returns what a signal makes it return
     if seen.job is not None:
         return describe_state(seen.job)
@@ -147,6 +148,13 @@ def name_seen(seen: SeenJob) -> str:
     """
     phase = f" ({seen.submission.phase})" if seen.submission.phase else ""
     return f"job {seen.job_id or seen.submission.name}{phase}"
+
+
+def _is_cancelled(seen: SeenJob, job: Job) -> bool:
+    """Tell whether a job was told to end; of a user's own only its end tells that."""
+    if seen.submission.is_ours:
+        return seen.submission.outcome == "cancelled"
+    return job.signal == SIGTERM or job.exit_code == 128 + SIGTERM
 
 
 def _see(each: Submission, job: Job | None, away: str) -> SeenJob:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from caffe_recipes.chain.submitting.seen import describe_job, name_seen, see_jobs
+from caffe_recipes.chain.submitting.seen import describe_job, name_seen, see_jobs, submitted_by_hand
 from caffe_recipes.chain.submitting.submissions import Submission
 from caffe_recipes.cluster.slurm.jobs import Job, State
 from caffe_recipes.cluster.slurm.queries import SchedulerAway
@@ -74,3 +74,14 @@ def test_a_job_that_was_cancelled_has_not_failed() -> None:
     cancelled = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="cancelled", job_id=12)
     (seen,) = see_jobs([cancelled], lambda ids, names: [Job(12, "small-a", State.FAILED, exit_code=143)])
     assert describe_job(seen) == "was cancelled, and ended in order"
+
+
+def test_a_job_of_a_user_s_own_that_sigterm_ended_was_cancelled() -> None:
+    own = submitted_by_hand("small", 50, 0.0)
+
+    def tell(**end: int) -> str:
+        (seen,) = see_jobs([own], lambda ids, names: [Job(50, "mine", State.FAILED, **end)])  # type: ignore[arg-type]
+        return describe_job(seen)
+
+    assert tell(exit_code=143) == tell(signal=15) == "was cancelled, and ended in order"
+    assert tell(exit_code=3) == "has failed with exit code 3; see its log"
