@@ -186,7 +186,8 @@ def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | N
         raise ClusterError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
     limits = profile.partitions[name]
     if limits.nodes is not None and nodes > limits.nodes:
-        yield f"{name} takes at most {limits.nodes} nodes, the recipe needs {nodes}"
+        most = f"{limits.nodes} node{'s' if limits.nodes != 1 else ''}"
+        yield f"{name} takes at most {most}, the recipe needs {nodes}"
     if limits.hours is not None and hours is not None and hours > limits.hours:
         yield f"{name} runs a job for at most {limits.hours:g} h, the recipe needs {hours:.1f} h"
 

@@ -33,7 +33,9 @@ def choose_partition(profile: Profile, batch: Batch, nodes: int, time_s: float |
     if batch.partition is not None:
         for name in batch.partition.split(","):
             for line in check_partition(profile, name, nodes=nodes, hours=hours):
-                raise ClusterError(profile.name, line, "take another --partition, or a shorter --time")
+                helps = not [*check_partition(profile, name, nodes=nodes, hours=None)]
+                hint = f"take another --partition{', or a shorter --time' if helps else ''}"
+                raise ClusterError(profile.name, line, hint)
         return batch
     fitting = find_partitions(profile, nodes, hours)
     if not fitting:
@@ -42,7 +44,9 @@ def choose_partition(profile: Profile, batch: Batch, nodes: int, time_s: float |
             for name in profile.partitions
             for line in check_partition(profile, name, nodes=nodes, hours=hours)
         ]
-        raise ClusterError(profile.name, "; ".join(lines), "take another machine, or a shorter --time")
+        # A shorter time gets a job no more nodes.
+        shorter = ", or a shorter --time" if find_partitions(profile, nodes, None) else ""
+        raise ClusterError(profile.name, "; ".join(lines), f"take another machine{shorter}")
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
 
 

@@ -32,6 +32,18 @@ def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
     assert choose_partition(known, Batch(), 4, 600.0).partition is None
 
 
+def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
+    known = profile("{debug: {nodes: 1, hours: 2}}")
+    for partition, other in ((None, "machine"), ("debug", "--partition")):
+        with pytest.raises(ClusterError) as caught:
+            choose_partition(known, Batch(partition=partition), 2, 7200.0)
+        assert str(caught.value) == (
+            f"site: debug takes at most 1 node, the recipe needs 2; take another {other}"
+        )
+        with pytest.raises(ClusterError, match=f"; take another {other}, or a shorter --time$"):
+            choose_partition(known, Batch(partition=partition), 1, 9000.0)
+
+
 @pytest.mark.parametrize(
     ("partition", "nodes", "said"),
     [
