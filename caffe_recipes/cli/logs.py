@@ -22,7 +22,7 @@ from caffe_recipes.cli.names import RUN
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="What this rank says, and nothing else."
 )
-@click.option("--job", is_flag=True, help="What the script of the last job says, as Slurm keeps it.")
+@click.option("--job", is_flag=True, help="What the script of the job that runs, or began last, says.")
 def logs(
     run: str,
     caffe_root: str,
