@@ -285,6 +285,15 @@ def test_a_recipe_s_phase_that_came_is_an_added_solver(here: Path) -> None:
     assert {"added solver_second.prototxt", "removed solver_cyc1.prototxt"} <= set(lines)
 
 
+def test_the_phases_that_a_recipe_evaluates_are_a_value_of_its_own(here: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    (here / "mine.yaml").write_text(
+        text.replace("evaluation:\n", "evaluation:\n  phases: [cyc3, collapse]\n")
+    )
+    said = call("digits-local", "mine.yaml")[1]
+    assert said == 'recipe: evaluation.phases not set -> ["cyc3", "collapse"]\n'
+
+
 @needs_git
 def test_two_revisions_compare_without_a_checkout(repo: Path) -> None:
     (repo / "nets" / "net.prototxt").write_text("broken {")

@@ -90,7 +90,7 @@ def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[t
             continue
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.", f"{pattern}{key}.")
-        elif key == "phases":
+        elif f"{pattern}{key}" == "phases":
             yield "phases", [phase["name"] for phase in value]
             for phase in value:
                 yield from _flatten(phase, f"phases.{phase['name']}.", "phases.*.")
