@@ -47,7 +47,7 @@ submit() { # PHASE_FILE
   # Old shells take an empty list for a variable that is not set.
   said=$(sbatch --parsable ${OPTIONS[@]+"${OPTIONS[@]}"} ${after[@]+"${after[@]}"} "$HERE/$1.sbatch" \
     ${RUN_OPTIONS[@]+"${RUN_OPTIONS[@]}"}) ||
-    give_up 3 "$1: sbatch returned $?"
+    give_up "$((${#JOBS[@]} > 0 ? 3 : 2))" "$1: sbatch returned $?" # the first one's options are the user's
   while read -r line; do
     if [[ $line =~ ^([0-9]+)(;[^[:space:]]+)?$ ]]; then job=${BASH_REMATCH[1]}; fi
   done <<<"$said"

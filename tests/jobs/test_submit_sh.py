@@ -63,26 +63,30 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sbatch", "scancel", "said"),
+    ("sbatch", "scancel", "exit_code", "said"),
     [
-        (refuses(0) + NUMBERS, "", "phase-1-init: sbatch returned 1"),
+        (refuses(0) + NUMBERS, "", 2, "phase-1-init: sbatch returned 1"),
         (
             "echo Welcome; echo to us",
             "",
+            3,
             "phase-1-init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
         ),
         (
             refuses(1) + NUMBERS,
             "exit 1",
+            3,
             "phase-2-cyc1: sbatch returned 1; still submitted, cancel them yourself: scancel 101",
         ),
     ],
 )
-def test_a_refusal_says_what_is_left(play: Play, sbatch: str, scancel: str, said: str) -> None:
+def test_a_refusal_says_what_is_left(
+    play: Play, sbatch: str, scancel: str, exit_code: int, said: str
+) -> None:
     play.hook("sbatch", sbatch)
     play.hook("scancel", scancel)
     code, _, complained = play.run("submit.sh")
-    assert code == 3
+    assert code == exit_code
     assert complained.endswith(f"digits-local: {said}\n")
 
 
