@@ -14,7 +14,15 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from caffe_recipes.data.labels import load_labels
-from caffe_recipes.data.pictures import Picture, Pictures, check_name, is_image, name_classes, number_classes
+from caffe_recipes.data.pictures import (
+    Picture,
+    Pictures,
+    check_name,
+    check_nesting,
+    is_image,
+    name_classes,
+    number_classes,
+)
 from caffe_recipes.errors import DataError
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
@@ -47,6 +55,8 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
     if flat:
         what = f"does not tell the classes of its images, of '{flat[0].name}' to begin with"
         raise DataError(path, what, "give the list of their labels with --labels")
+    hint = "give a tar whose first folders are the classes, as of all in '{}'"
+    check_nesting((picture.name for picture in pictures), path, hint)
     numbers = number_classes({_class_of(picture) for picture in pictures}, known, path)
     labelled = [picture._replace(label=numbers[_class_of(picture)]) for picture in pictures]
     return Pictures(path, labelled, name_classes(numbers))

@@ -6,7 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from caffe_recipes.data.pictures import Picture, Pictures, check_name, is_image, name_classes, number_classes
+from caffe_recipes.data.pictures import (
+    Picture,
+    Pictures,
+    check_name,
+    check_nesting,
+    is_image,
+    name_classes,
+    number_classes,
+)
 from caffe_recipes.errors import DataError
 
 
@@ -17,12 +25,17 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
     """
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+            seen = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] != ".")
     except OSError as error:
         raise DataError(folder, f"cannot be read: {error.strerror}", "give a list or a folder") from None
+    names = [name for name, is_folder in seen if is_folder]
     if not names:
         hint = "make a subfolder for each class, or give a list of images"
         raise DataError(folder, "has no subfolders of classes", hint)
+    loose = next((name for name, is_folder in seen if not is_folder and is_image(name)), None)
+    if loose is not None:
+        hint = "move it into its class's folder, or give a list of images"
+        raise DataError(folder / loose, "lies beside the folders of classes", hint)
     labels = number_classes(set(names), known, folder)
     pictures: list[Picture] = []
     for name in names:
@@ -34,6 +47,8 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
         if len(pictures) == before:
             hint = "remove the folder, or put the class's images there"
             raise DataError(folder / name, "holds no images", hint)
+    # Only now: a folder of no images is told for what it is.
+    check_nesting((picture.name for picture in pictures), folder, f"give --images {folder}/{{}}")
     return Pictures(folder, pictures, name_classes(labels))
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from caffe_recipes.data.pictures import name_classes, number_classes, parse_label, read_lines
+from caffe_recipes.data.pictures import check_agree, name_classes, number_classes, parse_label, read_lines
 from caffe_recipes.errors import DataError
 
 _SYNSET = re.compile(r"n\d{8}\s")
@@ -61,10 +61,19 @@ def load_labels(
     elif bare:
         where, _, value = next(line for line in lines if line[1] is None)
         raise DataError(where, f"'{value}' is not 'image label'", "write an image and its label")
+    check_agree((where, _plain(str(name)), value) for where, name, value in lines)
     values = {_plain(str(name)): (where, value) for where, name, value in lines}
     missing = [name for name in images if _plain(name) not in values]
     if missing:
         raise DataError(path, f"has no label for '{missing[0]}'", "give the list of these images")
+    wanted = {_plain(name) for name in images}
+    strange = [(where, name) for name, (where, _) in values.items() if name not in wanted]
+    if strange:
+        (where, name), more = strange[0], len(strange) - 1
+        what = f"labels '{name}', which is not among the images" + (
+            f", nor are {more:,} more" if more else ""
+        )
+        raise DataError(where, what, "give the list of these images")
     return _number({name: values[_plain(name)] for name in images}, known, path)
 
 

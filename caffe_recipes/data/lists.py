@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from caffe_recipes.data.pictures import Picture, Pictures, check_name, parse_label, read_lines
+from caffe_recipes.data.pictures import Picture, Pictures, check_agree, check_name, parse_label, read_lines
 from caffe_recipes.errors import DataError
 
 # A network's file system answers slowly, and many at once.
@@ -18,6 +18,8 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
     """Read a list and look for all its images; a path may hold blanks, and is beneath the list's folder
     unless a `root` is given. Raises DataError for the first bad line or missing image.
     """
+    if root is not None and not root.is_dir():
+        raise DataError(root, "is no folder that is there", "give the folder of the list's paths with --root")
     pictures: list[Picture] = []
     wheres: list[str] = []
     for where, words in read_lines(path):
@@ -25,6 +27,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
         wheres.append(where)
     if not pictures:
         raise DataError(path, "lists no images", "write a line 'path label' for each")
+    check_agree((where, one.name, one.label) for where, one in zip(wheres, pictures, strict=True))
     found = list(_sizes(pictures))
     missing = [index for index, size in enumerate(found) if size is None]
     if missing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from caffe_recipes.errors import DataError
 # What is taken for an image in folders and archives; a list may name any file.
 SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MOST_LABEL = 2**31 - 1
+_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test"))
 _MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's
 
 
@@ -81,13 +83,40 @@ def check_name(name: str, where: str | Path) -> None:
         raise DataError(where, what, "shorten it, by --root if it is a path")
 
 
+def check_agree(labels: Iterable[tuple[str, str, str | int]]) -> None:
+    """Raise DataError if an image has two labels; `labels` are (`file:line`, image, label)."""
+    first: dict[str, tuple[str, str | int]] = {}
+    for where, name, label in labels:
+        before, other = first.setdefault(name, (where, label))
+        if other != label:
+            line = before.rpartition(":")[2]
+            what = f"'{name}' has label {label}, and {other} in line {line}"
+            raise DataError(where, what, "give each image one label")
+
+
+def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
+    """Raise DataError if a class, the first folder of the `class/file` names, holds folders of classes.
+
+    One folder in each of several classes is none: archives have `n01/images/a.jpg`. `hint` has a `{}` for the
+    class.
+    """
+    inner: dict[str, set[str]] = {}
+    for name in names:
+        first, _, rest = name.partition("/")
+        inner.setdefault(first, set()).add(rest.rpartition("/")[0].partition("/")[0])
+    for first, folders in inner.items():
+        is_nested = len(folders) > 1 or len(inner) == 1 or first in _SPLITS
+        if "" not in folders and is_nested:
+            raise DataError(where, f"class '{first}' holds only folders", hint.format(first))
+
+
 def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes.
 
     Raises DataError.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", "give a text file") from None
     for number, line in enumerate(lines, 1):

@@ -21,6 +21,9 @@ def load_pictures(
     tars in label order.
     """
     known = load_classes(class_list) if class_list is not None else None
+    if images.exists() and not images.is_dir() and not images.is_file():
+        # It is read twice, to see what it is, and a pipe's beginning would be gone.
+        raise DataError(images, "is a pipe or a device", "write the list to a file, and give that")
     try:
         kind = "folder" if images.is_dir() else "tar" if is_archive(images) else "list"
     except (OSError, ValueError) as error:

@@ -135,3 +135,9 @@ def test_an_archive_is_known_by_its_name_or_what_is_in_it(tmp_path: Path) -> Non
     assert is_archive(write(tmp_path, train_tar(), "images"))
     assert is_archive(write(tmp_path, b"", "x.tar"))
     assert not is_archive(write(tmp_path, b"a.jpg 1\n", "list"))
+
+
+def test_a_tar_whose_classes_are_a_level_deeper_is_refused(tmp_path: Path) -> None:
+    archive = write(tmp_path, pack({f"imgs/{name}": data for name, data in IMAGES.items()}))
+    with pytest.raises(DataError, match=r"images.tar: class 'imgs' holds only folders; give a tar whose"):
+        load_archive(archive)

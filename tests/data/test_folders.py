@@ -30,7 +30,7 @@ def test_sorted_subfolders_are_the_classes_and_their_images_are_sorted(tmp_path:
 
 
 def test_what_is_no_image_is_passed_over(tmp_path: Path) -> None:
-    folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", "loose.jpg")
+    folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", ".loose.jpg")
     assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg"]
 
 
@@ -49,8 +49,36 @@ def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -
     write(tmp_path, "loose.jpg")
     with pytest.raises(DataError, match="has no subfolders of classes"):
         load_folder(tmp_path)
+    (tmp_path / "loose.jpg").unlink()
     write(tmp_path, "a/1.jpg", "b/notes.txt")
     with pytest.raises(DataError, match="b: holds no images"):
         load_folder(tmp_path)
     with pytest.raises(DataError, match="none: cannot be read: No such file"):
         load_folder(tmp_path / "none")
+
+
+def test_an_image_beside_the_class_folders_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"loose.jpg: lies beside the folders of classes; "):
+        load_folder(write(tmp_path, "a/1.jpg", "b/1.jpg", "loose.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("names", "nested"),
+    [
+        (("train/n01/a.jpg", "train/n02/a.jpg", "val/n01/a.jpg"), "train"),
+        (("train/n01/a.jpg", "val/n01/a.jpg"), "train"),
+        (("imgs/n01/a.jpg",), "imgs"),
+        (("n01/a.jpg", "more/n02/a.jpg", "more/n03/a.jpg"), "more"),
+    ],
+)
+def test_folders_of_class_folders_are_refused_and_the_inner_one_proposed(
+    tmp_path: Path, names: tuple[str, ...], nested: str
+) -> None:
+    hint = f"class '{nested}' holds only folders; give --images {tmp_path}/{nested}"
+    with pytest.raises(DataError, match=hint):
+        load_folder(write(tmp_path, *names))
+
+
+def test_one_folder_of_images_in_each_class_is_part_of_the_class(tmp_path: Path) -> None:
+    found = load_folder(write(tmp_path, "n01/images/a.jpg", "n02/images/a.jpg"))
+    assert found.classes == ("n01", "n02")

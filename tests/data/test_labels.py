@@ -17,7 +17,7 @@ def write(folder: Path, text: str, name: str = "labels.txt") -> Path:
 
 
 def test_labels_are_numbers_or_classes_behind_each_image_in_any_order(tmp_path: Path) -> None:
-    numbers = write(tmp_path, "val_3.JPEG 7\nval_1.JPEG 5\nval_2.JPEG 0\nval_9.JPEG 3\n")
+    numbers = write(tmp_path, "val_3.JPEG 7\nval_1.JPEG 5\nval_2.JPEG 0\n")
     assert load_labels(numbers, IMAGES) == (dict(zip(IMAGES, (5, 0, 7), strict=True)), None)
     synsets = write(tmp_path, "val_3.JPEG n02\nval_1.JPEG n07\nval_2.JPEG n02\n")
     assert load_labels(synsets, IMAGES) == (dict(zip(IMAGES, (1, 0, 0), strict=True)), ("n02", "n07"))
@@ -43,6 +43,14 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
         ("n02\nn07\n", "has 2 labels for 3 images"),
         ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not 'image label'"),
         ("val_1.JPEG 1\nval_2.JPEG 2\n", "has no label for 'val_3.JPEG'"),
+        (
+            "val_1.JPEG 1\nval_2.JPEG 2\nval_3.JPEG 2\na/val_1.JPEG 3\n",
+            ":4: 'val_1.JPEG' has label 3, and 1 in line 1; give each image one label",
+        ),
+        (
+            "val_1.JPEG 1\nval_2.JPEG 2\nval_3.JPEG 2\nval_9.JPEG 3\n",
+            ":4: labels 'val_9.JPEG', which is not among the images; ",
+        ),
         ("val_1.JPEG 1\nval_2.JPEG -2\nval_3.JPEG 2\n", ":2: label '-2' is no whole number from 0"),
         ("val_1.JPEG 1\nval_2.JPEG n02\nval_3.JPEG 2\n", ":2: label 'n02' is no whole number from 0"),
     ],

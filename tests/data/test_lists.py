@@ -52,6 +52,7 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("a.jpg 1.0\n", ":1", "label '1.0' is no whole number from 0"),
         ("a.jpg 2147483648\n", ":1", "label '2147483648' is no whole number from 0"),
         ("a.jpg \u0663\n", ":1", "is no whole number from 0"),
+        ("a.jpg 0\nb.jpg 1\na.jpg 2\n", ":3", "'a.jpg' has label 2, and 0 in line 1; "),
         ("", "", "lists no images"),
         ("\n \n", "", "lists no images"),
         ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor are 1 more"),
@@ -76,3 +77,17 @@ def test_what_is_wrong_with_a_list_is_one_line_with_its_number(
 def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.txt: cannot be read: No such file"):
         load_list(tmp_path / "none.txt")
+
+
+def test_an_image_may_be_listed_again_with_the_same_label(tmp_path: Path) -> None:
+    assert len(load_list(write(tmp_path, "a.jpg 1\na.jpg 1\n", "a.jpg")).pictures) == 2
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    listed = write(tmp_path, b"\xef\xbb\xbfa.jpg 1\n", "a.jpg")
+    assert [picture.name for picture in load_list(listed).pictures] == ["a.jpg"]
+
+
+def test_a_root_that_is_not_there_is_told_rather_than_its_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nope: is no folder that is there; give the folder"):
+        load_list(write(tmp_path, "a.jpg 1\n", "a.jpg"), tmp_path / "nope")
