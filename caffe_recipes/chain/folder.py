@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -102,6 +103,12 @@ def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
     return frozen
 
 
+def digest_recipe(recipe: Recipe) -> str:
+    """Return the SHA-256 of what a recipe says, but for what only tells of the training, as a title does."""
+    values = _without_telling(freeze_recipe(recipe), "")
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def describe_changes(folder: Path, recipe: Recipe) -> str | None:
     """Say what differs between what a run was started with and the recipe, with its nets, now.
 
@@ -130,6 +137,17 @@ def _load(path: Path) -> dict[str, Any]:
         raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
     if not isinstance(values, dict):
         raise InputError(path, "cannot be read: not JSON as a run writes it", "start over with --new")
+    return values
+
+
+def _without_telling(values: object, at: str) -> object:
+    if isinstance(values, dict):
+        inner = {key: f"{at}.{key}" if at else str(key) for key in values}
+        return {
+            key: _without_telling(values[key], inner[key]) for key in values if inner[key] not in _TELLING
+        }
+    if isinstance(values, list):
+        return [_without_telling(value, f"{at}[*]") for value in values]
     return values
 
 

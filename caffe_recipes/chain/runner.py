@@ -41,6 +41,7 @@ from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.chain.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.chain.snapshots import verify_kept
+from caffe_recipes.chain.submitted import check_submitted
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
@@ -65,6 +66,7 @@ def run_chain(
     Interrupted when told to stop; no trainer is left behind in any of these.
     """
     options, reporter, interrupts = options or Options(), reporter or Reporter(), Interrupts()
+    check_submitted(recipe, os.environ)
     phases = phases_until(recipe, options.until)
     with interrupts.raised(), ExitStack() as stack:
         latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.chain.setting import find_profile
+from caffe_recipes.chain.submitted import note_submitted
 from caffe_recipes.chain.submitting.limits import choose_partition
 from caffe_recipes.chain.submitting.sbatch_options import check_options, take_option
 from caffe_recipes.chain.submitting.submissions import name_job
@@ -123,7 +124,7 @@ def build_request(
         dependency=dependency,
         mail_user=options.mail_user,
         options=(f"--output={output}", *more, *batch.options),
-        environment={**_environment(options), **environment},
+        environment={**_environment(options), **note_submitted(planned.recipe, name), **environment},
         arguments=_arguments(options),
     )
 
