@@ -10,6 +10,7 @@ from pathlib import Path
 
 from caffe_recipes.chain.setting import find_profile
 from caffe_recipes.chain.submitted import note_submitted
+from caffe_recipes.chain.submitting.given import check_mail, check_spares
 from caffe_recipes.chain.submitting.limits import choose_partition
 from caffe_recipes.chain.submitting.sbatch_options import check_options, take_option
 from caffe_recipes.chain.submitting.submissions import name_job
@@ -89,9 +90,11 @@ class Planned:
 def plan_submission(recipe: Recipe, options: SubmitOptions, done: Sequence[str] = ()) -> Planned:
     """Return the jobs to submit, but for the phases that are `done`.
 
-    Raises InputError for a script that is not what the recipe generates, ClusterError for what the profile
-    says that the machine demands, or does not give.
+    Raises InputError for a script that is not what the recipe generates and for what no job could use,
+    ClusterError for what the profile says that the machine demands, or does not give.
     """
+    check_mail(options.mail_user)
+    check_spares(options.arguments, options.spares)
     profile = find_profile(recipe, options.profile)
     batch = _choose_batch(profile, options)
     nodes = recipe.cluster.nodes + options.spares

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from caffe_recipes.chain.status import Standing, StatusOptions, find_standing
 from caffe_recipes.chain.submitting.bad_nodes import nodes_excluded
 from caffe_recipes.chain.submitting.earlier import check_after
+from caffe_recipes.chain.submitting.given import check_source
 from caffe_recipes.chain.submitting.planned import (
     Planned,
     Step,
@@ -98,6 +99,7 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Means)
     plan_submission(recipe, options)
     if not options.root.is_dir():
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+    check_source(options.environment)
     if not has_slurm(means.host):
         hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
         raise ClusterError("sbatch", "not found on PATH", hint)
