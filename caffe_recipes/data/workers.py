@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 
 from caffe_recipes.data.pictures import Picture, reading
 from caffe_recipes.data.pixels import Settings, convert, quiet_decoders, use_one_thread
@@ -43,7 +45,8 @@ def convert_all(pictures: Sequence[Picture], settings: Settings, workers: int) -
     waiting: deque[Future[list[Made]]] = deque()
     try:
         for task in tasks:
-            waiting.append(pool.submit(convert_some, task, settings))
+            with deaf_children():
+                waiting.append(pool.submit(convert_some, task, settings))
             if len(waiting) >= _AHEAD * workers:
                 yield from waiting.popleft().result()
         while waiting:
@@ -66,6 +69,17 @@ def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Made]:
             except OSError as error:
                 made.append(Made(b"", (), f"cannot be read: {error.strerror}"))
         return made
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Have processes that are started inside begin without SIGINT, which would catch them at their imports."""
+    resource_tracker.ensure_running()  # the first child would start it, and it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live_with_parent() -> None:
