@@ -161,6 +161,8 @@ def check(
         return
     if sheet is not None and sheet.suffix != ".png":
         raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
+    if sheet is not None and not sheet.parent.is_dir():  # before the LMDB is looked at
+        raise InputError(sheet, "its folder is not there", "make it, or give another path")
     if decodes_all or sample or sheet is not None:
         require_opencv(lmdb)
     decode = None if decodes_all else sample

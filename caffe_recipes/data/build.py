@@ -31,6 +31,10 @@ _GOES_ON = "the same command goes on where it was"
 Tell = Callable[[int, int], None]
 
 
+class _SizeError(DataError):
+    """An image is of another size than the first."""
+
+
 @dataclass
 class _Done:
     """What the LMDB holds so far: images up to `next`, but those left out."""
@@ -59,11 +63,15 @@ def build_lmdb(
         with locked(partial):
             if os.path.lexists(out):
                 return _check_same(plan, out)
+            if not _has_records(partial):
+                (partial / "plan").unlink(missing_ok=True)  # nothing is lost by another one
             check_plan(partial, plan.digest)
             try:
                 manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
-            except DataError:
-                _remove_empty(partial)
+            except DataError as error:
+                # Nothing that helps against sizes goes on with these records: another plan is needed.
+                if isinstance(error, _SizeError) or not _has_records(partial):
+                    shutil.rmtree(partial)
                 raise
             write_manifest(out, manifest)
             (partial / "lmdb").rename(out)
@@ -95,12 +103,13 @@ def _check_same(plan: Plan, out: Path) -> Manifest:
     return manifest
 
 
-def _remove_empty(partial: Path) -> None:
-    """Leave nothing behind of a build that failed before its first record."""
+def _has_records(partial: Path) -> bool:
+    """Tell if an unfinished build came to its first record."""
+    file = partial / "lmdb" / "data.mdb"
+    if not file.exists() or not file.stat().st_size:
+        return False
     with lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment:
-        is_empty = not environment.stat()["entries"]
-    if is_empty:
-        shutil.rmtree(partial)
+        return bool(environment.stat()["entries"])
 
 
 def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
@@ -179,5 +188,5 @@ def _bad_image(plan: Plan, index: int, wrong: str, *, is_decoded: bool) -> DataE
     picture = plan.pictures[index]
     where = picture.path if picture.offset is None else f"{picture.path}: {picture.name}"
     if is_decoded:
-        return DataError(where, wrong, "resize the images, or leave out --check-size")
+        return _SizeError(where, wrong, "resize the images, or leave out --check-size")
     return DataError(where, wrong, "mend it, and the same command goes on; or give --skip-bad")

@@ -126,10 +126,14 @@ def _check_same(plan: RecordSet, out: Path) -> RecordSet:
         known = json.loads(path.read_text("utf-8")).get("plan")
     except (OSError, ValueError, AttributeError):
         known = None
-    names = [plan.file_name(shard) for shard in range(plan.shards)]
-    if known != plan.plan or not all((out / name).is_file() for name in names):
+    if known != plan.plan:
         what = "is there already" + (", of other images or settings" if known else "")
         raise DataError(out, what, "remove it, or give another path")
+    names = [plan.file_name(shard) for shard in range(plan.shards)]
+    missing = [name for name in names if not (out / name).is_file()]
+    if missing:
+        what = f"lacks {len(missing):,} of its {plan.shards:,} files: {missing[0]}"
+        raise DataError(out, what, "remove the folder, and give the command again")
     return plan
 
 

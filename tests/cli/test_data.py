@@ -69,6 +69,9 @@ def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
     assert json.loads(out)["labels"] == {"0": 1, "3": 2}
     assert cv2.imread(str(tmp_path / "s.png")) is not None
     assert call("check", path, "--sheet", tmp_path / "s.jpg")[0] == 2
+    code, out, err = call("check", path, "--sheet", tmp_path / "nodir" / "s.png")
+    assert (code, out) == (2, "")
+    assert "nodir/s.png: its folder is not there" in err
 
 
 def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:

@@ -157,6 +157,10 @@ def test_a_finished_folder_is_kept_and_another_refused(lmdb: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
     with pytest.raises(DataError, match="records: is there already, of other images or settings; remove it"):
         make(lmdb, seed=2)
+    (out / "train-00003-of-00008").unlink()
+    what = "records: lacks 1 of its 8 files: train-00003-of-00008; remove the folder"
+    with pytest.raises(DataError, match=what):
+        make(lmdb)
     (lmdb.parent / "taken").mkdir()
     with pytest.raises(DataError, match="taken: is there already; remove it"):
         make(lmdb, "taken")
