@@ -73,7 +73,7 @@ def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Made]:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Have processes that are started inside begin without SIGINT, which would catch them at their imports."""
+    """Have processes started inside begin without SIGINT, which would catch them at their imports."""
     resource_tracker.ensure_running()  # the first child would start it, and it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
