@@ -161,6 +161,8 @@ def _first_error(
     if found["type"] == "missing":
         return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
     message, given = _plain(found), found.get("input")
+    if found["type"] == "tuple_type" and _fields_at(location, model):
+        message += ", or of mappings that each start with `-`"
     shown = (
         f", not {_short(repr(given))}"
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
@@ -188,7 +190,7 @@ _PLAIN = {
     "string_too_short": "must not be empty",
     "string_type": "must be text",
     "too_short": "must have {min_length} or more items",
-    "tuple_type": "must be a list of values, or of mappings that each start with `-`",
+    "tuple_type": "must be a list of values",
 }
 # What patterns mean; other ones are shown.
 _PATTERNS = {

@@ -136,6 +136,12 @@ def test_a_mistake_is_named_with_its_line_and_key(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_plain_values_are_not_asked_for_as_mappings() -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_profile("name: s\ntitle: A site\nslurm: {options: --exclusive}\n", "s.yaml")
+    assert str(caught.value) == "s.yaml:3: slurm.options: must be a list of values, not '--exclusive'"
+
+
 def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\ntitle: my own\nshared_folder: /lustre/me\nmodules: [intel/18]\n")
