@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +90,8 @@ def read_logs(paths: Iterable[Path]) -> Iterator[tuple[str, Iterator[str]]]:
 def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
     """Yield what is known of the recipe's own shape, the first to count first."""
     if known.logs:
+        for path in known.logs:
+            _check_run(recipe, path)
         yield logged_pace(recipe, read_logs(known.logs))
     if known.images_per_s is not None:
         yield given_pace(known.images_per_s)
@@ -114,6 +117,30 @@ def _refusals(estimate: Estimate, known: Known) -> Iterator[str]:
     if profile is not None:
         for name in profile.partitions:
             yield from check_partition(profile, name, nodes=estimate.shape.nodes, hours=hours)
+
+
+def _check_run(recipe: Recipe, path: Path) -> None:
+    """Raise InputError for a run's folder of another recipe, or of another net or batch of this one."""
+    try:
+        frozen = json.loads((path / "recipe.json").read_text("utf-8"))
+    except (OSError, ValueError):  # a log, or a folder of logs alone
+        return
+    there, here = _tell_shape(frozen), _tell_shape(recipe.model_dump(mode="json"))
+    for what, value in here.items():
+        if there[what] not in (None, value):
+            told = f"is a run of {what} {there[what]}, and {recipe.name}'s is {value}"
+            raise InputError(path, told, f"give logs of {recipe.name}'s own shape")
+
+
+def _tell_shape(values: object) -> dict[str, object]:
+    """Take from a recipe's JSON values what its speed stands or falls with."""
+    recipe = values if isinstance(values, dict) else {}
+    net, cluster = (part if isinstance(part := recipe.get(key), dict) else {} for key in ("net", "cluster"))
+    return {
+        "recipe": recipe.get("name"),
+        "net": net.get("builder") or net.get("prototxt") or net.get("function"),
+        "batch": cluster.get("batch_per_rank"),
+    }
 
 
 def _logs_in(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -130,3 +131,25 @@ def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], Known()))
     assert text.count("* known for 64 nodes: a node is taken to be as fast among others") == 1
     assert text.count("the recipe's reported rate *") == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"name": "other"}, "is a run of recipe other, and stampede2-64n-72ep's is stampede2-64n-72ep"),
+        ({"cluster": {"batch_per_rank": 7}}, "is a run of batch 7, and stampede2-64n-72ep's is 32"),
+        ({"net": {"builder": "vgg"}}, "is a run of net vgg, and stampede2-64n-72ep's is resnet50"),
+        ({}, ""),
+    ],
+)
+def test_a_run_of_another_recipe_or_batch_tells_no_pace(
+    recipe: Recipe, log: Path, changed: dict[str, object], what: str
+) -> None:
+    frozen = recipe.model_dump(mode="json") | changed
+    (log.parent / "recipe.json").write_text(json.dumps(frozen))
+    known = Known((log.parent,))
+    if not what:
+        assert kinds(recipe, known)[0] == "log"
+        return
+    with pytest.raises(InputError, match=what):
+        kinds(recipe, known)
