@@ -15,7 +15,7 @@ from caffe_recipes.data.jpegs import jpeg_shape
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
 from caffe_recipes.tensorflow.examples import Values, parse_example
-from caffe_recipes.tensorflow.records import read_records, require_crc32c
+from caffe_recipes.tensorflow.records import DamagedError, read_records, require_crc32c
 
 _NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 _MIB = 2**20
@@ -67,7 +67,7 @@ def check_records(
 ) -> CheckedRecords:
     """Look at every record of a file or folder of TFRecords; labels are to go from 1 to `classes`.
 
-    Raises DataError for what cannot be read at all, and for a damaged record, behind which nothing can be.
+    Behind a damaged record nothing of its file can be read. Raises DataError for what cannot be read at all.
     """
     require_crc32c(path)
     paths = [path] if path.is_file() else _files(path)
@@ -145,15 +145,18 @@ def _check_names(paths: Sequence[Path], seen: _Seen) -> None:
 
 
 def _look(file: Path, classes: int | None, seen: _Seen) -> Iterator[None]:
-    for number, data in enumerate(read_records(file)):
-        where = f"{file.name}: record {number:,}"
-        try:
-            features = parse_example(data)
-        except ValueError as error:
-            seen.add("example", f"{where} {error}")
-        else:
-            _check_features(features, classes, where, seen)
-        yield
+    try:
+        for number, data in enumerate(read_records(file)):
+            where = f"{file.name}: record {number:,}"
+            try:
+                features = parse_example(data)
+            except ValueError as error:
+                seen.add("example", f"{where} {error}")
+            else:
+                _check_features(features, classes, where, seen)
+            yield
+    except DamagedError as error:
+        seen.add("damaged", f"{file.name}: {error.what}")
 
 
 def _check_features(features: Mapping[str, Values], classes: int | None, where: str, seen: _Seen) -> None:

@@ -19,6 +19,10 @@ _MASK = 0xA282EAD8
 _AGAIN = "make the records again"
 
 
+class DamagedError(DataError):
+    """A record, or a file's beginning, is not whole."""
+
+
 def require_crc32c(where: str | Path) -> None:
     """Raise DataError unless google-crc32c is installed: Python alone would take hours for ImageNet."""
     if find_spec("google_crc32c") is None:
@@ -64,17 +68,17 @@ def read_records(path: Path) -> Iterator[bytes]:
             while head := file.read(_HEAD.size):
                 where = f"record {number:,} at byte {at:,}"
                 if len(head) < _HEAD.size:
-                    raise DataError(path, f"{where} is cut short", _AGAIN)
+                    raise DamagedError(path, f"{where} is cut short", _AGAIN)
                 length, crc = _HEAD.unpack(head)
                 if crc != masked_crc32c(head[:8]):
                     what = "is no TFRecord file" if not number else f"{where} is damaged: so is its length"
-                    raise DataError(path, what, _AGAIN if number else "give files of TFRecords")
+                    raise DamagedError(path, what, _AGAIN if number else "give files of TFRecords")
                 at += _HEAD.size + length + _CRC.size
                 if at > size:
-                    raise DataError(path, f"{where} is cut short", _AGAIN)
+                    raise DamagedError(path, f"{where} is cut short", _AGAIN)
                 data, crc = file.read(length), file.read(_CRC.size)
                 if _CRC.unpack(crc)[0] != masked_crc32c(data):
-                    raise DataError(path, f"{where} is damaged", _AGAIN)
+                    raise DamagedError(path, f"{where} is damaged", _AGAIN)
                 number += 1
                 yield data
     except OSError as error:

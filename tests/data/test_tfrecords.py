@@ -259,3 +259,15 @@ def test_records_are_known_by_their_names(lmdb: Path) -> None:
         DataError, match="lmdb: holds no files of TFRecords; their names are as train-00000-of"
     ):
         check_records(lmdb)
+
+
+@pytest.mark.parametrize("left", [5, 100, -1])
+def test_a_file_that_is_cut_short_is_a_problem_that_the_check_found(lmdb: Path, left: int) -> None:
+    out, _ = make(lmdb)
+    for path in sorted(out.iterdir()) if left == 5 else [out / "train-00002-of-00008"]:
+        path.write_bytes(path.read_bytes()[:left])
+    seen = check_records(out, CLASSES)
+    assert len(seen.problems) == 1
+    assert "is cut short" in str(seen.problems[0])
+    assert "is cut short" in render_records_text(seen)
+    assert json.loads(json.dumps(records_values(seen)))["records"] == seen.count
