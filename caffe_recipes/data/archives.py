@@ -55,7 +55,7 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
     if flat:
         what = f"does not tell the classes of its images, of '{flat[0].name}' to begin with"
         raise DataError(path, what, "give the list of their labels with --labels")
-    hint = "give a tar whose first folders are the classes, as of all in '{}'"
+    hint = "give a tar of what is in '{}', whose first folders are the classes"
     check_nesting((picture.name for picture in pictures), path, hint)
     numbers = number_classes({_class_of(picture) for picture in pictures}, known, path)
     labelled = [picture._replace(label=numbers[_class_of(picture)]) for picture in pictures]

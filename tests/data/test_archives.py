@@ -139,5 +139,5 @@ def test_an_archive_is_known_by_its_name_or_what_is_in_it(tmp_path: Path) -> Non
 
 def test_a_tar_whose_classes_are_a_level_deeper_is_refused(tmp_path: Path) -> None:
     archive = write(tmp_path, pack({f"imgs/{name}": data for name, data in IMAGES.items()}))
-    with pytest.raises(DataError, match=r"images.tar: class 'imgs' holds only folders; give a tar whose"):
+    with pytest.raises(DataError, match=r"images.tar: class 'imgs' holds only folders; give a tar of what"):
         load_archive(archive)
