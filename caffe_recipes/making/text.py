@@ -79,7 +79,7 @@ def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noq
     for number, (key, item) in enumerate(value.items()):
         lines = list(_entry(key, item, at, comments))
         if number == 0:
-            lines[0] = f"{indent}- {lines[0].lstrip()}"
+            lines[0] = f"{indent}- {lines[0].lstrip(' ')}"
         yield from lines
 
 

@@ -6,7 +6,7 @@ import doctest
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.config.source import parse_yaml
@@ -42,6 +42,7 @@ def tuples(value: object) -> object:
 
 @settings(max_examples=100, deadline=None)
 @given(VALUES)
+@example({"": [{"": None}, {"\xa0": None}]})
 def test_whatever_is_written_reads_back(given_values: dict[str, object]) -> None:
     read = parse_yaml(render_yaml(given_values, {}), "x", "recipe", RecipeError).raw
     assert read == tuples(given_values)
