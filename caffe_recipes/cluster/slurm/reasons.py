@@ -216,7 +216,7 @@ def _describe_cancelled(job: Job) -> tuple[str, str]:
         job.cancelled_by, f" by user {job.cancelled_by}"
     )
     when = "" if job.start is not None else " before it started"
-    if job.end is not None and job.start is not None and job.end <= job.start:
+    if job.end is not None and job.start is not None and job.end <= job.start and not job.node_list:
         when = " before it started"  # Slurm writes the end for both
     return f"was cancelled{when}{by}", ""
 

@@ -28,7 +28,7 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     chain.slurm.wait_for(job_id, State.PENDING)
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
     said = chain.call("status", "recipe.yaml")
-    assert "state    waiting" in said
+    assert re.search(r"^ *state +waiting$", said, re.MULTILINE)
     assert f"{job_id} waits to start again (once so far): its time to begin has not come" in said
     assert chain.finish_job(job_id).restarts == 1
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
@@ -57,7 +57,7 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
         chain.release()
         chain.wait_until(lambda: "Iteration 6, lr" in chain.log("cyc1"))
         said = status.finish()
-        assert "state    unknown" in said
+        assert re.search(r"^ *state +unknown", said, re.MULTILINE)
         assert f"{job_id} unknown since " in said
         assert "failed" not in said + summary.finish()
         assert "nothing is submitted" in submit.finish(3)

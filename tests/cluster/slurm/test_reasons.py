@@ -79,6 +79,9 @@ def test_every_state_and_reason_makes_one_line() -> None:
 def test_a_job_cancelled_in_the_queue_says_so() -> None:
     at = datetime(2026, 11, 20)
     assert describe_state(Job(1, "n", State.CANCELLED, start=at, end=at)) == "was cancelled before it started"
+    # That had nodes for less than the second that Slurm counts in.
+    ran = Job(1, "n", State.CANCELLED, start=at, end=at, node_list="n1")
+    assert describe_state(ran) == "was cancelled"
 
 
 def test_a_job_that_its_user_cancels_behind_another_is_not_said_to_be_slurms_doing() -> None:
