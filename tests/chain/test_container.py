@@ -100,13 +100,13 @@ def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
 
 
 def test_a_container_s_words_come_before_the_program_s() -> None:
-    container = Container(image="/work/caffe.sif", program="singularity", options=("--bind", "/work"))
+    container = Container(image="/shared/caffe.sif", program="singularity", options=("--bind", "/shared"))
     argv = in_container(["caffe", "train"], container)
-    assert argv == ("singularity", "exec", "--bind", "/work", "/work/caffe.sif", "caffe", "train")
+    assert argv == ("singularity", "exec", "--bind", "/shared", "/shared/caffe.sif", "caffe", "train")
 
 
 def test_of_an_image_nothing_is_looked_for_here(tmp_path: Path) -> None:
-    container = Container(image="/work/caffe.sif")
+    container = Container(image="/shared/caffe.sif")
     for trainer in ("caffe-torch", "caffe", "/opt/caffe/build/tools/caffe"):
         assert find_trainer(trainer, tmp_path, "", container) == trainer
     with pytest.raises(ClusterError, match="no such Caffe binary"):

@@ -163,11 +163,11 @@ def test_what_a_site_wants_of_a_job_and_its_image_are_values() -> None:
     profile = parse_profile(
         "name: a\ntitle: b\n"
         "slurm: {partition: skx, account: A-1, constraint: 'x|y', options: [--x], requires: [account]}\n"
-        "container: {image: /work/caffe.sif, options: [--bind, /tmp]}\n",
+        "container: {image: /shared/caffe.sif, options: [--bind, /tmp]}\n",
         "p.yaml",
     )
     assert (profile.slurm.account, profile.slurm.qos, profile.slurm.requires) == ("A-1", None, ("account",))
-    assert profile.container == Container(image="/work/caffe.sif", options=("--bind", "/tmp"))
+    assert profile.container == Container(image="/shared/caffe.sif", options=("--bind", "/tmp"))
     bare = load_profile("mpich")
     assert (bare.slurm, bare.container) == (Batch(), None)
 
