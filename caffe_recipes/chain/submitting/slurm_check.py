@@ -11,7 +11,7 @@ from caffe_recipes.chain.submitting.planned import Planned, build_request
 from caffe_recipes.cluster.hosts import Host
 from caffe_recipes.cluster.slurm.jobs import NodeGroup
 from caffe_recipes.cluster.slurm.queries import ask_node_groups, ask_partitions
-from caffe_recipes.cluster.slurm.submission import test_submission
+from caffe_recipes.cluster.slurm.submission import try_submission
 from caffe_recipes.cluster.slurm.times import describe_limit
 from caffe_recipes.errors import ClusterError
 
@@ -54,7 +54,7 @@ def _refusal(planned: Planned, exclude: Sequence[str], host: Host) -> str | None
     """Return why Slurm would not take one of the jobs; None if it takes all."""
     for step in planned.steps:
         request = build_request(planned, step, "test", planned.options.after, exclude)
-        refused = test_submission(host, request)
+        refused = try_submission(host, request)
         if refused is not None:
             return refused
     return None

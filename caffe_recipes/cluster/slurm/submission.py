@@ -100,7 +100,7 @@ def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]
     return (*head, "sbatch", *options, *request.options, "--", request.script, *request.arguments)
 
 
-def test_submission(host: Host, request: Request) -> str | None:
+def try_submission(host: Host, request: Request) -> str | None:
     """Ask whether Slurm would take a job, without submitting it; Slurm's reason if not, in one line.
 
     It takes what waits for ever as well: see check_limits. Raises SchedulerAway.
@@ -112,10 +112,6 @@ def test_submission(host: Host, request: Request) -> str | None:
     if is_away(done.stderr) or done.returncode in _KILLED:
         raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {said}", "ask again later")
     return said
-
-
-# pytest collects what is named so wherever it is imported.
-test_submission.__test__ = False  # type: ignore[attr-defined]
 
 
 def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:

@@ -182,10 +182,10 @@ def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_ov
 def test_what_slurm_would_not_give_is_told_and_nothing_is_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
-        said = submission.test_submission(site.head, site.request("exit 0", **settings))
+        said = submission.try_submission(site.head, site.request("exit 0", **settings))
         assert said is not None
         assert reason in said
-    assert submission.test_submission(site.head, site.request("exit 0", nodes=4)) is None
+    assert submission.try_submission(site.head, site.request("exit 0", nodes=4)) is None
     assert site.slurm.jobs() == before
 
 
