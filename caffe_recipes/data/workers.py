@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 
 from caffe_recipes.data.pictures import Picture, reading
-from caffe_recipes.data.pixels import Settings, convert, quiet_decoders, use_one_thread
+from caffe_recipes.data.pixels import Settings, convert, keep_memory, quiet_decoders, use_one_thread
 
 _AT_ONCE = 16  # images of a task: some MB of records, so that none waits long
 _AHEAD = 3  # tasks of each worker that may wait
@@ -36,12 +36,13 @@ def convert_all(pictures: Sequence[Picture], settings: Settings, workers: int) -
     """
     tasks = (pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE))
     if workers == 1:
+        keep_memory()
         for task in tasks:
             yield from convert_some(task, settings)
         return
     # Not by fork: OpenCV has threads of its own here.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_live_with_parent)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     waiting: deque[Future[list[Made]]] = deque()
     try:
         for task in tasks:
@@ -82,9 +83,10 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _live_with_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when it does, even if it was killed."""
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, and end when it does, even if it was killed; see to memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

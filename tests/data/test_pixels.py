@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -100,3 +103,21 @@ def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Set
 def test_a_strip_keeps_at_least_what_opencv_can_resize() -> None:
     wide, _ = convert(encode(".png", 1, 900), "x.png", 0, Settings(shorter_side_px=2, is_encoded=False))
     assert (wide.height, wide.width) == (2, 1800)
+
+
+def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(encode(".jpg", 375, 500))
+    call = (
+        "import pathlib, resource, sys\n"
+        "from caffe_recipes.data.pixels import Settings, convert, keep_memory\n"
+        "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
+        "keep_memory()\n"
+        "for index in range(20):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    convert(data, 'a.jpg', 0, Settings(256, 256))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    # In a process of its own, for what this one has freed before matters. An image's pixels have 138 pages.
+    argv = [sys.executable, "-c", call, str(tmp_path / "a.jpg")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 20
