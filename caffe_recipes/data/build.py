@@ -19,14 +19,13 @@ import lmdb
 
 from caffe_recipes.caffe.datums import commit_records, open_datums
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
-from caffe_recipes.data.partial import check_plan, locked
+from caffe_recipes.data.partial import GOES_ON, check_plan, locked, writing
 from caffe_recipes.data.plan import Plan
 from caffe_recipes.data.workers import Made, convert_all, convert_some
 from caffe_recipes.errors import DataError, RunFailed
 
-_COMMIT_EVERY = 1000
+_COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: a thousand raw photos fill a memory
 _START_BYTES = 1 << 30  # of addresses; the file grows with what is in it
-_GOES_ON = "the same command goes on where it was"
 
 Tell = Callable[[int, int], None]
 
@@ -59,32 +58,35 @@ def build_lmdb(
         return _check_same(plan, out)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with locked(partial):
-            if os.path.lexists(out):
-                return _check_same(plan, out)
-            if not _has_records(partial):
-                (partial / "plan").unlink(missing_ok=True)  # nothing is lost by another one
-            check_plan(partial, plan.digest)
-            try:
-                manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
-            except DataError as error:
-                # Nothing that helps against sizes goes on with these records: another plan is needed.
-                if isinstance(error, _SizeError) or not _has_records(partial):
-                    shutil.rmtree(partial)
-                raise
-            write_manifest(out, manifest)
-            (partial / "lmdb").rename(out)
-            shutil.rmtree(partial)
-    except OSError as error:
-        raise DataError(out, f"cannot be written: {error.strerror}", f"mend that; {_GOES_ON}") from None
+        with writing(out):
+            partial.mkdir(parents=True, exist_ok=True)
+            with locked(partial):
+                return _build(plan, out, partial, workers, skip_bad, tell)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise DataError(partial, f"is damaged ({error})", "remove it, and build again") from None
     except lmdb.Error as error:
-        raise RunFailed(out, f"cannot be written: {error}", f"make room on its disk; {_GOES_ON}") from None
+        raise RunFailed(out, f"cannot be written: {error}", f"make room on its disk; {GOES_ON}") from None
     except BrokenProcessPool:
-        hint = f"{_GOES_ON}; give fewer --workers if memory is short"
+        hint = f"{GOES_ON}; give fewer --workers if memory is short"
         raise RunFailed(out, "a worker was killed", hint) from None
+
+
+def _build(plan: Plan, out: Path, partial: Path, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
+    if os.path.lexists(out):
+        return _check_same(plan, out)
+    if not _has_records(partial):
+        (partial / "plan").unlink(missing_ok=True)  # nothing is lost by another one
+    check_plan(partial, plan.digest)
+    try:
+        manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
+    except DataError as error:
+        # Nothing that helps against sizes goes on with these records: another plan is needed.
+        if isinstance(error, _SizeError) or not _has_records(partial):
+            shutil.rmtree(partial)
+        raise
+    write_manifest(out, manifest)
+    (partial / "lmdb").rename(out)
+    shutil.rmtree(partial, ignore_errors=True)  # all is done, whoever looks into it now
     return manifest
 
 
@@ -115,8 +117,12 @@ def _has_records(partial: Path) -> bool:
 def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
     with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
         done = _read_done(environment, plan)
+        if done.skipped and not skip_bad:
+            what = f"was begun with --skip-bad, and '{done.skipped[0]}' is left out there"
+            raise DataError(folder.parent, what, "give --skip-bad, or remove it")
         tell(done.next, len(plan.pictures))
         pending: list[tuple[bytes, bytes]] = []
+        waiting_bytes = 0
         try:
             for index, made in _convert_rest(plan, done.next, workers):
                 picture = plan.pictures[index]
@@ -126,12 +132,14 @@ def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) ->
                     done.labels[picture.label] += 1
                     done.digest.add(*record)
                     pending.append(record)
+                    waiting_bytes += len(made.value)
                 elif skip_bad and made.wrong:
                     done.skipped.append(picture.name)
                 else:
                     raise _bad_image(plan, index, wrong, is_decoded=not made.wrong)
-                if len(pending) == _COMMIT_EVERY:
+                if len(pending) == _COMMIT_EVERY or waiting_bytes >= _COMMIT_BYTES:
                     commit_records(environment, pending)
+                    waiting_bytes = 0
                     tell(index + 1, len(plan.pictures))
         finally:
             commit_records(environment, pending)

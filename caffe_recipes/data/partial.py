@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from caffe_recipes.errors import DataError
+from caffe_recipes.errors import DataError, RunFailed
 from caffe_recipes.files import write_whole
+
+GOES_ON = "the same command goes on where it was"
+
+# The disk's fault, not that of what the user gave.
+_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE))
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Tell an OSError as what keeps `out` from being written: RunFailed of its disk, else DataError."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot be written: {error.strerror}"
+        if error.errno in _DISK:
+            raise RunFailed(out, what, f"make room on its disk; {GOES_ON}") from None
+        raise DataError(out, what, f"mend that; {GOES_ON}") from None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.data.jpegs import jpeg_shape
 from caffe_recipes.data.opencv import require_opencv
-from caffe_recipes.data.partial import check_plan, locked
+from caffe_recipes.data.partial import check_plan, locked, writing
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import write_whole
 from caffe_recipes.tensorflow.examples import build_example
@@ -27,7 +27,6 @@ from caffe_recipes.tensorflow.records import require_crc32c, write_records
 
 # Of images that are no JPEG of colours yet, as imagenet_to_gcs.py encodes them.
 _QUALITY = 100
-_AGAIN = "the same command goes on where it was"
 
 Tell = Callable[[int, int], None]
 
@@ -89,7 +88,7 @@ def write_tfrecords(
         if os.path.lexists(out):
             return _check_same(plan, out)
         partial = out.with_name(f".{out.name}.partial")
-        try:
+        with writing(out):
             partial.mkdir(parents=True, exist_ok=True)
             with locked(partial):
                 check_plan(partial, plan.plan)
@@ -103,9 +102,6 @@ def write_tfrecords(
                 write_whole({records_manifest_path(out): manifest}, is_synced=True)
                 (partial / "records").rename(out)
                 shutil.rmtree(partial)
-        except OSError as error:
-            what = f"cannot be written: {error.strerror}"
-            raise DataError(out, what, f"check its folder and disk; {_AGAIN}") from None
     return plan
 
 

@@ -3,22 +3,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import cv2
-import lmdb
 import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import check_datums, open_datums
+from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import build_lmdb
 from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.data.pixels import Settings
@@ -235,175 +230,7 @@ def test_only_one_process_builds_at_a_time(listed: Path, tmp_path: Path) -> None
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
-def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Path) -> None:
-    (listed.parent / "a/4.JPEG").write_bytes(b"bad")
-    with pytest.raises(DataError, match="--skip-bad"):
-        build_lmdb(plan_of(listed), tmp_path / "lmdb")
-    with pytest.raises(
-        DataError, match=r"\.lmdb\.partial: was begun with other images or settings; remove it"
-    ):
-        build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
-
-
-def test_what_another_plan_began_is_started_over_where_it_has_no_records(
-    listed: Path, tmp_path: Path
-) -> None:
-    partial = tmp_path / ".lmdb.partial"
-    (partial / "lmdb").mkdir(parents=True)
-    (partial / "plan").write_text("another")
-    lmdb.open(str(partial / "lmdb"), lock=False).close()
-    build_lmdb(plan_of(listed), tmp_path / "lmdb")
-    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
-
-
-def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Path) -> None:
-    bad = listed.parent / "a/4.JPEG"
-    whole = bad.read_bytes()
-    bad.write_bytes(b"bad")
-    with pytest.raises(DataError, match="--skip-bad"):
-        build_lmdb(plan_of(listed), tmp_path / "lmdb")
-    bad.write_bytes(whole)
-    (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
-    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged .*; remove it, and build again"):
-        build_lmdb(plan_of(listed), tmp_path / "lmdb")
-
-
-def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
-    listed = write_images(tmp_path / "images", 6)
-    listed.write_text(listed.read_text() * 500)
-    call = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));"
-        "from caffe_recipes.cli.main import main; main()"
-    )
-    words = [
-        "data",
-        "build",
-        "--images",
-        str(listed),
-        "--out",
-        str(tmp_path / "lmdb"),
-        "--workers",
-        "1",
-        "--raw",
-    ]
-    done = subprocess.run([sys.executable, "-c", call, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
-    assert "make room on its disk; the same command goes on" in done.stderr
-    assert names(tmp_path) == [".lmdb.partial", "images"]
-    build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
-    assert check_datums(tmp_path / "lmdb", 3).count == 3000
-
-
 def test_a_place_that_cannot_be_written_is_one_line(listed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/lmdb: cannot be written: Not a directory"):
         build_lmdb(plan_of(listed), tmp_path / "file" / "lmdb")
-
-
-def count_kept(partial: Path) -> int:
-    """Count the records that an unfinished build has committed."""
-    if not (partial / "lmdb" / "data.mdb").exists():
-        return 0
-    try:
-        with lmdb.open(str(partial / "lmdb"), lock=False, readonly=True) as environment:
-            return int(environment.stat()["entries"])
-    except lmdb.Error:
-        return 0
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_build_goes_on_and_becomes_what_an_undisturbed_one_is(tmp_path: Path, workers: int) -> None:
-    listed = write_images(tmp_path / "images", 12)
-    listed.write_text(listed.read_text() * 400)
-    words = [
-        "--images",
-        str(listed),
-        "--resize-height",
-        "24",
-        "--resize-width",
-        "24",
-        "--shuffle",
-        "--encode-type",
-    ]
-    call = "from caffe_recipes.cli.main import main; main()"
-    out = tmp_path / "killed" / "lmdb"
-    words = ["data", "build", *words, "png", "--workers", str(workers), "--out", str(out)]
-    with subprocess.Popen([sys.executable, "-c", call, *words]) as process:
-        while count_kept(out.parent / ".lmdb.partial") < 1000:
-            assert process.poll() is None
-            time.sleep(0.005)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.send_signal(signal.SIGKILL)
-    assert len(children) >= (workers if workers > 1 else 0)
-    while any(is_alive(int(child)) for child in children):
-        time.sleep(0.01)
-    assert names(out.parent) == [".lmdb.partial"]
-    assert 1000 <= count_kept(out.parent / ".lmdb.partial") < 4800
-    subprocess.run([sys.executable, "-c", call, *words], check=True, capture_output=True)
-    plain = tmp_path / "plain" / "lmdb"
-    build_lmdb(plan_of(listed, Settings(24, 24, encode_type="png"), seed=1), plain)
-    assert names(out.parent) == ["lmdb", "lmdb.manifest.json"]
-    assert manifest_path(out).read_bytes() == manifest_path(plain).read_bytes()
-    assert records(out) == records(plain)
-
-
-def test_a_kill_between_the_manifest_and_the_name_is_mended(listed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "lmdb"
-    built = build_lmdb(plan_of(listed), out)
-    before = records(out)
-    partial = tmp_path / ".lmdb.partial"
-    partial.mkdir()
-    (partial / "plan").write_text(built.plan)
-    shutil.move(out, partial / "lmdb")
-    assert build_lmdb(plan_of(listed), out) == built
-    assert records(out) == before
-    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
-
-
-def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
-    listed = write_images(tmp_path / "images", 6)
-    listed.write_text(listed.read_text() * 2000)
-    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "data", "build"]
-    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", "2", "--raw"]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-        while count_kept(tmp_path / ".lmdb.partial") < 1000:
-            assert process.poll() is None
-            time.sleep(0.005)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        workers = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        os.kill(workers[0], signal.SIGKILL)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 3
-    assert said.splitlines()[-1].startswith(
-        f"Error: {tmp_path / 'lmdb'}: a worker was killed; the same command"
-    )
-    assert not (tmp_path / "lmdb").exists()
-    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
-    assert check_datums(tmp_path / "lmdb", 3).count == 12_000
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_ends_a_build_quietly_and_it_goes_on(tmp_path: Path, workers: int) -> None:
-    listed = write_images(tmp_path / "images", 6)
-    listed.write_text(listed.read_text() * 1000)
-    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "data", "build"]
-    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", str(workers), "--raw"]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while count_kept(tmp_path / ".lmdb.partial") < 1000:
-            assert process.poll() is None
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said.strip()) == (130, "")
-    assert names(tmp_path) == [".lmdb.partial", "images"]
-    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
-    assert check_datums(tmp_path / "lmdb", 3).count == 6000

@@ -1,0 +1,255 @@
+"""Builds that do not come to their end: what is left, what is said, and how they go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from caffe_recipes.caffe.datums import check_datums
+from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.manifest import Manifest, manifest_path
+from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.records_check import check_records
+from caffe_recipes.errors import DataError, RunFailed
+from tests.data.conftest import names, plan_of, records, write_images
+
+CALL = "from caffe_recipes.cli.main import main; main()"
+SQUARE = Settings(resize_height_px=16, resize_width_px=24)
+
+
+def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Path) -> None:
+    (listed.parent / "a/4.JPEG").write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    with pytest.raises(
+        DataError, match=r"\.lmdb\.partial: was begun with other images or settings; remove it"
+    ):
+        build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
+
+
+def test_what_another_plan_began_is_started_over_where_it_has_no_records(
+    listed: Path, tmp_path: Path
+) -> None:
+    partial = tmp_path / ".lmdb.partial"
+    (partial / "lmdb").mkdir(parents=True)
+    (partial / "plan").write_text("another")
+    lmdb.open(str(partial / "lmdb"), lock=False).close()
+    build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
+
+
+def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Path) -> None:
+    bad = listed.parent / "a/4.JPEG"
+    whole = bad.read_bytes()
+    bad.write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    bad.write_bytes(whole)
+    (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged .*; remove it, and build again"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+
+
+# A file that may grow no further stands for a disk that is full.
+FULL = (
+    "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));" + CALL
+)
+
+
+def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 500)
+    words = [
+        "data",
+        "build",
+        "--images",
+        str(listed),
+        "--out",
+        str(tmp_path / "lmdb"),
+        "--workers",
+        "1",
+        "--raw",
+    ]
+    done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
+    assert "make room on its disk; the same command goes on" in done.stderr
+    assert names(tmp_path) == [".lmdb.partial", "images"]
+    build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
+    assert check_datums(tmp_path / "lmdb", 3).count == 3000
+
+
+def test_so_is_a_disk_that_is_full_only_for_the_manifest(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(out: Path, manifest: Manifest) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+
+    monkeypatch.setattr("caffe_recipes.data.build.write_manifest", fail)
+    with pytest.raises(RunFailed, match=r"No space left on device; make room .*; the same command goes on"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    monkeypatch.undo()
+    assert build_lmdb(plan_of(listed), tmp_path / "lmdb").images == 10
+
+
+def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 500)
+    build_lmdb(plan_of(listed, Settings(120, 160)), tmp_path / "lmdb")
+    words = ["data", "tfrecords", str(tmp_path / "lmdb"), "--out", str(tmp_path / "records"), "--shards", "2"]
+    done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"Error: {tmp_path / 'records'}: cannot be written: File too large; "
+        "make room on its disk; the same command goes on where it was\n"
+    )
+    assert not (tmp_path / "records").exists()
+    subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
+    assert check_records(tmp_path / "records").count == 3000
+    assert names(tmp_path) == [
+        *("images", "lmdb", "lmdb.manifest.json", "records", "records.manifest.json"),
+    ]
+
+
+def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (listed.parent / "b/1.JPEG").write_bytes(b"bad")
+    monkeypatch.setattr("caffe_recipes.data.build._COMMIT_EVERY", 3)
+
+    def cut_off(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True, tell=cut_off)
+    what = r"\.lmdb\.partial: was begun with --skip-bad, and 'b/1.JPEG' is left out there; give --skip-bad"
+    with pytest.raises(DataError, match=what):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    assert build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True).skipped == ["b/1.JPEG"]
+
+
+def test_large_records_are_committed_before_a_thousand_of_them_fill_the_memory(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caffe_recipes.data.build._COMMIT_BYTES", 10_000)
+    told: list[int] = []
+    raw = Settings(40, 50, is_encoded=False)
+    build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", tell=lambda done, total: told.append(done))
+    assert told == [0, 2, 4, 6, 8, 10]
+
+
+def count_kept(partial: Path) -> int:
+    """Count the records that an unfinished build has committed."""
+    if not (partial / "lmdb" / "data.mdb").exists():
+        return 0
+    try:
+        with lmdb.open(str(partial / "lmdb"), lock=False, readonly=True) as environment:
+            return int(environment.stat()["entries"])
+    except lmdb.Error:
+        return 0
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_build_goes_on_and_becomes_what_an_undisturbed_one_is(tmp_path: Path, workers: int) -> None:
+    listed = write_images(tmp_path / "images", 12)
+    listed.write_text(listed.read_text() * 400)
+    words = [
+        "--images",
+        str(listed),
+        "--resize-height",
+        "24",
+        "--resize-width",
+        "24",
+        "--shuffle",
+        "--encode-type",
+    ]
+    out = tmp_path / "killed" / "lmdb"
+    words = ["data", "build", *words, "png", "--workers", str(workers), "--out", str(out)]
+    with subprocess.Popen([sys.executable, "-c", CALL, *words]) as process:
+        while count_kept(out.parent / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGKILL)
+    assert len(children) >= (workers if workers > 1 else 0)
+    while any(is_alive(int(child)) for child in children):
+        time.sleep(0.01)
+    assert names(out.parent) == [".lmdb.partial"]
+    assert 1000 <= count_kept(out.parent / ".lmdb.partial") < 4800
+    subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
+    plain = tmp_path / "plain" / "lmdb"
+    build_lmdb(plan_of(listed, Settings(24, 24, encode_type="png"), seed=1), plain)
+    assert names(out.parent) == ["lmdb", "lmdb.manifest.json"]
+    assert manifest_path(out).read_bytes() == manifest_path(plain).read_bytes()
+    assert records(out) == records(plain)
+
+
+def test_a_kill_between_the_manifest_and_the_name_is_mended(listed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lmdb"
+    built = build_lmdb(plan_of(listed), out)
+    before = records(out)
+    partial = tmp_path / ".lmdb.partial"
+    partial.mkdir()
+    (partial / "plan").write_text(built.plan)
+    shutil.move(out, partial / "lmdb")
+    assert build_lmdb(plan_of(listed), out) == built
+    assert records(out) == before
+    assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
+
+
+def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 2000)
+    argv = [sys.executable, "-c", CALL, "data", "build"]
+    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", "2", "--raw"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        while count_kept(tmp_path / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        os.kill(workers[0], signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert said.splitlines()[-1].startswith(
+        f"Error: {tmp_path / 'lmdb'}: a worker was killed; the same command"
+    )
+    assert not (tmp_path / "lmdb").exists()
+    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+    assert check_datums(tmp_path / "lmdb", 3).count == 12_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_a_build_quietly_and_it_goes_on(tmp_path: Path, workers: int) -> None:
+    listed = write_images(tmp_path / "images", 6)
+    listed.write_text(listed.read_text() * 1000)
+    argv = [sys.executable, "-c", CALL, "data", "build"]
+    argv += ["--images", str(listed), "--out", str(tmp_path / "lmdb"), "--workers", str(workers), "--raw"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while count_kept(tmp_path / ".lmdb.partial") < 1000:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (130, "")
+    assert names(tmp_path) == [".lmdb.partial", "images"]
+    assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+    assert check_datums(tmp_path / "lmdb", 3).count == 6000
