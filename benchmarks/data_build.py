@@ -45,7 +45,7 @@ def photo(seed: int) -> NDArray[np.uint8]:
 def write_images(folder: Path) -> Path:
     for index in range(DIFFERENT):
         cv2.imwrite(str(folder / f"{index}.jpg"), photo(index))
-    lines = (f"{index % DIFFERENT}.jpg {index % 1000}\n" for index in range(IMAGES))
+    lines = (f"{index % DIFFERENT}.jpg {index % DIFFERENT}\n" for index in range(IMAGES))
     (folder / "list.txt").write_text("".join(lines))
     return folder / "list.txt"
 
