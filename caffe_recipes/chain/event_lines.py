@@ -75,7 +75,7 @@ def _started(said: Said, recipe: Recipe, folder: str) -> str:
 
 
 def _placed(said: Said, recipe: Recipe, folder: str) -> str:
-    return f"placed {len(said['files'])} prototxts in {recipe.prototxt_dir}"
+    return f"placed {len(said['files'])} prototxts in {', '.join(recipe.prototxt_dirs)}"
 
 
 def _built(said: Said, recipe: Recipe, folder: str) -> str:

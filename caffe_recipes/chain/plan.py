@@ -18,7 +18,7 @@ from caffe_recipes.cluster.launcher import (
 )
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.files import generate
+from caffe_recipes.generate.files import generate, placed_paths
 from caffe_recipes.recipe.arithmetic import images_per_iter
 from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Recipe
@@ -111,20 +111,16 @@ def phases_until(recipe: Recipe, until: str | None) -> tuple[Phase, ...]:
 
 def plan_prototxts(recipe: Recipe) -> dict[str, str]:
     """Return the text of each prototxt by the path that the solvers and the trainer name."""
-    files = generate(recipe).items()
-    return {
-        posixpath.join(recipe.prototxt_dir, posixpath.basename(path)): text
-        for path, text in files
-        if path.endswith(".prototxt")
-    }
+    files, placed = generate(recipe), placed_paths(recipe)
+    return {placed[path]: text for path, text in files.items() if path in placed}
 
 
 def digest_prototxts(recipe: Recipe, prototxts: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each prototxt's message, which no comment changes, by the prototxt's path."""
-    solvers = {f"solver_{phase.name}.prototxt" for phase in recipe.phases}
+    solvers = {recipe.solver_path(phase.name) for phase in recipe.phases}
     digests = {}
     for path, text in prototxts.items():
-        kind = pb.SolverParameter if posixpath.basename(path) in solvers else pb.NetParameter
+        kind = pb.SolverParameter if path in solvers else pb.NetParameter
         digests[path] = digest(parse_prototxt(text, kind, path))
     return digests
 
@@ -163,11 +159,14 @@ def _threads(recipe: Recipe, profile: Profile) -> dict[str, str]:
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:
     start = recipe.starts_from(phase)
     weights = fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
-    solver = posixpath.join(recipe.prototxt_dir, f"solver_{phase.name}.prototxt")
     return Training(
         phase=phase.name,
         net=phase.net,
-        arguments=("train", f"{SOLVER}{solver}", *([f"--weights={weights}"] if weights else [])),
+        arguments=(
+            "train",
+            f"{SOLVER}{recipe.solver_path(phase.name)}",
+            *([f"--weights={weights}"] if weights else []),
+        ),
         weights=weights,
         snapshot=phase.final_snapshot,
         fetched=fetched_snapshot(phase, folder),
@@ -193,10 +192,14 @@ def _plan_tests(recipe: Recipe, folder: str) -> tuple[Testing, ...]:
     if recipe.evaluation is None:
         return ()
     net, iterations = recipe.evaluation.net, recipe.evaluation.iterations
-    model = posixpath.join(recipe.prototxt_dir, f"{net}.prototxt")
     testings = []
     for phase in find_evaluated(recipe):
         weights = fetched_snapshot(phase, folder)
-        arguments = ("test", f"--model={model}", f"--weights={weights}", f"--iterations={iterations}")
+        arguments = (
+            "test",
+            f"--model={recipe.net_path(net)}",
+            f"--weights={weights}",
+            f"--iterations={iterations}",
+        )
         testings.append(Testing(phase.name, net, arguments, weights, iterations))
     return tuple(testings)

@@ -26,7 +26,7 @@ def _place(run: Run) -> None:
     written = write_files(run.plan.prototxts, run.setting.root)
     if written:
         run.journal.append("placed", files=written)
-        run.reporter.say(f"placed {len(written)} prototxts in {run.setting.recipe.prototxt_dir}")
+        run.reporter.say(f"placed {len(written)} prototxts in {', '.join(run.setting.recipe.prototxt_dirs)}")
 
 
 def _build(run: Run) -> None:

@@ -9,7 +9,7 @@ from caffe_recipes.caffe.prototxt import Comment, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.data_layers import build_data_layers
-from caffe_recipes.generate.header import header_line
+from caffe_recipes.generate.header import header_line, shared_lines
 from caffe_recipes.generate.own_nets import load_own_net, with_data
 from caffe_recipes.recipe.model import NetVariant, Recipe
 
@@ -33,18 +33,24 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
 
 
 def render_net(recipe: Recipe, name: str) -> str:
-    """Write one of a recipe's nets as prototxt text, with comments."""
+    """Write one of a recipe's nets as prototxt text, with comments: of a shared one what holds for all."""
     net = build_net(recipe, name)
-    users = [phase.name for phase in recipe.phases if phase.net == name]
-    if recipe.evaluation and recipe.evaluation.net == name:
-        users.append("the evaluation")
-    comments = {"": Comment(above=(header_line(recipe), f"{name}: for {', '.join(users) or 'no phase'}."))}
+    comments = {"": Comment(above=_header(recipe, name))}
     for index, layer in enumerate(net.layer):
         comments |= _data_comments(recipe, layer, f"layer[{index}]")
         if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":
             beside = "the block starts as its shortcut (fused MKL-DNN engine)"
             comments[f"layer[{index}].batch_norm_param.filler"] = Comment(beside=beside)
     return render_prototxt(net, comments)
+
+
+def _header(recipe: Recipe, name: str) -> tuple[str, ...]:
+    if recipe.nets_dir:
+        return shared_lines(recipe)
+    users = [phase.name for phase in recipe.phases if phase.net == name]
+    if recipe.evaluation and recipe.evaluation.net == name:
+        users.append("the evaluation")
+    return header_line(recipe), f"{name}: for {', '.join(users) or 'no phase'}."
 
 
 def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
@@ -76,7 +82,8 @@ def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[st
     if layer.type != "Data" or layer.include[0].phase != pb.TRAIN:
         return {}
     cluster = recipe.cluster
-    beside = {"data_param.batch_size": f"of each rank: {cluster.global_batch:,} over {cluster.ranks} ranks"}
+    ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {cluster.ranks} ranks"
+    beside = {"data_param.batch_size": f"of each rank{ranks}"}
     if layer.transform_param.HasField("random_aspect_ratio_param"):
         change = layer.transform_param.random_aspect_ratio_param.aspect_ratio_change
         beside["transform_param.random_aspect_ratio_param.aspect_ratio_change"] = (

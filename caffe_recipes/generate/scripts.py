@@ -33,8 +33,9 @@ def render_run_script(recipe: Recipe) -> str:
         if cluster.mlsl
         else {},
         "launch": _launch_lines(recipe, threads),
-        "prototxts": [f"solver_{phase.name}.prototxt" for phase in recipe.phases]
-        + [f"{net}.prototxt" for net in recipe.nets],
+        "solvers": [f"solver_{phase.name}" for phase in recipe.phases],
+        "nets_dir": recipe.nets_dir or recipe.prototxt_dir,
+        "our_nets": posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name,
         "phases": phases,
         "stops": stops,
         "keeps": keeps,

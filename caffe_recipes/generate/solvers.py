@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,10 +25,8 @@ def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
     """
     where = f"{recipe.name}: phase '{phase.name}'"
     settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
-    net = posixpath.join(recipe.prototxt_dir, f"{phase.net}.prototxt")
-    solver = build_message(
-        pb.SolverParameter, where, settings | {"net": net, "snapshot": phase.snapshot_every_iter}
-    )
+    given = {"net": recipe.net_path(phase.net), "snapshot": phase.snapshot_every_iter}
+    solver = build_message(pb.SolverParameter, where, settings | given)
     for what in check_rates(solver):
         raise RecipeError(where, what, "mend the schedule")
     return solver

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import render_unified, write_whole
-from caffe_recipes.generate.header import is_generated
+from caffe_recipes.generate.header import is_generated, is_shared
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,14 @@ def find_differences(files: Mapping[str, str], out: Path) -> list[Difference]:
 
 
 def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
-    """Return the paths of files that `generate` once wrote beside `files`, and that no recipe makes now."""
+    """Return the paths of files that `generate` once wrote beside `files`, and that no recipe makes now.
+
+    Of nets that recipes share none is: another recipe may make it.
+    """
     folders = sorted({path.rpartition("/")[0] for path in files})
     paths = (f"{folder}/{name}" for folder in folders for name in _names_in(out / folder))
-    return [path for path in paths if path not in files and is_generated(_head(out / path))]
+    others = ((path, _head(out / path)) for path in paths if path not in files)
+    return [path for path, head in others if is_generated(head) and not is_shared(head)]
 
 
 def write_files(files: Mapping[str, str], out: Path) -> list[str]:

@@ -25,7 +25,7 @@ from caffe_recipes.recipe.model import Acceptance, Recipe
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reading.recipes import check_recipe
 
-_DROPPED = ("reported", "derived", "differences", "tensorflow", "accept", "solver", "phases")
+_DROPPED = ("nets_dir", "reported", "derived", "differences", "tensorflow", "accept", "solver", "phases")
 _TOO_FEW = "final-rate-high"
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
+import re
 from collections.abc import Iterator
 
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
 Location = tuple[str | int, ...]
+
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # as a recipe's name: its nets are generated into one
 
 
 def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
@@ -17,6 +21,8 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     if recipe.trainer.startswith("-") or recipe.trainer == ":":
         what = f"a launcher would take {recipe.trainer} for a word of its own"
         yield ("trainer",), what, f"write ./{recipe.trainer}"
+    if recipe.nets_dir and not _FOLDER.fullmatch(posixpath.basename(recipe.nets_dir)):
+        yield ("nets_dir",), "ends in no name of a folder", "end it in letters, digits, `.`, `_` or `-`"
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":

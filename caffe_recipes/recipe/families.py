@@ -3,7 +3,8 @@
 ```yaml
 family: ours                  # `ours.yaml:ours-small` names a row of a user's own family
 title: What they have in common
-base: {...}                   # a recipe's keys; `prototxt_dir` is the folder of the rows' own folders
+base: {...}                   # a recipe's keys; `prototxt_dir` is the folder of the rows' own folders, and of
+                              # those of the nets that they share, `nets_dir`, one for each batch of a rank
 rows:
   ours-small:                 # the recipe's name
     title: ...
@@ -48,9 +49,32 @@ class FamilyFile(Value):
 
 # A list of all recipes asks for each row of the same few texts.
 @lru_cache(maxsize=8)
-def _parse(text: str, where: str | Path) -> tuple[Source, FamilyFile]:
+def _parse(text: str, where: str | Path) -> tuple[Source, FamilyFile, Mapping[str, str]]:
     source = parse_yaml(text, where, "family", RecipeError)
-    return source, validate(source, FamilyFile)
+    file = validate(source, FamilyFile)
+    return source, file, _find_shared(source)
+
+
+def _find_shared(source: Source) -> dict[str, str]:
+    """Return the folder of nets of each row that shares them, within the base's `prototxt_dir`.
+
+    A row whose nets are made of other values than those of a row before it, of the same batch, has its own.
+    """
+    made: dict[tuple[str, str], Any] = {}
+    shared = {}
+    for row, over in source.raw["rows"].items():
+        values, _ = _lay(source.raw["base"], over)
+        nets, cluster = values.get("nets"), values.get("cluster")
+        batch = cluster.get("batch_per_rank") if isinstance(cluster, dict) else None
+        has_own = not over.keys().isdisjoint(("prototxt_dir", "nets_dir"))
+        if has_own or not isinstance(nets, dict) or not isinstance(batch, int):  # the recipe's model judges
+            continue
+        folder = f"{source.raw['family']}-batch-{batch}"
+        own = {(folder, net): (values.get("net"), values.get("data"), each) for net, each in nets.items()}
+        if all(made.get(net, values) == values for net, values in own.items()):
+            made |= own
+            shared[row] = folder
+    return shared
 
 
 def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Family]:
@@ -58,15 +82,18 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Fa
 
     Raises RecipeError for what is no family, for a row that it has not, and for a schedule that does not fit.
     """
-    source, file = _parse(text, where)
+    source, file, shared = _parse(text, where)
     if row is None or row not in file.rows:
         raise _no_row(where, row, list(file.rows))
     at: Location = ("rows", row)
     raw, lines = _merge(source, ("base",), at)
     raw["name"] = row
     lines[("name",)] = lines[()]
-    if isinstance(raw.get("prototxt_dir"), str) and "prototxt_dir" not in file.rows[row]:
-        raw["prototxt_dir"] = posixpath.join(raw["prototxt_dir"], row)
+    home = raw.get("prototxt_dir")
+    if isinstance(home, str) and "prototxt_dir" not in file.rows[row]:
+        raw["prototxt_dir"] = posixpath.join(home, row)
+        if row in shared:
+            raw.setdefault("nets_dir", posixpath.join(home, shared[row]))
     merged = Source(where, "recipe", raw, lines, source.fail)
     if "schedule" in raw:
         merged = _with_phases(merged)
@@ -94,24 +121,27 @@ def _merge(source: Source, base: Location, row: Location) -> tuple[dict[str, Any
         place = source.place((*(row if not isinstance(added, tuple) else base), _ADDED))
         raise RecipeError(place, f"{_ADDED}: must be a list of mappings that each start with `-`", "")
     own = {_shifted(at[2:], len(before)): line for at, line in source.lines.items() if at[:2] == row}
-
-    def lay(under: Mapping[str, Any], over: Mapping[str, Any], at: Location) -> dict[str, Any]:
-        merged = dict(under)
-        for key, value in over.items():
-            old = under.get(key)
-            if isinstance(old, dict) and isinstance(value, dict):
-                merged[key] = lay(old, value, (*at, key))
-            else:
-                merged[key] = value
-                replaced = [place for place in lines if place[: len(at) + 1] == (*at, key)]
-                for place in replaced:
-                    del lines[place]
-        return merged
-
-    raw = lay(under, over, ())
+    raw, replaced = _lay(under, over)
+    lines = {at: line for at, line in lines.items() if not any(at[: len(key)] == key for key in replaced)}
     if before or added:
         raw[_ADDED] = (*before, *added)
     return raw, {**lines, **own}
+
+
+def _lay(
+    under: Mapping[str, Any], over: Mapping[str, Any], at: Location = ()
+) -> tuple[dict[str, Any], list[Location]]:
+    """Return one mapping over another, and the places of what was replaced."""
+    merged, replaced = dict(under), []
+    for key, value in over.items():
+        old, place = under.get(key), (*at, key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key], within = _lay(old, value, place)
+            replaced += within
+        else:
+            merged[key] = value
+            replaced.append(place)
+    return merged, replaced
 
 
 def _shifted(at: Location, by: int) -> Location:

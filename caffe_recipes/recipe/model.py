@@ -6,6 +6,7 @@ from its working directory (the Caffe root), unless said otherwise.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,9 +136,7 @@ class Data(Value):
     mirror: bool = False
     mean_value: tuple[NotNegative, ...] = ()
     scale: Positive | None = None
-    prepare: Literal["digits"] | None = Field(
-        None, description="what builds the LMDBs where they are missing"
-    )
+    prepare: Literal["digits"] | None = Field(None, description="what builds LMDBs that are missing")
 
 
 class Mlsl(Value):
@@ -209,6 +208,7 @@ class Recipe(Value):
     source: Text | None = None
     trainer: Text = Field(description="`caffe-torch`, or the path of a Caffe binary from the Caffe root")
     prototxt_dir: PathText = Field(description="folder of the solvers and nets under the Caffe root")
+    nets_dir: PathText | None = Field(None, description="folder of shared nets; default: prototxt_dir")
     net: Net
     nets: Frozen[FileName, NetVariant]
     data: Data
@@ -265,6 +265,19 @@ class Recipe(Value):
             return raw
         phases = tuple({**common, **phase} if isinstance(phase, dict) else phase for phase in raw["phases"])
         return {**raw, "phases": phases}
+
+    @property
+    def prototxt_dirs(self) -> tuple[str, ...]:
+        """The folders of its solvers and nets under the Caffe root: one, or a second of shared nets."""
+        return tuple(dict.fromkeys((self.prototxt_dir, self.nets_dir or self.prototxt_dir)))
+
+    def solver_path(self, phase: str) -> str:
+        """Return the path of a phase's solver under the Caffe root."""
+        return posixpath.join(self.prototxt_dir, f"solver_{phase}.prototxt")
+
+    def net_path(self, net: str) -> str:
+        """Return the path of one of its `nets` under the Caffe root."""
+        return posixpath.join(self.nets_dir or self.prototxt_dir, f"{net}.prototxt")
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name; KeyError if there is none."""

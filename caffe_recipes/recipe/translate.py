@@ -46,7 +46,8 @@ class Part:
 def translate(recipe: Recipe, dialect: str) -> Recipe:
     """Return the recipe for another Caffe, called `<name>-<dialect>`; for its own it is the same.
 
-    Folder of prototxts and snapshots are called so too, and nothing of the original is overwritten. Raises
+    Folder of prototxts and snapshots are called so too, and nothing of the original is overwritten; nets that
+    recipes share are the same for this one, and stay where they are. Raises
     RecipeError where a schedule has no exact equivalent. What the nets hold is not looked at:
     `generate.dialect.translate_whole` does.
     """

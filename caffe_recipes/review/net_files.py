@@ -13,7 +13,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named
-from caffe_recipes.review.net_paths import find_at_path, find_beside
+from caffe_recipes.review.net_paths import find_at_path, find_beside, find_shared
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
 def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
     path = find_at_path(solver, named, caffe_root)
     if path is None and caffe_root is None:
-        path = find_beside(solver, named)
+        path = find_beside(solver, named) or find_shared(solver, named)
     if path is not None:
         return path
     hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"

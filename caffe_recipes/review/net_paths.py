@@ -24,6 +24,15 @@ def find_beside(solver: str | Path, given: str) -> Path | None:
     return beside if is_file(beside) else None
 
 
+def find_shared(solver: str | Path, given: str) -> Path | None:
+    """Find a net in a folder beside the solver's, where `generate` writes those that recipes share."""
+    net = PurePosixPath(given)
+    if net.parent.name in ("", ".."):
+        return None
+    shared = Path(solver).absolute().parent.parent / net.parent.name / net.name
+    return shared if is_file(shared) else None
+
+
 def is_file(path: Path) -> bool:
     """Whether there is such a file; no path is too odd to ask for."""
     try:

@@ -21,19 +21,19 @@ unset CDPATH
 
 readonly RECIPE=digits-cyclic NODES=1 PPN=2 COPY_WITH=auto
 readonly PROTOTXT_DIR=prototxt/digits-cyclic
-readonly PROTOTXTS=(solver_init.prototxt
-  solver_cyc1.prototxt
-  solver_cyc2.prototxt
-  solver_cyc3.prototxt
-  solver_cyc4.prototxt
-  solver_cyc5.prototxt
-  solver_collapse1.prototxt
-  solver_collapse2.prototxt
-  solver_collapse3.prototxt
-  solver_collapse4.prototxt
-  solver_collapse5.prototxt
-  train_val.prototxt
-  train_val_noaug.prototxt)
+readonly NETS_DIR=prototxt/digits-cyclic
+readonly SOLVERS=(solver_init
+  solver_cyc1
+  solver_cyc2
+  solver_cyc3
+  solver_cyc4
+  solver_cyc5
+  solver_collapse1
+  solver_collapse2
+  solver_collapse3
+  solver_collapse4
+  solver_collapse5)
+readonly NETS=(train_val train_val_noaug)
 readonly LMDB=tmp/digits_train_lmdb TEST_LMDB=examples/digits/digits_val_lmdb
 readonly LMDB_SOURCE=${LMDB_SOURCE:-examples/digits/digits_train_lmdb}
 readonly LMDB_HINT='build it: caffe-recipes data build digits --out examples/digits'
@@ -90,7 +90,7 @@ train() { # SOLVER WEIGHTS
 
 evaluate() { # WEIGHTS
   OMP_NUM_THREADS=1 \
-    exec caffe-torch test --model="$PROTOTXT_DIR"/train_val.prototxt \
+    exec caffe-torch test --model="$NETS_DIR"/train_val.prototxt \
     --weights="$1" --iterations=1
 }
 
@@ -152,24 +152,25 @@ on() { # HOST FUNCTION ARGUMENT...
   fi
 }
 
-check_prototxts() {
-  local file
-  for file in "${PROTOTXTS[@]}"; do
-    [[ -f $OURS/$file ]] ||
-      stop 2 "$OURS/$file: not there; start run.sh by its path, in jobs/$RECIPE beside prototxt/ (sbatch copies it)"
-    [[ ! -e $PROTOTXT_DIR/$file || ${FORCE:-} == 1 ]] || cmp -s -- "$OURS/$file" "$PROTOTXT_DIR/$file" ||
-      stop 2 "$PROTOTXT_DIR/$file: differs from the recipe's; move it away, or set FORCE=1 to overwrite it"
-  done
+# Calls DO with each prototxt of ours, and with where the trainer finds it.
+each_prototxt() { # DO
+  local name
+  for name in "${SOLVERS[@]}"; do "$1" "$OURS/$name.prototxt" "$PROTOTXT_DIR/$name.prototxt"; done
+  for name in "${NETS[@]}"; do "$1" "$OUR_NETS/$name.prototxt" "$NETS_DIR/$name.prototxt"; done
 }
 
-place_prototxts() {
-  local file to
-  for file in "${PROTOTXTS[@]}"; do
-    to=$PROTOTXT_DIR/$file
-    cmp -s -- "$OURS/$file" "$to" ||
-      { mkdir -p -- "$PROTOTXT_DIR" && cp -- "$OURS/$file" "$to.part" && mv -- "$to.part" "$to"; } ||
-      stop 3 "$to: cannot be written; check permissions and the disk"
-  done
+check_prototxt() { # OURS THEIRS
+  [[ -f $1 ]] ||
+    stop 2 "$1: not there; start run.sh by its path, in jobs/$RECIPE beside prototxt/ (sbatch copies it)"
+  [[ ! -e $2 || ${FORCE:-} == 1 ]] || cmp -s -- "$1" "$2" ||
+    stop 2 "$2: differs from the recipe's; move it away, or set FORCE=1 to overwrite it"
+}
+
+# By way of a name that no other script takes, which may place the same net.
+place_prototxt() { # OURS THEIRS
+  cmp -s -- "$1" "$2" ||
+    { mkdir -p -- "$(dirname -- "$2")" && cp -- "$1" "$2.$HOSTNAME.$$" && mv -- "$2.$HOSTNAME.$$" "$2"; } ||
+    stop 3 "$2: cannot be written; check permissions and the disk"
 }
 
 # `digest  file` a line; what is not there has none.
@@ -182,7 +183,7 @@ digests() { # FILE...
 
 # What a snapshot depends on; no starting weights have the digest of nothing.
 settings_of() { # NAME NET WEIGHTS
-  digests "$OURS/solver_$1.prototxt" "$OURS/$2.prototxt" "${3:-/dev/null}"
+  digests "$OURS/solver_$1.prototxt" "$OUR_NETS/$2.prototxt" "${3:-/dev/null}"
 }
 
 check_phase() { # NAME NET WEIGHTS SNAPSHOT
@@ -342,7 +343,7 @@ evaluate_model() { # MODEL
   local MODEL=$1 settings means
   local result=$MODEL.evaluation name=evaluation-${MODEL%.caffemodel}
   local log=$STATE/$name.log
-  settings=$(digests "$OURS"/train_val.prototxt "$MODEL"
+  settings=$(digests "$OUR_NETS"/train_val.prototxt "$MODEL"
     echo "1 batches of $TEST_LMDB: $(stat -L -c '%s bytes, %Y' -- "$TEST_LMDB/data.mdb" 2>&1)")
   if [[ $(head -n 3 -- "$result" 2>/dev/null) == "$settings" ]]; then
     means=$(tail -n +4 -- "$result")
@@ -384,12 +385,13 @@ main() {
     *) stop 2 "unknown argument '$1'; see run.sh --help" ;;
   esac
   OURS=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")/../.." && pwd)/prototxt/$RECIPE
+  OUR_NETS=${OURS%/*}/digits-cyclic
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
   for tool in mpiexec.hydra sha256sum flock; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
   read_hosts
-  check_prototxts
+  each_prototxt check_prototxt
   UNTRAINED=() BARE=()
   chain check_phase
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
@@ -403,7 +405,7 @@ main() {
     trap "interrupted $signal" "$signal"
   done
   stage
-  place_prototxts
+  each_prototxt place_prototxt
   [[ -e hostfile ]] ||
     { printf 'localhost\n' >hostfile && say "hostfile: there was none; localhost is written to it"; } ||
     stop 3 "$PWD/hostfile: cannot be written; check the disk"

@@ -21,10 +21,10 @@ unset CDPATH
 
 readonly RECIPE=stampede2-448n-90ep NODES=448 PPN=2 COPY_WITH=ssh
 readonly PROTOTXT_DIR=models/intel_optimized_models/multinode/resnet50_448nodes
-readonly PROTOTXTS=(solver_main.prototxt
-  solver_collapse.prototxt
-  train_val.prototxt
-  train_val_noaug.prototxt)
+readonly NETS_DIR=models/intel_optimized_models/multinode/resnet50_448nodes
+readonly SOLVERS=(solver_main
+  solver_collapse)
+readonly NETS=(train_val train_val_noaug)
 readonly LMDB=/tmp/ilsvrc12_train_lmdb TEST_LMDB=examples/imagenet/ilsvrc12_val_lmdb
 readonly LMDB_SOURCE=${LMDB_SOURCE:-}
 readonly LMDB_HINT='build it with convert_imageset'
@@ -55,7 +55,7 @@ train() { # SOLVER WEIGHTS
 
 evaluate() { # WEIGHTS
   OMP_NUM_THREADS=22 KMP_AFFINITY=granularity=fine,compact,1,0 \
-    exec ./build/tools/caffe test --model="$PROTOTXT_DIR"/train_val.prototxt \
+    exec ./build/tools/caffe test --model="$NETS_DIR"/train_val.prototxt \
     --weights="$1" --iterations=1000
 }
 
@@ -116,24 +116,25 @@ on() { # HOST FUNCTION ARGUMENT...
   fi
 }
 
-check_prototxts() {
-  local file
-  for file in "${PROTOTXTS[@]}"; do
-    [[ -f $OURS/$file ]] ||
-      stop 2 "$OURS/$file: not there; start run.sh by its path, in jobs/$RECIPE beside prototxt/ (sbatch copies it)"
-    [[ ! -e $PROTOTXT_DIR/$file || ${FORCE:-} == 1 ]] || cmp -s -- "$OURS/$file" "$PROTOTXT_DIR/$file" ||
-      stop 2 "$PROTOTXT_DIR/$file: differs from the recipe's; move it away, or set FORCE=1 to overwrite it"
-  done
+# Calls DO with each prototxt of ours, and with where the trainer finds it.
+each_prototxt() { # DO
+  local name
+  for name in "${SOLVERS[@]}"; do "$1" "$OURS/$name.prototxt" "$PROTOTXT_DIR/$name.prototxt"; done
+  for name in "${NETS[@]}"; do "$1" "$OUR_NETS/$name.prototxt" "$NETS_DIR/$name.prototxt"; done
 }
 
-place_prototxts() {
-  local file to
-  for file in "${PROTOTXTS[@]}"; do
-    to=$PROTOTXT_DIR/$file
-    cmp -s -- "$OURS/$file" "$to" ||
-      { mkdir -p -- "$PROTOTXT_DIR" && cp -- "$OURS/$file" "$to.part" && mv -- "$to.part" "$to"; } ||
-      stop 3 "$to: cannot be written; check permissions and the disk"
-  done
+check_prototxt() { # OURS THEIRS
+  [[ -f $1 ]] ||
+    stop 2 "$1: not there; start run.sh by its path, in jobs/$RECIPE beside prototxt/ (sbatch copies it)"
+  [[ ! -e $2 || ${FORCE:-} == 1 ]] || cmp -s -- "$1" "$2" ||
+    stop 2 "$2: differs from the recipe's; move it away, or set FORCE=1 to overwrite it"
+}
+
+# By way of a name that no other script takes, which may place the same net.
+place_prototxt() { # OURS THEIRS
+  cmp -s -- "$1" "$2" ||
+    { mkdir -p -- "$(dirname -- "$2")" && cp -- "$1" "$2.$HOSTNAME.$$" && mv -- "$2.$HOSTNAME.$$" "$2"; } ||
+    stop 3 "$2: cannot be written; check permissions and the disk"
 }
 
 # `digest  file` a line; what is not there has none.
@@ -146,7 +147,7 @@ digests() { # FILE...
 
 # What a snapshot depends on; no starting weights have the digest of nothing.
 settings_of() { # NAME NET WEIGHTS
-  digests "$OURS/solver_$1.prototxt" "$OURS/$2.prototxt" "${3:-/dev/null}"
+  digests "$OURS/solver_$1.prototxt" "$OUR_NETS/$2.prototxt" "${3:-/dev/null}"
 }
 
 check_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER NEEDED...
@@ -318,7 +319,7 @@ train_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER NEEDED...
 # The means are kept beside the model, below three lines on what they depend on.
 evaluate_model() {
   local result=$MODEL.evaluation log=$STATE/evaluation.log settings means
-  settings=$(digests "$OURS"/train_val.prototxt "$MODEL"
+  settings=$(digests "$OUR_NETS"/train_val.prototxt "$MODEL"
     echo "1000 batches of $TEST_LMDB: $(stat -L -c '%s bytes, %Y' -- "$TEST_LMDB/data.mdb" 2>&1)")
   if [[ $(head -n 3 -- "$result" 2>/dev/null) == "$settings" ]]; then
     means=$(tail -n +4 -- "$result")
@@ -360,12 +361,13 @@ main() {
     *) stop 2 "unknown argument '$1'; see run.sh --help" ;;
   esac
   OURS=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")/../.." && pwd)/prototxt/$RECIPE
+  OUR_NETS=${OURS%/*}/stampede2-448n-90ep
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
   for tool in mpiexec.hydra sha256sum flock ssh scp; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
   read_hosts
-  check_prototxts
+  each_prototxt check_prototxt
   UNTRAINED=() BARE=()
   chain check_phase
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
@@ -379,7 +381,7 @@ main() {
     trap "interrupted $signal" "$signal"
   done
   stage
-  place_prototxts
+  each_prototxt place_prototxt
   chain train_phase
   evaluate_model
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from caffe_recipes.chain.plan import launch_argv, plan_chain, trainer_environment
@@ -56,6 +58,8 @@ def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> No
     named = {word.partition("=")[2] for word in arguments if word.startswith(("--solver=", "--model="))}
     assert named <= set(plan.prototxts)
     assert all(path.endswith(".prototxt") for path in plan.prototxts)
+    texts = "".join(plan.prototxts.values())
+    assert set(re.findall(r'^net: "(.+)"$', texts, re.MULTILINE)) <= set(plan.prototxts)
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

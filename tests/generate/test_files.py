@@ -11,8 +11,8 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.generate.files import generate_all
-from caffe_recipes.generate.header import is_generated
+from caffe_recipes.generate.files import generate_all, net_file
+from caffe_recipes.generate.header import is_generated, is_shared
 from caffe_recipes.generate.horovod import render_horovod
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import shipped_recipes
@@ -30,7 +30,7 @@ def test_the_package_s_generate_is_the_function_before_and_after_its_import() ->
 def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name: str) -> None:
     recipe = cr.load_recipe(name)
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
-    nets = {f"prototxt/{name}/{net}.prototxt" for net in recipe.nets}
+    nets = {net_file(recipe, net) for net in recipe.nets}
     width = len(str(len(recipe.phases)))
     jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
     scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
@@ -42,7 +42,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
 def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> None:
     for text in cr.generate(cr.load_recipe(name)).values():
         assert is_generated(text)
-        assert f"`caffe-recipes generate {name}`" in text
+        assert f"`caffe-recipes generate {'NAME' if is_shared(text) else name}`" in text
         assert text.endswith("\n")
 
 
@@ -89,3 +89,18 @@ def test_two_recipes_of_one_name_are_refused() -> None:
     recipe = cr.load_recipe("digits-local")
     with pytest.raises(RecipeError, match="two recipes are called 'digits-local'; rename one"):
         generate_all([recipe, recipe])
+
+
+def test_two_recipes_that_share_a_folder_of_nets_have_to_agree_on_them(make_recipe: MakeRecipe) -> None:
+    def make(name: str, classes: int) -> Recipe:
+        return make_recipe(
+            lambda raw: (raw.update(name=name, nets_dir="models/shared"), raw["net"].update(classes=classes))
+        )
+
+    files = generate_all([make("a", 10), make("b", 10)])
+    assert [path for path in files if "/train_val" in path] == [
+        "prototxt/shared/train_val.prototxt",
+        "prototxt/shared/train_val_noaug.prototxt",
+    ]
+    with pytest.raises(RecipeError, match=r"b: makes another prototxt/shared/train_val.* `nets_dir` of its"):
+        generate_all([make("a", 10), make("b", 11)])

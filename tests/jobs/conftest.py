@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.generate.files import net_file
 from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
@@ -97,7 +98,7 @@ class StandInCluster:
             text = f'snapshot_prefix: "{phase.snapshot_prefix}"\nmax_iter: {phase.max_iter}\n'
             write(self.prototxts / f"solver_{phase.name}.prototxt", text)
         for net in self.recipe.nets:
-            write(self.prototxts / f"{net}.prototxt", f'name: "{net}"\n')
+            write(self.prototxts.parent.parent / net_file(self.recipe, net), f'name: "{net}"\n')
 
     def node(self, host: str) -> Path:
         """Return the folder that stands for a node's disks."""

@@ -137,6 +137,27 @@ def test_prototxts_are_placed_where_the_solvers_name_them(small_cluster: StandIn
     assert placed == {path.name: path.read_text() for path in small_cluster.prototxts.iterdir()}
 
 
+def test_nets_that_recipes_share_are_placed_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    recipe = load_recipe("stampede2-64n-72ep")
+    one = {"phases": recipe.phases[:1], "cluster": recipe.cluster.model_copy(update={"nodes": 1})}
+    cluster = StandInCluster(tmp_path, recipe.model_copy(update=one | {"nets_dir": "models/it's/shared"}))
+    ours, theirs = tmp_path / "repository/prototxt/shared", cluster.root / "models/it's/shared"
+    assert {path.name for path in ours.iterdir()} == {"train_val.prototxt", "train_val_noaug.prototxt"}
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        path.name: path.read_text() for path in ours.iterdir()
+    }
+    home = cluster.root / recipe.prototxt_dir
+    assert [path.name for path in home.iterdir()] == ["solver_init.prototxt"]
+    tested = (cluster.play / "test.argv").read_text().split("\0")
+    assert "--model=models/it's/shared/train_val.prototxt" in tested
+    (theirs / "train_val.prototxt").write_text("another's")
+    assert "models/it's/shared/train_val.prototxt: differs from the recipe's" in cluster.refused()
+    (ours / "train_val.prototxt").write_text("changed")
+    assert "made from another train_val.prototxt" in cluster.refused(FORCE="1")
+
+
 def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
     done = small_cluster.run("--help")
     assert done.returncode == 0

@@ -154,6 +154,13 @@ def test_branches_meet_what_they_branch_off() -> None:
     assert all(first == pytest.approx(last, rel=1e-5) for last, first in joins(recipe))
 
 
+def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
+    row = load_recipe("paper-t2-8192-256n")
+    recipe = rescale(row, Change(batch_per_rank=16)).recipe
+    assert row.nets_dir is not None
+    assert recipe.prototxt_dirs == (recipe.prototxt_dir,)
+
+
 def test_a_run_of_tensorflow_stays_with_its_own_recipe() -> None:
     made = rescale(load_recipe("tf-256n-90ep"), Change(batch=8192))
     assert made.recipe.tensorflow is None

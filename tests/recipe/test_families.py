@@ -181,3 +181,45 @@ def test_no_two_recipes_that_ship_have_one_name() -> None:
     rows = [row for text in files.values() if is_family(text) for row in find_rows(text)]
     alone = [name.removesuffix(".yaml") for name, text in files.items() if not is_family(text)]
     assert sorted([*rows, *alone]) == sorted(shipped_recipes())
+
+
+def nets_dir(text: str, row: str) -> str | None:
+    return parse_recipe(text, "mine.yaml", Path(), row).nets_dir
+
+
+def test_rows_of_one_batch_share_their_nets() -> None:
+    assert nets_dir(FAMILY, "ours-small") == nets_dir(FAMILY, "ours-large") == "models/ours-batch-32"
+    other = FAMILY.replace("{nodes: 8}", "{nodes: 4, batch_per_rank: 64}")
+    assert nets_dir(other, "ours-large") == "models/ours-batch-64"
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["net: {classes: 11}", "data: {crop_size: 32}", "nets: {train_val: {test: false}, train_val_noaug: {}}"],
+)
+def test_a_row_whose_nets_are_others_keeps_them_beside_its_solvers(own: str) -> None:
+    text = FAMILY.replace("    nets: {train_val_noaug: {test: false}}\n", f"    {own}\n")
+    text = text.replace("      collapse: true\n", "")
+    assert nets_dir(text, "ours-small") == "models/ours-batch-32"
+    large = parse_recipe(text, "mine.yaml", Path(), "ours-large")
+    assert large.prototxt_dirs == ("models/ours-large",)
+    assert large.net_path("train_val") == "models/ours-large/train_val.prototxt"
+
+
+def test_a_row_may_name_its_folders_itself() -> None:
+    text = FAMILY.replace("  ours-small:\n", "  ours-small:\n    prototxt_dir: there\n")
+    assert parse_recipe(text, "mine.yaml", Path(), "ours-small").prototxt_dirs == ("there",)
+    text = FAMILY.replace("  ours-small:\n", "  ours-small:\n    nets_dir: nets/mine\n")
+    assert nets_dir(text, "ours-small") == "nets/mine"
+    for bad in ("nets/", "nets/..", "'a b'"):
+        error = refuse(text.replace("nets/mine", bad))
+        assert "nets_dir: ends in no name of a folder; end it in letters" in str(error)
+
+
+def test_what_is_wrong_in_another_row_s_nets_is_that_row_s() -> None:
+    for bad in ("nets: 3", "cluster: []", "cluster: {batch_per_rank: x}"):
+        text = FAMILY.replace(
+            "    nets: {train_val_noaug: {test: false}}\n    cluster: {nodes: 8}\n", f"    {bad}\n"
+        )
+        assert nets_dir(text, "ours-small") == "models/ours-batch-32"
+        refuse(text, "ours-large")

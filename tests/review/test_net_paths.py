@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.review.net_paths import find_at_path, find_beside
+from caffe_recipes.review.net_paths import find_at_path, find_beside, find_shared
 
 NET = "models/a/b/net.prototxt"
 
@@ -77,3 +77,12 @@ def test_with_a_caffe_root_there_is_one_place(solver: Path, tmp_path: Path) -> N
 def test_no_path_is_too_odd(solver: Path, given: str) -> None:
     assert find_at_path(solver, given, None) is None
     assert find_beside(solver, given) is None
+
+
+def test_a_net_that_recipes_share_is_in_a_folder_beside_the_solver_s(solver: Path) -> None:
+    assert find_shared(solver, "models/nets/net.prototxt") is None
+    net = put(solver.parent.parent / "shared" / "net.prototxt")
+    assert find_shared(solver, "models/nets/shared/net.prototxt") == net
+    put(solver.parent.parent / "net.prototxt")
+    assert find_shared(solver, "net.prototxt") is None
+    assert find_shared(solver, "../net.prototxt") is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -100,7 +99,7 @@ def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
     """Return the run's own evaluation net, as it was started with, and the LMDB."""
     from caffe_recipes.chain.ensemble.predictions import Tested
 
-    path = posixpath.join(recipe.prototxt_dir, f"{_tested_net(recipe)}.prototxt")
+    path = recipe.net_path(_tested_net(recipe))
     message = load_prototxt(place.root / path, pb.NetParameter)
     found = digest(message)
     if load_digests(place.folder).get(path) != found:

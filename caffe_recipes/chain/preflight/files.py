@@ -42,7 +42,7 @@ def check_prototxts(look: Look) -> list[Finding]:
         for path, digest in ours.items()
         if (seen := facts.digests.get(path)) != digest
     ]
-    said = f"{len(look.plan.prototxts)} in {setting.recipe.prototxt_dir}"
+    said = f"{len(look.plan.prototxts)} in {', '.join(setting.recipe.prototxt_dirs)}"
     return tell("prototxts", _first_of_each_host(troubles), said)
 
 

@@ -26,7 +26,7 @@ def check_folders(look: Look, writes: MayWrite = may_write) -> list[Finding]:
     setting = look.setting
     lacking = [one for one in find_differences(look.plan.prototxts, setting.root) if one.what != "stale"]
     folders = [RUNS, setting.show(RecipeLock(setting.root, setting.recipe.name).folder)]
-    folders += [setting.recipe.prototxt_dir] if lacking else []
+    folders += setting.recipe.prototxt_dirs if lacking else []
     nearest: dict[Path, list[str]] = {}
     for name in folders:
         nearest.setdefault(_nearest(setting.root / name), []).append(name)

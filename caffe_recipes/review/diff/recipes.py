@@ -52,11 +52,11 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 
 def _build_all(recipe: Recipe) -> dict[str, Message]:
-    """Build what `generate` writes; `net:` is told from `prototxt_dir`, whose change is one of the recipe."""
+    """Build what `generate` writes; `net:` is told from its folder, whose change is one of the recipe."""
     found: dict[str, Message] = {}
     for phase in recipe.phases:
         solver = build_solver(recipe, phase)
-        solver.net = solver.net.removeprefix(f"{recipe.prototxt_dir}/")
+        solver.net = f"{phase.net}.prototxt"
         found[_solver_path(phase)] = solver
     nets: dict[str, pb.NetParameter] = {name: build_net(recipe, name) for name in recipe.nets}
     return found | {f"{name}.prototxt": net for name, net in nets.items()}

@@ -14,7 +14,7 @@ from caffe_recipes.caffe.documents import Document
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.chains.chain import Net, Solver
 from caffe_recipes.review.lint.rules import finding
-from caffe_recipes.review.net_paths import find_at_path, find_beside
+from caffe_recipes.review.net_paths import find_at_path, find_beside, find_shared
 
 M = TypeVar("M", bound=Message)
 
@@ -58,13 +58,14 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str, *,
     """Find the net that `field` of a solver gives.
 
     Without a Caffe root it is sought as `net_paths.find_at_path` does; then, and where it is missing, beside
-    the solver by its file name. The recipe chooses the folder of a file that is generated.
+    the solver by its file name. The recipe chooses the folder of a file that is generated, which may be one
+    that recipes share.
     """
     given: str = _value(solver.message, field)
     found = find_at_path(solver.path, given, caffe_root)
     if found is not None:
         return NetPlace(found)
-    beside_file = find_beside(solver.path, given)
+    beside_file = find_beside(solver.path, given) or (find_shared(solver.path, given) if is_ours else None)
     where = solver.where(field)
     if caffe_root is not None:
         effect = "Caffe stops with `File not found`"

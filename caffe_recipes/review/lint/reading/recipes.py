@@ -10,7 +10,7 @@ from typing import Any
 
 from caffe_recipes.caffe.documents import Document
 from caffe_recipes.generate.dialect import find_parts
-from caffe_recipes.generate.files import generate
+from caffe_recipes.generate.files import generate, net_file, placed_paths, solver_file
 from caffe_recipes.recipe.arithmetic import model_epochs, total_epochs
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.recipe.model import Acceptance, Recipe
@@ -44,11 +44,9 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
     if not find_parts(recipe, dialect):
         recipe = translate(recipe, dialect)
     locate = locate_keys(name_or_path)
-    paths = [*(f"solver_{phase.name}" for phase in recipe.phases), *recipe.nets]
-    texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
-    found = sort_findings(
-        check_recipe(recipe, texts, locate, dialect), [_path(recipe, name) for name in paths]
-    )
+    paths = list(placed_paths(recipe))
+    texts = {path: text for path, text in generate(recipe).items() if path in paths}
+    found = sort_findings(check_recipe(recipe, texts, locate, dialect), paths)
     accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
     return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
 
@@ -70,12 +68,12 @@ def check_recipe(
     yield from check_chain(chain)
     for name in recipe.nets:
         yield from check_net(
-            documents[_path(recipe, name)],
+            documents[net_file(recipe, name)],
             classes=recipe.net.classes,
             datum_of=lambda source: find_datum(source, None),
             dialect=dialect,
         )
-        yield from check_records(documents[_path(recipe, name)], None)
+        yield from check_records(documents[net_file(recipe, name)], None)
     for path, text in texts.items():
         yield from check_text(text, path, dialect)
 
@@ -85,8 +83,8 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
     links = [
         Link(
             phase.name,
-            documents[_path(recipe, f"solver_{phase.name}")],
-            documents[_path(recipe, phase.net)],
+            documents[solver_file(recipe, phase.name)],
+            documents[net_file(recipe, phase.net)],
             phase.last_iter,
             _weights(recipe, phase),
         )
@@ -103,7 +101,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
         cores_per_socket=cluster.cores_per_socket,
         has_gpus=dialect in FOR_GPUS,
     )
-    tested = (documents[_path(recipe, evaluation.net)],) if evaluation else ()
+    tested = (documents[net_file(recipe, evaluation.net)],) if evaluation else ()
     return Chain(tuple(links), setting, tested=tested)
 
 
@@ -156,10 +154,10 @@ def place_in_recipe(
     path, line, _ = split_place(where)
     if path not in texts or _is_written(path, texts[path]):
         return where
-    name = path.rpartition("/")[2].removesuffix(".prototxt")
-    if name in recipe.nets:
-        return locate(("nets", name))
-    index = [phase.name for phase in recipe.phases].index(name.removeprefix("solver_"))
+    nets = {net_file(recipe, net): net for net in recipe.nets}
+    if path in nets:
+        return locate(("nets", nets[path]))
+    index = [solver_file(recipe, phase.name) for phase in recipe.phases].index(path)
     lines = texts[path].splitlines()
     field = lines[line - 1].partition(":")[0].strip() if 0 < line <= len(lines) else ""
     own = locate(("phases", index, field))
@@ -183,7 +181,3 @@ def _weights(recipe: Recipe, phase: Phase) -> str:
     if isinstance(start, Phase):
         return start.snapshot_at(phase.weights_iter or start.last_iter)
     return start or ""
-
-
-def _path(recipe: Recipe, name: str) -> str:
-    return f"prototxt/{recipe.name}/{name}.prototxt"

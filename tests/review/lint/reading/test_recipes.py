@@ -9,6 +9,7 @@ import pytest
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.files import generate
+from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reading.reader import Options
@@ -48,6 +49,16 @@ def test_a_finding_of_a_row_is_placed_in_that_row() -> None:
     file, _, line = decay.where.partition(":")
     assert file == "paper-vlab.yaml"
     assert "weight_decay_steps: 3" in text[int(line) - 1]
+
+
+def test_the_generated_solvers_of_a_row_are_read_with_the_nets_that_it_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(generate(load_recipe("paper-t8-4096-128n-collapse")), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = {one.id for one in lint(["prototxt/paper-t8-4096-128n-collapse"], Options())}
+    assert "bias-before-norm" in found
+    assert "net-not-found" not in found
 
 
 def test_the_64_node_recipe_accepts_the_published_findings_and_no_other() -> None:
