@@ -87,6 +87,9 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Fa
         raise _no_row(where, row, list(file.rows))
     at: Location = ("rows", row)
     raw, lines = _merge(source, ("base",), at)
+    if "name" in raw:
+        place = source.place((*at, "name") if "name" in file.rows[row] else ("base", "name"))
+        raise RecipeError(place, "name: a row is called by its key", "take it out")
     raw["name"] = row
     lines[("name",)] = lines[()]
     home = raw.get("prototxt_dir")

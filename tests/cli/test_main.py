@@ -124,7 +124,7 @@ def test_recipes_lists_what_ships() -> None:
 
 def test_schema_is_a_json_schema_that_knows_the_keys() -> None:
     schema = json.loads(call("schema").stdout)
-    assert schema["required"][0] == "name"
+    assert schema["$defs"]["Recipe"]["required"][0] == "name"
     assert "warmup_start_lr" in schema["$defs"]["Phase"]["properties"]
 
 

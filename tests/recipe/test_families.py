@@ -101,6 +101,8 @@ def test_what_is_derived_adds_up_over_base_row_and_rules() -> None:
         ("momentum: 0.9", "momentum: 9", "momentum: must be below 1"),
         ("trainer: caffe-torch", "trainer: '-x'", "trainer: a launcher"),
         ("- {key: trainer, rule: ours}", "- {key: trainer}", "derived[0].rule: missing"),
+        ("  title: One of ours", "  name: x", "name: a row is called by its key; take it out"),
+        ("    schedule: {epochs: 20}", "    name: x", "name: a row is called by its key; take it out"),
         ("family: ours", "family: ../ours", "family: must be of letters"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import yaml
 
 from caffe_recipes.config.source import Loader
 from caffe_recipes.recipe import schema
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import shipped_recipes
 
@@ -28,6 +29,9 @@ def is_of(value: object, name: str) -> bool:
 
 def mistakes(value: Any, rule: dict[str, Any], at: str) -> Iterator[str]:  # noqa: ANN401 - any YAML
     """Hold a value against the parts of JSON Schema that a recipe's schema uses."""
+    if "if" in rule:
+        branch = "else" if list(mistakes(value, rule["if"], at)) else "then"
+        yield from mistakes(value, rule[branch], at)
     if "$ref" in rule:
         yield from mistakes(value, SCHEMA["$defs"][rule["$ref"].removeprefix("#/$defs/")], at)
     if "anyOf" in rule and all(list(mistakes(value, each, at)) for each in rule["anyOf"]):
@@ -66,9 +70,41 @@ def read(name: str) -> Any:  # noqa: ANN401 - any YAML
     return yaml.load(shipped_recipes()[name].file.read_text("utf-8"), Loader=Loader)
 
 
-@pytest.mark.parametrize("name", [name for name, one in shipped_recipes().items() if one.row is None])
-def test_a_recipe_that_ships_meets_the_schema(name: str) -> None:
+# Of a family any one of its rows, which all stand in one file.
+FILES = {one.file.name: name for name, one in shipped_recipes().items()}
+FAMILY = "paper-f4-4096-120ep"
+
+
+@pytest.mark.parametrize("name", FILES.values(), ids=list(FILES))
+def test_a_file_that_ships_meets_the_schema(name: str) -> None:
     assert list(mistakes(read(name), SCHEMA, name)) == []
+
+
+def test_families_are_among_them() -> None:
+    assert sum("family" in read(name) for name in FILES.values()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda family: family.pop("title"), "a: no title"),
+        (lambda family: family.update(bases={}), "a: unknown key bases"),
+        (lambda family: family["base"].update(titel="x"), "a.base: unknown key titel"),
+        (lambda family: family["base"]["cluster"].update(node=1), "a.base.cluster: unknown key node"),
+        (lambda family: family["base"]["cluster"].update(nodes=0), "a.base.cluster.nodes: 0 is under"),
+        (lambda family: family["base"]["derived"].append({"key": "x"}), "no rule"),
+        (lambda family: family["rows"][FAMILY].update(name="x"), f"a.rows.{FAMILY}: unknown key name"),
+        (lambda family: family["rows"][FAMILY]["schedule"].update(dekay="x"), "unknown key dekay"),
+        (lambda family: family["rows"][FAMILY]["schedule"]["cycles"].update(counts=5), "unknown key counts"),
+        (lambda family: family["rows"][FAMILY]["reported_by_phase"]["c1"].update(top1=1), "unknown key top1"),
+        (lambda family: family["rows"][FAMILY].update(nets={"a": {"tests": True}}), "unknown key tests"),
+        (lambda family: family["rows"].update({"../x": {}}), "a.rows: unknown key ../x"),
+    ],
+)
+def test_a_slip_in_a_family_is_marked(change: Callable[[dict[str, Any]], object], said: str) -> None:
+    family = read(FAMILY)
+    change(family)
+    assert any(said in mistake for mistake in mistakes(family, SCHEMA, "a"))
 
 
 def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
@@ -97,8 +133,12 @@ def test_every_reference_leads_somewhere() -> None:
     assert names == set(SCHEMA["$defs"])
 
 
-def test_every_key_of_a_phase_is_offered() -> None:
-    assert {"weights_iter", "stop_iter", "reported", "base_lr"} <= set(SCHEMA["$defs"]["Phase"]["properties"])
+def test_every_key_of_a_phase_and_of_a_row_is_offered() -> None:
+    defs = SCHEMA["$defs"]
+    assert {"weights_iter", "stop_iter", "reported", "base_lr"} <= set(defs["Phase"]["properties"])
+    assert {*Recipe.model_fields, "schedule", "reported_by_phase"} - {"name"} == {
+        *defs["PartOfRecipe"]["properties"]
+    }
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
