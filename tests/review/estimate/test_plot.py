@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from xml.etree import ElementTree
 
@@ -12,16 +13,16 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import Estimate
 from caffe_recipes.recipe.pace import Shape
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.estimate import plot
 from caffe_recipes.review.estimate.estimates import Known, estimate_shapes
-from caffe_recipes.review.estimate.plot import render_sweep_plot
+from caffe_recipes.review.estimate.plot import find_ticks, render_sweep_plot
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 def sweep(*shapes: Shape) -> tuple[Estimate, ...]:
-    return estimate_shapes(
-        load_recipe("stampede2-64n-72ep"), shapes, Known(profile=load_profile("stampede2-knl"))
-    )
+    known = Known(profile=load_profile("stampede2-knl"), by="measured")
+    return estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, known)
 
 
 def texts_in(svg: bytes) -> set[str]:
@@ -33,12 +34,33 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
     shapes = [Shape(nodes, 1, batch) for nodes in (256, 512) for batch in (16, 32)]
     texts = texts_in(render_sweep_plot(sweep(*shapes), "svg"))
     assert {"stampede2-64n-72ep", "nodes", "minutes", "node-hours", "256", "512"} <= texts
-    assert {"16 images a rank", "32 images a rank", "of it training", "linear scaling"} <= texts
+    assert {"16 images a rank", "32 images a rank", "of the first one training", "linear scaling"} <= texts
 
 
 def test_a_shared_global_batch_is_one_line() -> None:
     texts = texts_in(render_sweep_plot(sweep(Shape(256, 1, 32), Shape(512, 1, 16)), "svg"))
-    assert "8,192 images an iteration" in texts
+    assert {"8,192 images an iteration", "of it training"} <= texts
+
+
+def test_batches_that_take_the_same_time_share_a_line() -> None:
+    shapes = [Shape(nodes, 2, batch) for nodes in (64, 128) for batch in range(1, 10)]
+    svg = render_sweep_plot(estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, Known()), "svg")
+    assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images a rank" in texts_in(svg)
+
+
+def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
+    texts = texts_in(render_sweep_plot(sweep(*(Shape(n, 1, 16) for n in (64, 65, 66, 1000))), "svg"))
+    assert {"64", "1,000"} <= texts
+    assert not {"65", "66"} & texts
+    assert find_ticks([7]) == [7]
+    ticks = find_ticks(range(1, 1001))
+    assert (ticks[0], ticks[-1]) == (1, 1000)
+    assert 10 < len(ticks) < 25
+
+
+def test_long_times_are_drawn_in_longer_units() -> None:
+    slow = estimate_shapes(load_recipe("stampede2-64n-72ep"), [Shape(64, 2, 32)], Known(images_per_s=1))
+    assert "days" in texts_in(render_sweep_plot(slow, "svg"))
 
 
 def test_one_shape_alone_can_be_drawn_twice_to_the_same_bytes() -> None:
@@ -50,4 +72,8 @@ def test_one_shape_alone_can_be_drawn_twice_to_the_same_bytes() -> None:
 
 def test_more_lines_than_can_be_told_apart_are_refused() -> None:
     with pytest.raises(InputError, match="9 local batches to draw; sweep 8 at most"):
-        render_sweep_plot(sweep(*(Shape(64, 1, batch) for batch in range(1, 10))), "svg")
+        render_sweep_plot(sweep(*(Shape(256, 1, batch) for batch in range(16, 25))), "svg")
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(plot).failed == 0

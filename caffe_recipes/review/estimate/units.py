@@ -1,0 +1,61 @@
+"""Times and numbers as people read them, however long or large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST = 10_000  # of a unit, before the next larger one is taken
+_LARGEST = 1e9  # that is written with all its digits
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of time."""
+
+    name: str
+    short: str
+    seconds: float
+
+    def write(self, seconds: float) -> str:
+        """Write a time in this unit, to a tenth."""
+        return f"{seconds / self.seconds:,.1f}"
+
+
+SECONDS = Unit("seconds", "s", 1)
+MINUTES = Unit("minutes", "min", 60)
+LONGER = (
+    MINUTES,
+    Unit("hours", "h", 3600),
+    Unit("days", "days", 86_400),
+    Unit("years", "years", 365.25 * 86_400),
+)
+
+
+def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
+    """Return the first of some units, the smallest first, in which a time is 10,000 at most; else the last.
+
+    >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
+    ['minutes', 'hours', 'days', 'years']
+    """
+    return next((unit for unit in units if seconds <= _MOST * unit.seconds), units[-1])
+
+
+def write_time(seconds: float) -> str:
+    """Write a time with its unit.
+
+    >>> write_time(203.26), write_time(1_281_167)
+    ('203.3 s', '355.9 h')
+    """
+    unit = unit_of(seconds, (SECONDS, *LONGER[1:]))
+    return f"{unit.write(seconds)} {unit.short}"
+
+
+def write_number(value: float, decimals: int = 0) -> str:
+    """Write a number to so many decimals, unless it is too large or small for that: then to three digits.
+
+    >>> write_number(6303), write_number(0.031), write_number(1e12), write_number(0.0, 1)
+    ('6,303', '0.031', '1e+12', '0.0')
+    """
+    is_plain = not value or 10**-decimals <= abs(value) < _LARGEST
+    return f"{value:,.{decimals}f}" if is_plain else f"{value:.3g}"
