@@ -14,6 +14,8 @@ from caffe_recipes.recipe.duration import Duration, duration_at
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Pace, Shape, shape_of
 
+# Of a phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
+ONE_NODE_PHASE_S = 5.0
 # Of an image's training: going backward takes two products, weights' and data's, for each of forward.
 _FORWARD = 1 / 3
 
@@ -38,7 +40,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the ranks exchange in an iteration: each sends and receives a complete model."""
+    """What several ranks exchange in an iteration: each sends and receives a complete model."""
 
     each_way_bytes: int
     all_bytes: int
@@ -66,9 +68,15 @@ class Estimate:
     notes: tuple[str, ...]
 
     @property
+    def joins_s(self) -> float:
+        """What starting, fetching and verifying is given: on one node less than to a job of several."""
+        is_one = self.shape.nodes == 1
+        return ONE_NODE_PHASE_S * self.duration.phases if is_one else self.duration.joins_s
+
+    @property
     def total_s(self) -> float:
         """All parts."""
-        return self.duration.total_s + self.duration.joins_s
+        return self.duration.total_s + self.joins_s
 
     @property
     def node_hours(self) -> float:
@@ -88,13 +96,17 @@ def estimate_recipe(
 
     On another shape the images, and so the epochs, stay what they are, and the iterations change. Staging
     takes the quickest of `copy` and `chain`, and the evaluation a third of the time of training its images;
-    a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace.
+    a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace,
+    and for more images an iteration than there are.
     """
     if not paces:
         hint = "give --log, --images-per-s, or for ResNet-50 --profile stampede2-knl or marenostrum4"
         raise InputError(recipe.name, "nothing is known of its speed", hint)
     shape, rates = shape or shape_of(recipe), rates or Rates()
     pace, train = paces[0], recipe.data.train
+    if shape.global_batch > train.images:
+        what = f"{shape.global_batch:,} images an iteration are more than the {train.images:,} to train on"
+        raise InputError(recipe.name, what, "take fewer nodes, or a smaller batch")
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
     staging = _staging(recipe, shape.nodes, rates)
     return Estimate(
@@ -112,7 +124,9 @@ def estimate_recipe(
             evaluation_s=duration.evaluation_s * _FORWARD,
         ),
         staging=staging,
-        traffic=traffic_of(model_bytes, shape, pace.images_per_s) if model_bytes else None,
+        traffic=traffic_of(model_bytes, shape, pace.images_per_s)
+        if model_bytes and shape.ranks > 1
+        else None,
         notes=tuple(_notes(recipe, shape)),
     )
 

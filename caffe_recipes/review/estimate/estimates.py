@@ -106,7 +106,8 @@ def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -
     paces += [measured] if measured else []
     if known.by and not any(pace.kind == known.by for pace in paces):
         there = ", ".join(pace.kind for pace in paces) or "none"
-        hint = f"there are: {there}; a log is given with --log, a measured machine with --profile"
+        how = "a log is given with --log, a speed with --images-per-s, a measured machine with --profile"
+        hint = f"there are: {there}; {how}"
         raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
     return paces
 
@@ -145,7 +146,8 @@ def _tell_shape(values: object) -> dict[str, object]:
 
 def _logs_in(folder: Path) -> list[Path]:
     try:
-        logs = sorted(folder.glob("*.log")) or sorted((folder / "logs").glob("*.log"))
+        found = (sorted(place.glob("*.log")) for place in (folder, folder / "logs"))
+        logs = next((files for each in found if (files := [log for log in each if log.is_file()])), [])
     except OSError as error:
         raise InputError(folder, f"cannot be read: {error.strerror}", "give a log's path") from None
     if not logs:

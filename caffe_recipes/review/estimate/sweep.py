@@ -46,7 +46,7 @@ def sweep_shapes(own: Shape, sweeps: Sequence[str], *, nodes: Sequence[int] = ()
 
     `nodes` are values of that key too.
     """
-    asked: dict[str, tuple[int, ...]] = {"nodes": tuple(nodes)} if nodes else {}
+    asked: dict[str, tuple[int, ...]] = {"nodes": tuple(dict.fromkeys(nodes))} if nodes else {}
     for key, values in map(parse_sweep, sweeps):
         if key in asked:
             raise InputError(f"--sweep {key}", "is given twice", "give all values of a key in one")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from statistics import median
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.estimate import Estimate
+from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S, Estimate
 from caffe_recipes.recipe.pace import Pace, Shape
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.estimate.sweep import group_lines
+from caffe_recipes.review.estimate.units import LONGER, Unit, unit_of, write_number, write_time
 
 
 def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict[str, object]]:
@@ -19,7 +21,7 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
         {
             **asdict(each),
             "global_batch": each.shape.global_batch,
-            "joins_s": each.duration.joins_s,
+            "joins_s": each.joins_s,
             "total_s": each.total_s,
             "node_hours": each.node_hours,
             "starts": start.isoformat(),
@@ -31,18 +33,20 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
 
 def render_estimate(estimate: Estimate, start: datetime) -> str:
     """Write one estimate: what it is taken from, its parts, its cost, and when it ends."""
-    facts = [*_facts(estimate), ("epoch", f"{estimate.epoch_s:.1f} s, {estimate.images:,} images")]
+    facts = [*_facts(estimate), ("epoch", f"{write_time(estimate.epoch_s)}, {estimate.images:,} images")]
     after = [*_costs(estimate), ("starts", _clock(start)), ("ends", _clock(_end(estimate, start)))]
-    rows = [("part", "iterations", "epochs", "minutes", ""), *_parts(estimate)]
-    parts = align_columns(rows, {"iterations", "epochs", "minutes"})
+    unit = unit_of(estimate.total_s)
+    rows = [("part", "iterations", "epochs", unit.name, ""), *_parts(estimate, unit)]
+    parts = align_columns(rows, {"iterations", "epochs", unit.name})
     return "\n\n".join("\n".join(block) for block in (align_columns(facts), parts, align_columns(after)))
 
 
 def render_sweep(estimates: Sequence[Estimate]) -> str:
     """Write a line for each shape; `efficiency` is a node's speed, 100 % among the fewest."""
-    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch", "training min")
-    head = (*columns, "total min", "node-hours", "by")
-    rows = [_sweep_row(each, line[0]) for line in group_lines(estimates).values() for each in line]
+    unit = unit_of(median(each.total_s for each in estimates))
+    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
+    head = (*columns, f"training {unit.short}", f"total {unit.short}", "node-hours", "by")
+    rows = [_sweep_row(each, line[0], unit) for line in group_lines(estimates).values() for each in line]
     table = align_columns([head, *rows], {*head} - {"by"})
     return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates)])
 
@@ -58,49 +62,54 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in estimate.notes)
 
 
-def _parts(estimate: Estimate) -> Iterator[tuple[str, str, str, str, str]]:
-    parts = estimate.duration
+def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str, str]]:
+    parts, epochs = estimate.duration, f"{estimate.epochs:,.2f}"
     for phase in estimate.phases:
-        yield (phase.name, f"{phase.iterations:,}", f"{phase.epochs:.2f}", _minutes(phase.training_s), "")
+        yield (phase.name, f"{phase.iterations:,}", f"{phase.epochs:,.2f}", unit.write(phase.training_s), "")
     if len(estimate.phases) > 1:
         iterations = sum(phase.iterations for phase in estimate.phases)
-        yield ("training", f"{iterations:,}", f"{estimate.epochs:.2f}", _minutes(parts.training_s), "")
-    first, *others = estimate.staging or [None]
-    how = "" if first is None else f"by {first.how}"
-    how += "".join(f"; by {way.how} {_minutes(way.seconds)}" for way in others if way)
-    yield ("staging", "", "", _minutes(parts.staging_s), how)
-    yield ("joins", "", "", _minutes(parts.joins_s), "allowed: 5 minutes for the job, 2 for each phase")
-    yield (
-        "evaluation",
-        "",
-        "",
-        _minutes(parts.evaluation_s),
-        "by one rank, forward only: a third of an image's training",
+        yield ("training", f"{iterations:,}", epochs, unit.write(parts.training_s), "")
+    others = [f"by {way.how} {unit.write(way.seconds)}" for way in estimate.staging[1:]]
+    how = "; ".join([*(f"by {way.how}" for way in estimate.staging[:1]), *others])
+    yield ("staging", "", "", unit.write(parts.staging_s), how)
+    allowed = (
+        f"{ONE_NODE_PHASE_S:g} seconds for each phase, on one node"
+        if estimate.shape.nodes == 1
+        else "5 minutes for the job, 2 for each phase"
     )
-    yield ("total", "", "", _minutes(estimate.total_s), f"{estimate.total_s / 3600:.2f} h")
+    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowed: {allowed}")
+    how = "by one rank, forward only: a third of an image's training"
+    yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)
+    yield ("total", "", "", unit.write(estimate.total_s), _in_next(estimate.total_s, unit))
+
+
+def _in_next(seconds: float, unit: Unit) -> str:
+    """Write a time in the next larger unit too."""
+    larger = LONGER[LONGER.index(unit) + 1 :][:1]
+    return "".join(f"{seconds / one.seconds:,.2f} {one.short}" for one in larger)
 
 
 def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    yield "node-hours", f"{estimate.node_hours:,.1f}"
+    yield "node-hours", write_number(estimate.node_hours, 1)
     traffic = estimate.traffic
     if traffic:
-        one, in_all = f"{traffic.each_way_bytes / 2**20:.0f} MiB", f"{traffic.all_bytes / 2**30:,.1f} GiB"
-        rate = f"{traffic.bytes_per_s / 2**30:,.1f} GiB/s"
-        yield "traffic", f"{one} each way for each rank: {in_all} an iteration over all, {rate}"
+        one, in_all = write_number(traffic.each_way_bytes / 2**20), write_number(traffic.all_bytes / 2**30, 1)
+        rate = write_number(traffic.bytes_per_s / 2**30, 1)
+        yield "traffic", f"{one} MiB each way for each rank: {in_all} GiB an iteration over all, {rate} GiB/s"
 
 
-def _sweep_row(each: Estimate, first: Estimate) -> tuple[str, ...]:
+def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
     speed, before = (one.pace.images_per_s / one.shape.nodes for one in (each, first))
     return (
         f"{each.shape.nodes:,}",
         f"{each.shape.batch_per_rank:,}",
         f"{each.shape.global_batch:,}",
-        f"{each.pace.images_per_s:,.0f}",
+        write_number(each.pace.images_per_s),
         f"{100 * speed / before:.0f} %",
-        f"{each.epoch_s:.1f}",
-        _minutes(each.duration.training_s),
-        _minutes(each.total_s),
-        f"{each.node_hours:,.1f}",
+        f"{each.epoch_s:,.1f}",
+        unit.write(each.duration.training_s),
+        unit.write(each.total_s),
+        write_number(each.node_hours, 1),
         each.pace.said + (" *" if each.pace.notes else ""),
     )
 
@@ -116,23 +125,21 @@ def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
 
 def _shape(shape: Shape) -> str:
     nodes = f"{shape.nodes:,} node{'s' if shape.nodes > 1 else ''}"
+    ranks = f"{shape.ranks_per_node} rank{'s' if shape.ranks_per_node > 1 else ''}"
     images = f"{shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
-    return f"{nodes} x {shape.ranks_per_node} ranks x {images}"
+    return f"{nodes} x {ranks} x {images}"
 
 
 def _pace(pace: Pace) -> str:
-    return f"{pace.images_per_s:,.0f} images/s: {pace.said}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:,.1f}"
+    return f"{write_number(pace.images_per_s)} images/s: {pace.said}"
 
 
 def _end(estimate: Estimate, start: datetime) -> datetime:
     try:
         return start + timedelta(seconds=round(estimate.total_s))
     except OverflowError:
-        what = f"{start.isoformat()} and {estimate.total_s / 3600:,.0f} hours are beyond the year 9999"
+        years = write_number(estimate.total_s / LONGER[-1].seconds)
+        what = f"takes {years} years, and so many from {_clock(start)} on are beyond the year 9999"
         raise InputError(estimate.recipe, what, "give a higher speed, or another --start") from None
 
 

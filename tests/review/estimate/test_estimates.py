@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -75,6 +76,11 @@ def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
     assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
 
 
+def test_a_folder_that_is_named_like_a_log_is_none(tmp_path: Path, log: Path) -> None:
+    (tmp_path / "old.log").mkdir()
+    assert [path for path, _ in read_logs([tmp_path])] == [str(log)]
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no logs; give a run's folder, or a log"):
         list(read_logs([tmp_path]))
@@ -108,6 +114,28 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
     traffic = "98 MiB each way for each rank: 24.4 GiB an iteration over all"
     assert any(line.startswith(f"traffic {traffic}") for line in lines)
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_page_of_years_is_in_years_and_one_beyond_the_calendar_is_refused(recipe: Recipe) -> None:
+    ages, too_long = (
+        estimate_shapes(recipe, [shape_of(recipe)], Known(images_per_s=speed))[0] for speed in (0.05, 0.0003)
+    )
+    lines = [" ".join(line.split()) for line in render_estimate(ages, START).splitlines()]
+    assert "pace 0.05 images/s: as given" in lines
+    assert "part iterations epochs years" in lines
+    assert "epoch 7,117.6 h, 1,281,167 images" in lines
+    assert "total 60.0" in lines
+    refused = "takes 10,008 years, and so many from 2026-03-01 09:00+00:00 on are beyond the year 9999; "
+    with pytest.raises(InputError, match=re.escape(refused)):
+        render_estimate(too_long, START)
+
+
+def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
+    recipe = load_recipe("digits-local")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known((log,)))
+    lines = [" ".join(line.split()) for line in render_estimate(found, START).splitlines()]
+    assert "joins 0.4 allowed: 5 seconds for each phase, on one node" in lines
+    assert estimate_values([found], START)[0]["joins_s"] == 25
 
 
 def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
