@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import click
 from caffe_recipes.chain.setting import find_profile
 from caffe_recipes.chain.staging import find_rates
 from caffe_recipes.cli import options
+from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.tree import write_file
@@ -26,13 +26,6 @@ from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.review.pictures import format_of
 
 _PATH = click.Path(path_type=Path)
-_COUNT = click.IntRange(1, 2**31 - 1)
-
-
-def _speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise InputError("--images-per-s", f"{value:g} is no speed", "give images a second of all ranks")
-    return value
 
 
 def _start(context: click.Context, option: click.Parameter, text: str | None) -> datetime:
@@ -56,7 +49,11 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
     help="Caffe's log, or a run's folder, of the recipe's own shape: its pace counts.",
 )
 @click.option(
-    "--images-per-s", metavar="N", type=float, callback=_speed, help="The speed, of the recipe's own shape."
+    "--images-per-s",
+    metavar="N",
+    type=float,
+    callback=options.read_speed,
+    help="The speed, of the recipe's own shape.",
 )
 @click.option(
     "--by", type=click.Choice(list(KINDS)), help="Whose speed counts [default: the first of these known]"
@@ -64,7 +61,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--nodes",
     metavar="N",
-    type=click.IntRange(1, 2**31 - 1),
+    type=COUNT,
     multiple=True,
     help="On so many nodes; give it again for more.",
 )
@@ -103,6 +100,9 @@ def estimate(
     what the paper measured on such a machine, else the minutes that the source reports.
     """
     if paper_tables:
+        if name or profile or logs or images_per_s or by or nodes or sweeps or plot:
+            hint = "give it alone, or with --json"
+            raise InputError("--paper-tables", "are of the paper's runs, by its own speeds", hint)
         click.echo(json.dumps(table_values(), indent=2) if as_json else render_tables())
         return
     if name is None:

@@ -11,11 +11,24 @@ from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cluster.staging.costs import WAYS
+from caffe_recipes.errors import InputError
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 
 _PATH = click.Path(path_type=Path)
+
+
+# The fastest machines train some millions of images a second.
+_SLOWEST, _FASTEST = 0.001, 1e9
+
+
+def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse as `--images-per-s` what no machine trains at; raises InputError."""
+    if value is not None and not _SLOWEST <= value <= _FASTEST:
+        hint = f"give images a second of all ranks, {_SLOWEST:g} to {_FASTEST:g}"
+        raise InputError("--images-per-s", f"{value:g} is no speed", hint)
+    return value
 
 
 class Seconds(click.FloatRange):

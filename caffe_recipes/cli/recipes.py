@@ -7,6 +7,7 @@ import json
 import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.cli import options
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
@@ -27,7 +28,8 @@ def recipes() -> None:
 @click.option(
     "--images-per-s",
     metavar="N",
-    type=click.FloatRange(0, min_open=True),
+    type=float,
+    callback=options.read_speed,
     help="Estimate minutes at this speed [default: the reported one]",
 )
 @click.option(

@@ -71,7 +71,11 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--by", "log"], "no log pace is known for it"),
         ([RECIPE, "--start", "soon"], "--start: 'soon' is no time; e.g. 2026-03-01T09:00"),
         ([RECIPE, "--start", "9999-12-31T23:00"], "are beyond the year 9999"),
-        ([RECIPE, "--images-per-s", "1e-300"], "are beyond the year 9999"),
+        ([RECIPE, "--images-per-s", "1e-300"], "--images-per-s: 1e-300 is no speed; give images a second"),
+        ([RECIPE, "--images-per-s", "1e400"], "--images-per-s: inf is no speed"),
+        ([RECIPE, "--images-per-s", "1e10"], "1e+10 is no speed; give images a second"),
+        ([RECIPE, "--nodes", "2000000000"], "images an iteration are more than the 1,281,167"),
+        ([RECIPE, "--paper-tables"], "--paper-tables: are of the paper's runs, by its own speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
         ([RECIPE, "--plot", "a.txt"], "a.txt: no picture's name; end it in .svg, .png or .pdf"),
     ],
@@ -84,6 +88,10 @@ def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_pat
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty.log"]
+
+
+def test_a_count_given_twice_is_one_estimate() -> None:
+    assert estimate(RECIPE, "--nodes", 64, "--nodes", 64).stdout.startswith(f"recipe  {RECIPE}\n")
 
 
 def test_no_nodes_are_refused() -> None:

@@ -54,6 +54,7 @@ def test_version_is_the_package_s() -> None:
         (["generate", "--cheque", "x"], "No such option"),
         (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
+        (["show", "digits-local", "--images-per-s", "nan"], "Error: --images-per-s: nan is no speed; give"),
         (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
         (["data", "check", "nowhere", "--classes", "0"], "0 is not in the range"),
         (["data", "build", "imagenet"], "'imagenet' is not"),
