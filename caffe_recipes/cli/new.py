@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -24,7 +25,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
 @click.option("--batch", metavar="B", type=COUNT, required=True, help="Images of an iteration, all ranks.")
 @click.option(
-    "--epochs", metavar="E", type=float, callback=_epochs, required=True, help="Epochs of the whole run."
+    "--epochs", metavar="E", type=float, callback=_epochs, required=True, help="Epochs behind the last model."
 )
 @click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: for 32 images of each rank]")
 @click.option(
@@ -43,11 +44,18 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     help="Cycles of 15 epochs between decay and collapse.",
 )
 @click.option(
+    "--collapse",
+    type=click.Choice(["last", "each"]),
+    default="last",
+    show_default=True,
+    help="Collapse once at the end, or off the end of decay and each cycle, for an ensemble.",
+)
+@click.option(
     "--collapse-epochs",
     metavar="E",
     type=float,
     callback=_epochs,
-    help="Epochs of the collapse [default: 6 % of the run, but 3 to 10]",
+    help="Epochs of a collapse [default: 6 % of the run, but 3 to 10]",
 )
 @click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
 @click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
@@ -66,6 +74,7 @@ def new(
     ranks_per_node: int | None,
     batch_per_rank: int | None,
     cycles: int,
+    collapse: Literal["last", "each"],
     collapse_epochs: float | None,
     classes: int,
     test_images: int,
@@ -87,6 +96,7 @@ def new(
         ranks_per_node,
         batch_per_rank,
         cycles,
+        collapse,
         collapse_epochs,
         classes,
         test_images,

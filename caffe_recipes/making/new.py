@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.config.source import Location
@@ -14,9 +15,10 @@ from caffe_recipes.making.made import Made
 from caffe_recipes.making.shape import check_batch_per_rank, find_shape, node_values
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.making.warnings import find_warnings
-from caffe_recipes.making.words import rate_lines, said_of_phase
+from caffe_recipes.making.words import branch_lines, rate_lines, said_of_phase
 from caffe_recipes.recipe import rules
-from caffe_recipes.recipe.arithmetic import total_epochs
+from caffe_recipes.recipe.arithmetic import model_epochs
+from caffe_recipes.recipe.graph import find_leaves
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.plans import Planned, plan_phases
 from caffe_recipes.recipe.schedule import Cycles, Schedule
@@ -31,7 +33,11 @@ _LEAST_CLASSES = 2
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user wants trained; None follows from the rules, or from the profile."""
+    """What a user wants trained; None follows from the rules, or from the profile.
+
+    A `collapse` ends the last cycle, or each of them: then `epochs` are those behind the last model, and the
+    other collapses come on top.
+    """
 
     images: int
     batch: int
@@ -40,6 +46,7 @@ class Wish:
     ranks_per_node: int | None = None
     batch_per_rank: int | None = None
     cycles: int = 0
+    collapse: Literal["last", "each"] = "last"
     collapse_epochs: float | None = None
     classes: int = 1000
     test_images: int = 50_000
@@ -58,6 +65,8 @@ def make_new(wish: Wish) -> Made:
     if wish.batch > wish.images:
         what = f"a batch of {wish.batch:,} is more than the {wish.images:,} images"
         raise InputError("--batch", what, "take a smaller one")
+    if wish.collapse == "each" and not wish.cycles:
+        raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
     if wish.classes < _LEAST_CLASSES:
         raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
     sockets = wish.profile.node.sockets if wish.profile else None
@@ -74,18 +83,26 @@ def make_new(wish: Wish) -> Made:
         what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "take fewer, or a larger batch")
     name = wish.name or f"resnet50-{wish.batch}-{wish.epochs:g}ep"
-    settings = join([one.settings for one in planned], [None, *range(len(planned) - 1)])
+    settings = join([one.settings for one in planned], _starts(planned))
     node, said_of_node = node_values(wish.profile, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
     phases = [
-        {"name": one.name, "net": _net(one), **each, "snapshot_prefix": f"/tmp/{name}_{one.name}"}
+        {
+            "name": one.name,
+            "net": _net(one),
+            **_weights(one),
+            **each,
+            "snapshot_prefix": f"/tmp/{name}_{one.name}",
+        }
         for one, each in zip(planned, settings, strict=True)
     ]
     values = _values(wish, name, cluster, phases)
     draft = make_recipe(values, "--name" if wish.name else "new")
-    title = f"{draft.title}, {total_epochs(draft):.4g} epochs"
+    title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
+    if wish.collapse == "each":
+        title += f", {len(find_leaves(draft))} collapses for an ensemble"
     recipe = make_recipe(values | {"title": title}, name)
-    warnings = tuple(find_warnings(wish.batch, total_epochs(recipe), wish.images))
+    warnings = tuple(find_warnings(wish.batch, model_epochs(recipe), wish.images))
     comments = _comments(wish, recipe, schedule, said_of_node, warnings)
     return Made(recipe, write_recipe(recipe, comments), warnings)
 
@@ -115,8 +132,14 @@ def find_schedule(wish: Wish) -> Schedule:
             collapse=True,
             collapse_epochs=collapse,
         )
+    # As the paper's 120 epochs: one off the end of the decay, and of each cycle.
+    branches = {"collapse_epochs": (collapse,) * (wish.cycles + 1)}
+    line = {"last_collapse_epochs": collapse}
     cycles = Cycles(
-        count=wish.cycles, linear_epochs=linear, square_epochs=square, last_collapse_epochs=collapse
+        count=wish.cycles,
+        linear_epochs=linear,
+        square_epochs=square,
+        **(branches if wish.collapse == "each" else line),
     )
     return Schedule(decay="cycles", warmup="own-phase", warmup_epochs=warmup, cycles=cycles)
 
@@ -143,6 +166,17 @@ def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> Non
 
 def _net(planned: Planned) -> str:
     return "train_val" if planned.is_augmented else "train_val_noaug"
+
+
+def _weights(planned: Planned) -> dict[str, str]:
+    return {"weights": planned.weights} if planned.weights else {}
+
+
+def _starts(planned: Sequence[Planned]) -> list[int | None]:
+    """Say from which phase each starts, by index."""
+    names = [one.name for one in planned]
+    starts = [names.index(one.weights) if one.weights else index - 1 for index, one in enumerate(planned)]
+    return [None, *starts[1:]]
 
 
 def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,11 +215,18 @@ def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[st
         "phases": phases,
         "evaluation": {"net": "train_val", "iterations": math.ceil(wish.test_images / test_batch)},
     }
+    accept = list(_accept(phases))
+    return values | ({"accept": accept} if accept else {})
+
+
+def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield the findings of lint that the rules bring with them."""
+    if any("weights" in phase for phase in phases):
+        yield {"finding": "weights-of-other-phase", "reason": "a collapse branches off the end of each cycle"}
     last = phases[-1]["max_iter"]
     if (1 / last) ** 2 > _END_IS_HIGH:
         reason = f"power 2 to 0 over so few as {last} iterations ends at 1 / {last}^2 of base_lr"
-        values["accept"] = [{"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}]
-    return values
+        yield {"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}
 
 
 _END_IS_HIGH = 1e-5  # as lint has it
@@ -205,7 +246,7 @@ def _comments(
     wish: Wish, recipe: Recipe, schedule: Schedule, said_of_node: list[str], warnings: tuple[str, ...]
 ) -> dict[Location, list[str]]:
     """Say where each number is from."""
-    joins = len(recipe.phases) - 1
+    joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
     comments: dict[Location, list[str]] = {
         (): [
             "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
@@ -217,7 +258,7 @@ def _comments(
         ("cluster",): [f"{recipe.cluster.ranks:,} ranks x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
         ("solver", "momentum"): ["Section IV-B."],
         ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
-        ("phases",): rate_lines(recipe, joins),
+        ("phases",): [*rate_lines(recipe, joins), *(branch_lines(recipe) if len(leaves) > 1 else [])],
     }
     for index, phase in enumerate(recipe.phases):
         comments |= {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from caffe_recipes.recipe import rules
-from caffe_recipes.recipe.arithmetic import epochs_of
+from caffe_recipes.recipe.arithmetic import epochs_of, model_epochs, total_epochs
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.schedule import Schedule
 
 _HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
+_COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
 _LARGEST_SCALED = 12_288  # of the paper's own runs
 
 _Place = tuple[str, ...]
@@ -23,6 +24,16 @@ def rate_lines(recipe: Recipe, joins: int) -> list[str]:
         "so that a solver's rate drops where its warm-up ends. Here it goes on at every join; the published",
         f"one jumps. What it costs: the history of momentum starts at 0 at each of the {joins} joins, and is",
         f"back after some {updates:.0f} updates, of {iterations:,} in all.",
+    ]
+
+
+def branch_lines(recipe: Recipe) -> list[str]:
+    """Say what the collapses are that branch off, and what they cost."""
+    model, more = model_epochs(recipe), total_epochs(recipe) - model_epochs(recipe)
+    return [
+        f"c1 to {recipe.phases[-1].name} branch off the end of the decay and of each cycle (section VI):",
+        f"{model:.2f} epochs are behind the last model, and the other collapses are {more:.2f} more.",
+        "What all of the models predict, `caffe-recipes ensemble` averages.",
     ]
 
 
@@ -45,7 +56,8 @@ def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Pla
         "decay": [f"with power 2, to {cycles.square_to:g} of the peak (section VI).", _HORIZON],
         "rise": [f"up {cycles.rise_times:g}-fold over {cycles.rise_epochs:g} (section VI)."],
         "cyc": [f"down {cycles.fall_times:g}-fold over {cycles.fall_epochs:g} with power 2 (section VI)."],
-        "collapse": ["with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."],
+        "c": [f"off the end of {phase.weights}, {_COLLAPSED}"],
+        "collapse": [_COLLAPSED],
     }[name]
     is_first = recipe.phases[0] is phase
     about[()] = [f"{epochs} {said[0]}", *said[1:]]

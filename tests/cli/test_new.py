@@ -49,6 +49,18 @@ def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> No
     assert again.stderr == "Error: a.yaml: is there already; remove it, or give another --out\n"
 
 
+def test_a_collapse_off_each_end_needs_cycles(tmp_path: Path) -> None:
+    each = [*words_of(WHOLE), "--collapse", "each"]
+    made = run("new", *each, "--cycles", "1", cwd=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "weights: decay\n" in made.stdout
+    assert "weights: cyc1\n" in made.stdout
+    refused = run("new", *each, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("Error: --collapse: there are no cycles that it could branch off; give")
+    assert refused.stderr.count("\n") == 1
+
+
 def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import itertools
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +16,10 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.making import joins, made, new, shape, warnings
 from caffe_recipes.making.new import Wish, make_new
-from caffe_recipes.recipe.arithmetic import total_epochs
+from caffe_recipes.recipe.arithmetic import model_epochs
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.review.lint.reading.recipes import lint_recipe
 
 IMAGENET = 1_281_167
@@ -31,6 +32,7 @@ WISHES = st.builds(
     batch=st.integers(1, 10**6) | st.sampled_from([32, 256, 4096, 8192, 14_336, 16_384, 65_536]),
     epochs=st.floats(1, 400) | st.sampled_from([9, 14, 45, 60, 72, 90, 120]),
     cycles=st.sampled_from([0, 0, 1, 2, 5]),
+    collapse=st.sampled_from(["last", "last", "each"]),
     collapse_epochs=st.none() | st.floats(1, 12),
     nodes=st.none() | st.just(1),
     classes=st.sampled_from([1, 2, 5, 10, 1000, 21_841]),
@@ -50,7 +52,7 @@ def lint(text: str, folder: Path) -> list[str]:
     file = folder / "new.yaml"
     file.write_text(text)
     found = lint_recipe(str(file), "surfsara")
-    assert all(one.id == "final-rate-high" for one in found if one.accepted)
+    assert {one.id for one in found if one.accepted} <= {"final-rate-high", "weights-of-other-phase"}
     return [f"{one.id}: {one.what}" for one in found if one.severity != "note" and not one.accepted]
 
 
@@ -62,12 +64,18 @@ def test_whatever_fits_goes_on_at_every_join_for_so_many_epochs(wish: Wish) -> N
     except InputError as error:
         assert "\n" not in str(error)
         return
-    for (_, last), (first, _) in itertools.pairwise(rates(recipe)):
-        assert first == pytest.approx(last, rel=1e-5)
+    by_name = dict(zip([phase.name for phase in recipe.phases], rates(recipe), strict=True))
+    for phase in recipe.phases[1:]:
+        start = recipe.starts_from(phase)
+        assert isinstance(start, Phase)
+        assert by_name[phase.name][0] == pytest.approx(by_name[start.name][1], rel=1e-5)
     parts, iteration = len(recipe.phases), wish.batch / wish.images
-    assert total_epochs(recipe) == pytest.approx(wish.epochs, abs=parts * iteration)
+    assert model_epochs(recipe) == pytest.approx(wish.epochs, abs=parts * iteration)
+    assert len(find_leaves(recipe)) == (wish.cycles + 1 if wish.collapse == "each" else 1)
     assert recipe.cluster.global_batch == wish.batch
-    assert recipe.phases[-1].weight_decay == 2 * (recipe.phases[0].weight_decay or 0) == 0.0001
+    for leaf in find_leaves(recipe):
+        assert leaf.weight_decay == 2 * (recipe.phases[0].weight_decay or 0) == 0.0001
+        assert (leaf.net, leaf.lr_policy, leaf.power) == ("train_val_noaug", "poly", 2)
 
 
 # The whole range holds many wishes that are refused, as the test above has it.
@@ -91,6 +99,8 @@ def test_lint_finds_nothing_above_a_note(wish: Wish, tmp_path: Path) -> None:
         Wish(IMAGENET, 8192, 90),
         Wish(IMAGENET, 65_536, 107, profile=load_profile("vlab")),
         Wish(IMAGENET, 4096, 125, cycles=5, profile=load_profile("stampede2-skx")),
+        Wish(IMAGENET, 4096, 125, cycles=5, collapse="each"),
+        Wish(100, 10, 30, cycles=1, collapse="each"),
         Wish(1438, 64, 29, classes=10, test_images=359),
         Wish(1, 1, 5),
         Wish(3, 2, 40, cycles=1),
@@ -120,6 +130,23 @@ def test_cycles_rise_three_fold_over_3_epochs_and_fall_four_fold_over_12() -> No
         assert fall[0] / fall[1] == pytest.approx(4, rel=1e-3)
         assert recipe.phase(f"rise{number}").max_iter * 4096 / IMAGENET == pytest.approx(3, abs=0.01)
         assert recipe.phase(f"cyc{number}").max_iter * 4096 / IMAGENET == pytest.approx(12, abs=0.01)
+
+
+def test_a_collapse_off_each_end_leaves_the_line_as_it_is_and_makes_an_ensemble() -> None:
+    line, made = (make_new(Wish(IMAGENET, 4096, 123, cycles=5, collapse=how)) for how in ("last", "each"))
+    assert made.recipe.phases[:13] == line.recipe.phases[:-1]
+    collapses = made.recipe.phases[13:]
+    ends = ["decay", "cyc1", "cyc2", "cyc3", "cyc4", "cyc5"]
+    assert [(one.name, one.weights) for one in collapses] == [(f"c{n}", end) for n, end in enumerate(ends, 1)]
+    assert find_evaluated(made.recipe) == collapses
+    assert (collapses[-1].base_lr, collapses[-1].max_iter) == (
+        line.recipe.phases[-1].base_lr,
+        line.recipe.phases[-1].max_iter,
+    )
+    assert "123 epochs, 6 collapses for an ensemble" in made.recipe.title
+    more = sum(one.max_iter for one in collapses[:-1]) * 4096 / IMAGENET
+    assert more == pytest.approx(5 * 0.06 * 123, rel=1e-3)
+    assert f"the other collapses are {more:.2f} more" in made.text
 
 
 @pytest.mark.parametrize(
@@ -168,6 +195,7 @@ def test_what_is_known_to_be_lost_is_warned_of() -> None:
         (Wish(IMAGENET, 4096, 8), "5 of warm-up, 3 of collapse, and a decay; take --epochs 9"),
         (Wish(IMAGENET, 4096, 20, collapse_epochs=15), "take --epochs 21, or less --collapse-epochs"),
         (Wish(IMAGENET, 4096, 80, cycles=5), "hold 5 of warm-up, 75 of 5 cycles, 4.8 of coll"),
+        (Wish(IMAGENET, 4096, 90, collapse="each"), "--collapse: there are no cycles .*; give --cycles"),
         (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; take 100 or fewer"),
         (Wish(2**31 - 1, 1, 90), "--epochs: a phase of 193,.* iterations, and Caffe counts to 2,147,483,647"),
         (Wish(IMAGENET, 4096, 90, classes=1), "--classes: there is nothing to tell apart; give 2 or more"),
