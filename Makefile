@@ -22,7 +22,7 @@ test: $(STAMP)
 ## test-cluster: what runs on several hosts, network namespaces of this machine; needs root
 test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
-	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+	$(EXPORTS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
 ## check: style, types, that the committed files are what the recipes generate, and what lint says of them
 check: $(STAMP)

@@ -1,4 +1,7 @@
-"""The digits' five phases by `caffe-recipes run` on four hosts of two ranks each, under one real hydra."""
+"""The digits' five phases by `caffe-recipes run` on four hosts of two ranks each, under one real hydra.
+
+Rescaled to four times the batch: at the recipe's own, eight ranks on two cores mostly wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ import pytest
 import yaml
 
 from caffe_recipes.chain.journal import load_journal
-from tests.cluster.harness.cluster import ROOT, Cluster
+from caffe_recipes.making.rescale import Change, rescale
+from caffe_recipes.recipe.source import load_recipe
+from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -22,6 +27,7 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+RESCALED = Change(nodes=4, batch=256, name="digits")
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 
@@ -31,10 +37,8 @@ class Chain:
     def __init__(self, cluster: Cluster, root: Path) -> None:
         self.cluster, self.root, self.run = cluster, root, root / "runs/digits-1"
         root.mkdir()
-        recipe = yaml.safe_load((ROOT / "caffe_recipes/recipes/digits-local.yaml").read_text("utf-8"))
-        recipe["name"] = "digits"
+        recipe = yaml.safe_load(rescale(load_recipe("digits-local"), RESCALED).text)
         recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
-        recipe["cluster"] |= {"nodes": 4, "batch_per_rank": 8}
         recipe["phases"] = [
             {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"} for phase in recipe["phases"]
         ]
@@ -91,7 +95,7 @@ def test_the_digits_train_on_four_hosts_and_a_killed_run_goes_on_to_the_same_mod
 ) -> None:
     undisturbed, killed = Chain(cluster, shared / "undisturbed"), Chain(cluster, shared / "killed")
     said = undisturbed.finish()
-    assert "node[1-4]: 4 x 2 ranks of 8 images" in said
+    assert "node[1-4]: 4 x 2 ranks of 32 images" in said
     assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2," in said
     assert (undisturbed.run / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
     assert undisturbed.hosts_with("lmdb/data.mdb") == ["node1", "node2", "node3", "node4"]
