@@ -10,7 +10,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,11 +20,12 @@ from caffe_recipes.caffe.datums import commit_records, open_datums
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
 from caffe_recipes.data.partial import GOES_ON, check_plan, locked, writing
 from caffe_recipes.data.plan import Plan
-from caffe_recipes.data.workers import Made, convert_all, convert_some
+from caffe_recipes.data.workers import Made, WorkerKilled, convert_all, convert_some
 from caffe_recipes.errors import DataError, RunFailed
 
 _COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: a thousand raw photos fill a memory
 _START_BYTES = 1 << 30  # of addresses; the file grows with what is in it
+_BEGIN_AGAIN = "remove it, and build again"
 
 Tell = Callable[[int, int], None]
 
@@ -43,6 +43,29 @@ class _Done:
     skipped: list[str] = field(default_factory=list)
     digest: RecordsDigest = field(default_factory=RecordsDigest)
     shape: tuple[int, ...] | None = None
+
+
+@dataclass
+class _Waiting:
+    """Records on their way into the LMDB: by the thousand, or fewer where they are large."""
+
+    environment: lmdb.Environment
+    records: list[tuple[bytes, bytes]] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, key: bytes, value: bytes) -> None:
+        self.records.append((key, value))
+        self.size_bytes += len(value)
+
+    @property
+    def are_enough(self) -> bool:
+        return len(self.records) == _COMMIT_EVERY or self.size_bytes >= _COMMIT_BYTES
+
+    def commit(self) -> None:
+        """Write them; what fails is not tried twice. Raises lmdb.Error."""
+        records, self.records, self.size_bytes = self.records, [], 0
+        if records:
+            commit_records(self.environment, records)
 
 
 def build_lmdb(
@@ -63,12 +86,12 @@ def build_lmdb(
             with locked(partial):
                 return _build(plan, out, partial, workers, skip_bad, tell)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-        raise DataError(partial, f"is damaged ({error})", "remove it, and build again") from None
+        raise DataError(partial, f"is damaged ({error})", _BEGIN_AGAIN) from None
     except lmdb.Error as error:
-        raise RunFailed(out, f"cannot be written: {error}", f"make room on its disk; {GOES_ON}") from None
-    except BrokenProcessPool:
+        raise RunFailed(out, f"cannot be written: {error}", GOES_ON) from None
+    except WorkerKilled as error:
         hint = f"{GOES_ON}; give fewer --workers if memory is short"
-        raise RunFailed(out, "a worker was killed", hint) from None
+        raise RunFailed(out, f"a worker was killed, at '{error}' or soon after", hint) from None
 
 
 def _build(plan: Plan, out: Path, partial: Path, workers: int, skip_bad: bool, tell: Tell) -> Manifest:
@@ -108,9 +131,12 @@ def _check_same(plan: Plan, out: Path) -> Manifest:
 def _has_records(partial: Path) -> bool:
     """Tell if an unfinished build came to its first record."""
     file = partial / "lmdb" / "data.mdb"
-    if not file.exists() or not file.stat().st_size:
+    size = file.stat().st_size if file.exists() else 0
+    if not size:
         return False
     with lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment:
+        if size < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
+            raise DataError(partial, "is damaged: data.mdb is cut short", _BEGIN_AGAIN)  # to read it kills
         return bool(environment.stat()["entries"])
 
 
@@ -121,8 +147,7 @@ def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) ->
             what = f"was begun with --skip-bad, and '{done.skipped[0]}' is left out there"
             raise DataError(folder.parent, what, "give --skip-bad, or remove it")
         tell(done.next, len(plan.pictures))
-        pending: list[tuple[bytes, bytes]] = []
-        waiting_bytes = 0
+        waiting = _Waiting(environment)
         try:
             for index, made in _convert_rest(plan, done.next, workers):
                 picture = plan.pictures[index]
@@ -131,18 +156,16 @@ def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) ->
                     record = os.fsencode(f"{index:08d}_{picture.name}"), made.value
                     done.labels[picture.label] += 1
                     done.digest.add(*record)
-                    pending.append(record)
-                    waiting_bytes += len(made.value)
+                    waiting.add(*record)
                 elif skip_bad and made.wrong:
                     done.skipped.append(picture.name)
                 else:
                     raise _bad_image(plan, index, wrong, is_decoded=not made.wrong)
-                if len(pending) == _COMMIT_EVERY or waiting_bytes >= _COMMIT_BYTES:
-                    commit_records(environment, pending)
-                    waiting_bytes = 0
+                if waiting.are_enough:
+                    waiting.commit()
                     tell(index + 1, len(plan.pictures))
         finally:
-            commit_records(environment, pending)
+            waiting.commit()
     count = done.labels.total()
     if not count:
         raise DataError(plan.pictures[0].path, "is as bad as all other images", "give images that decode")

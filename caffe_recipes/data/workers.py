@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 
 from caffe_recipes.data.pictures import Picture, reading
 from caffe_recipes.data.pixels import Settings, convert, keep_memory, quiet_decoders, use_one_thread
@@ -29,10 +29,14 @@ class Made:
     wrong: str = ""
 
 
+class WorkerKilled(Exception):
+    """A worker ended before its work did: it was killed, by the system or by an image."""
+
+
 def convert_all(pictures: Sequence[Picture], settings: Settings, workers: int) -> Generator[Made, None, None]:
     """Convert pictures, in their order; one worker is this process.
 
-    Close it, to end the workers before its end. Raises BrokenProcessPool if one was killed.
+    Close it, to end the workers before its end. Raises WorkerKilled, with the image that it had come to.
     """
     tasks = (pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE))
     if workers == 1:
@@ -40,20 +44,73 @@ def convert_all(pictures: Sequence[Picture], settings: Settings, workers: int) -
         for task in tasks:
             yield from convert_some(task, settings)
         return
-    # Not by fork: OpenCV has threads of its own here.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
+    hired: list[_Worker] = []
     waiting: deque[Future[list[Made]]] = deque()
     try:
         for task in tasks:
-            with deaf_children():
-                waiting.append(pool.submit(convert_some, task, settings))
+            if len(hired) < workers:
+                hired.append(_Worker(settings))
+            waiting.append(min(hired, key=lambda worker: len(worker.given)).give(task))
             if len(waiting) >= _AHEAD * workers:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for worker in hired:
+            worker.stop()
+
+
+class _Worker:
+    """A process that converts what it is given, in that order.
+
+    Its connection is its own, and so its end is heard even amid a result, whereas ProcessPoolExecutor, whose
+    workers share one, would wait for the rest for ever.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        context = multiprocessing.get_context("spawn")  # not by fork: OpenCV has threads of its own here
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
+        with deaf_children():
+            self._process.start()
+        theirs.close()
+        self.given: deque[tuple[str, Future[list[Made]]]] = deque()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def give(self, task: Sequence[Picture]) -> Future[list[Made]]:
+        """Have a task done after those given before; raises WorkerKilled."""
+        result: Future[list[Made]] = Future()
+        self.given.append((task[0].name, result))
+        try:
+            self._connection.send(task)
+        except OSError:
+            raise WorkerKilled(self.given[0][0]) from None
+        return result
+
+    def stop(self) -> None:
+        """End the process, whatever it is at."""
+        self._process.kill()
+        self._process.join()
+        self._listener.join()
+        self._connection.close()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                made = self._connection.recv()
+                self.given.popleft()[1].set_result(made)
+        for _, result in list(self.given):
+            result.set_exception(WorkerKilled(self.given[0][0]))
+
+
+def _work(connection: Connection, settings: Settings) -> None:
+    """Convert until the parent is gone, even if it was killed; Ctrl-C is left to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_memory()
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(convert_some(connection.recv(), settings))
 
 
 def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Made]:
@@ -81,17 +138,3 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _begin() -> None:
-    """Leave Ctrl-C to the parent, and end when it does, even if it was killed; see to memory."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
