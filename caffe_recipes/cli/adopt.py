@@ -17,7 +17,9 @@ _PATH = click.Path(path_type=Path)
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=_PATH)
 @making.out
-@click.option("--name", metavar="NAME", help="The recipe's name [default: the folder's]")
+@click.option(
+    "--name", metavar="NAME", callback=making.read_name, help="The recipe's name [default: the folder's]"
+)
 @click.option(
     "--script",
     metavar="FILE",

@@ -1,15 +1,56 @@
-"""What `adopt`, `new` and `rescale` share: where the recipe that they make goes."""
+"""What `adopt`, `new` and `rescale` share: how counts and epochs are read, and where their recipe goes."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.making.output import check_output, write_new
 
-COUNT = click.IntRange(1, 2**31 - 1)
+_MOST_EPOCHS = 100_000
+
+
+class Count(click.IntRange):
+    """A whole number from 1 to 2^31 - 1, with commas between its thousands or none."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2**31 - 1)
+
+    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+        """Read it; click says which option is wrong."""
+        text = str(value)
+        if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", text):
+            text = text.replace(",", "")
+        if not re.fullmatch(r"[-+]?[0-9]+", text):
+            self.fail(f"'{text[:80]}' is no whole number; write it as 1281167.", param, context)
+        return int(super().convert(int(text), param, context))
+
+
+COUNT = Count()
+
+
+def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:
+    """Refuse epochs that are none, or more than anyone trains for; raises InputError."""
+    if epochs is None:
+        return
+    if not (least <= epochs and 0 < epochs < math.inf):
+        hint = f"give {least:g} or more" if least else "give more than 0"
+        raise InputError(option, f"{epochs:g} epochs are none to train", hint)
+    if epochs > _MOST_EPOCHS:
+        what = f"{epochs:.10g} epochs are more than anyone trains for"
+        raise InputError(option, what, f"give {_MOST_EPOCHS} or fewer")
+
+
+def read_name(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    """Refuse an empty name, which would be taken for none; raises InputError."""
+    if name == "":
+        raise InputError("--name", "is empty", "give a name, or leave it out")
+    return name
 
 
 def _new_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
@@ -29,10 +70,11 @@ out = click.option(
 
 def give_recipe(text: str, notes: Iterable[str], path: Path | None) -> None:
     """Print a recipe's YAML, or write it; what is to be said of it goes to standard error."""
+    if path is not None:
+        write_new(path, text)
     for note in notes:
         click.echo(note, err=True)
     if path is None:
         click.echo(text.encode(), nl=False)
-        return
-    write_new(path, text)
-    click.echo(f"wrote {click.format_filename(path)}")
+    else:
+        click.echo(f"wrote {click.format_filename(path)}")

@@ -23,6 +23,7 @@ from caffe_recipes.making.adopted_nets import (
     count_classes,
     data_values,
     guess_nets,
+    has_classifier,
     own_net,
     variant_values,
 )
@@ -54,10 +55,13 @@ def adopt(
     first = found.links[0].net
     assert first is not None  # read_folder finds the net of each
     values, comments, notes = _values(found, first, said, name)
-    classes = said.classes or count_classes(first)
+    classes, counted = said.classes, count_classes(first)
+    if classes and classes != counted and has_classifier(first):
+        raise InputError("--classes", f"the net tells {counted:,} apart, not {classes:,}", "leave it out")
+    classes = classes or counted
     if not classes:
         raise InputError(first.path, "has no layer that tells classes apart", "give --classes N")
-    recipe, origin = _with_net(values, found, first, classes, home)
+    recipe, origin = _with_net(values, found, first, classes, home, _options(said))
     comments |= {("net",): [origin]}
     _check_same(recipe, found)
     return Made(recipe, write_recipe(recipe, comments), (*found.notes, *notes, f"net: {origin}"))
@@ -101,6 +105,12 @@ def _values(
     if evaluation:
         values["evaluation"] = evaluation
     return values, {place: said for place, said in comments.items() if said}, notes
+
+
+def _options(said: Said) -> dict[str, str]:
+    """Return the option that an iteration of more images than there are is from, if one is given."""
+    given = [option for option, value in (("--ranks", said.ranks), ("--images", said.images)) if value]
+    return {"cluster.batch_per_rank": given[0]} if given else {}
 
 
 def _phases(count: int) -> str:
@@ -157,7 +167,12 @@ def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def _with_net(
-    values: Mapping[str, Any], found: Adopted, first: Net, classes: int, home: Path
+    values: Mapping[str, Any],
+    found: Adopted,
+    first: Net,
+    classes: int,
+    home: Path,
+    options: Mapping[str, str],
 ) -> tuple[Recipe, str]:
     """Return the recipe with a builder of ours if one makes every net, else with the first net's own file."""
     for guess in guess_nets(first, classes):
@@ -168,7 +183,7 @@ def _with_net(
         except CaffeRecipesError:  # a guess; what is really wrong is told below
             continue
     own = own_net(first, classes, home)
-    recipe = make_recipe(_with(values, own), str(found.folder), home)
+    recipe = make_recipe(_with(values, own), str(found.folder), home, options)
     return recipe, f"the user's own, {Path(first.path).name}; its data layers are the recipe's"
 
 

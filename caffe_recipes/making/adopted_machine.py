@@ -66,7 +66,9 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
         if ranks > 1:
             notes.append("1 rank on each node: a guess (--ranks-per-node)")
     if ranks % each:
-        raise InputError("--ranks", f"{ranks} ranks are no whole nodes of {each}", "give --ranks-per-node")
+        given, other = ("--ranks", "--ranks-per-node") if said.ranks else ("--ranks-per-node", "--ranks")
+        what = f"{ranks:,} ranks are no whole nodes of {each:,}"
+        raise InputError(given, what, f"give another, or another {other}")
     if script.omp_num_threads is None:
         notes.append("1 OpenMP thread a rank: a guess, nothing says how many")
     values: dict[str, Any] = {

@@ -97,6 +97,11 @@ def count_classes(net: Net) -> int:
     return next((int(one) for kind in counts.values() for one in reversed(kind) if one), 0)
 
 
+def has_classifier(net: Net) -> bool:
+    """Whether a net ends in an inner product, whose outputs are its classes."""
+    return any(one.type == "InnerProduct" and one.inner_product_param.num_output for one in net.message.layer)
+
+
 def _fillers(net: pb.NetParameter) -> Iterator[tuple[str, dict[str, Any]]]:
     convolutions = [layer.convolution_param for layer in net.layer if layer.type == "Convolution"]
     products = [layer.inner_product_param for layer in net.layer if layer.type == "InnerProduct"]

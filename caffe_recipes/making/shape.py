@@ -15,16 +15,22 @@ _MOST_PER_RANK = (2**31 - 1) // _NUMBERS_AN_IMAGE
 
 
 def find_shape(
-    batch: int, nodes: int | None, ranks_per_node: int, batch_per_rank: int | None
+    batch: int,
+    nodes: int | None,
+    ranks_per_node: int,
+    batch_per_rank: int | None,
+    *,
+    option: str | None = None,
 ) -> tuple[int, int]:
     """Return nodes and the batch of a rank that make a global batch.
 
     What is not given follows; of neither, ranks of 32 images as in the 64-node recipe, else of another number
-    up to 64, else one node. Raises InputError where they do not divide it.
+    up to 64, else one node. Raises InputError where they do not divide it, of the `option` that asked for it.
 
     >>> find_shape(4096, None, 2, None), find_shape(4096, 16, 2, None), find_shape(100, None, 2, None)
     ((64, 32), (16, 128), (1, 50))
     """
+    option = option or ("--nodes" if nodes else "--batch-per-rank" if batch_per_rank else "--batch")
     if nodes is None and batch_per_rank is None:
         sizes = (_USUAL_BATCH, *_FITTING)
         batch_per_rank = next((size for size in sizes if batch % (ranks_per_node * size) == 0), None)
@@ -32,29 +38,35 @@ def find_shape(
     if nodes is None and batch_per_rank is not None:
         if batch % (ranks_per_node * batch_per_rank):
             what = f"{ranks_per_node} x {batch_per_rank:,} images a node do not divide a batch of {batch:,}"
-            raise InputError("--batch-per-rank", what, _near(batch, ranks_per_node, batch_per_rank))
+            sizes_of = "" if option == "--batch-per-rank" else "--batch-per-rank "
+            raise InputError(option, what, _near(batch, ranks_per_node, batch_per_rank, sizes_of))
         nodes = batch // (ranks_per_node * batch_per_rank)
     nodes = nodes or 1
     ranks = nodes * ranks_per_node
     each = batch_per_rank or batch // ranks
     if not each or each * ranks != batch:
-        of_each = f" of {batch_per_rank:,} images" if batch_per_rank else ""
-        what = f"{nodes:,} nodes x {ranks_per_node} ranks{of_each} do not divide a batch of {batch:,}"
+        counted = f"{nodes:,} node{'s' if nodes > 1 else ''}"
+        shared = f"{counted} x {ranks_per_node:,} ranks"
         if batch_per_rank:
-            what = what.replace("do not divide", "are not")
-        raise InputError("--nodes", what, _near(batch, ranks_per_node, nodes))
+            what = f"{shared} of {batch_per_rank:,} images are not a batch of {batch:,}"
+            raise InputError(option, what, "leave one of them out")
+        near = _near(batch, ranks_per_node, nodes, "" if option == "--nodes" else "--nodes ")
+        raise InputError(option, f"{shared} do not divide a batch of {batch:,}", near)
     return nodes, each
 
 
-def check_batch_per_rank(each: int) -> None:
+def check_batch_per_rank(each: int, option: str = "--nodes") -> None:
     """Refuse a batch of a rank with which ResNet-50's blobs are too large for Caffe; raises InputError."""
     if each > _MOST_PER_RANK:
         what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in ResNet-50"
-        raise InputError("--nodes", what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
+        raise InputError(option, what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
 
 
-def _near(batch: int, ranks_per_node: int, wanted: int) -> str:
-    """Suggest the numbers near to one that was wanted that divide what a batch leaves for them."""
+def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
+    """Suggest the numbers near to one that was wanted that divide what a batch leaves for them.
+
+    They are `of` an option, named where the error is told of another.
+    """
     whole = batch // ranks_per_node if batch % ranks_per_node == 0 else 0
     below = next((number for number in range(min(wanted, whole), 0, -1) if whole % number == 0), 0)
     if not below:
@@ -62,7 +74,7 @@ def _near(batch: int, ranks_per_node: int, wanted: int) -> str:
     above = next(
         (number for number in range(wanted + 1, min(2 * wanted, whole) + 1) if whole % number == 0), 0
     )
-    return f"take {below:,}" + (f" or {above:,}" if above else "")
+    return f"take {of}{below:,}" + (f" or {above:,}" if above else "")
 
 
 def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:

@@ -122,7 +122,7 @@ def _is_read_back(text: str, is_inner: bool) -> bool:
     try:
         read = yaml.load(written, Loader=Loader)
         beside = yaml.load(f"k: {text}", Loader=Loader) if not is_inner else {"k": text}
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeEncodeError):  # the latter for a name that is not UTF-8
         return False
     return bool(read == ([text, text] if is_inner else text) and beside == {"k": text})
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from caffe_recipes.errors import RecipeError
 from caffe_recipes.making.text import Comments, render_yaml
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import SolverSettings
@@ -64,9 +66,40 @@ def write_recipe(recipe: Recipe, comments: Comments) -> str:
     return render_yaml(recipe_values(recipe), comments)
 
 
-def make_recipe(values: Mapping[str, Any], where: str, folder: Path = Path()) -> Recipe:
-    """Make a recipe of plain values; RecipeError for what contradicts itself, told by its key."""
-    return parse_recipe(render_yaml(values, {}), where, folder)
+def make_recipe(
+    values: Mapping[str, Any],
+    where: str,
+    folder: Path = Path(),
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Recipe:
+    """Make a recipe of plain values; RecipeError for what contradicts itself, told by its key.
+
+    `options` gives, by keys, the options that their values are from, as `name` is from --name: the error is
+    told of the option then.
+    """
+    text = render_yaml(values, {})
+    if not _is_utf8(text):
+        raise RecipeError(where, "a name or path is not UTF-8, as a recipe has to be", "name it otherwise")
+    try:
+        return parse_recipe(text, where, folder)
+    except RecipeError as error:
+        # The line is one of a text that nobody sees.
+        place, _, line = error.where.rpartition(":")
+        if place != where or not line.isdigit():
+            raise
+        key, _, what = error.what.partition(": ")
+        if key in ("name", *options):
+            raise RecipeError(options.get(key, "--name"), what, error.hint) from None
+        raise RecipeError(where, error.what, error.hint) from None
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether text can be written: a name that is not UTF-8 comes as surrogates from the command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:

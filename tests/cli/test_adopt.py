@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 FOLDER = ROOT / "prototxt" / "stampede2-64n-72ep"
+DIGITS = ROOT / "prototxt" / "digits-local"
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -41,6 +43,14 @@ def test_without_a_file_the_recipe_is_printed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(DIGITS, tmp_path / "a\udcff")
+    done = run("adopt", "a\udcff", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: a\\udcff: a name or path is not UTF-8, as a recipe has to be; ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -50,8 +60,13 @@ def test_without_a_file_the_recipe_is_printed(tmp_path: Path) -> None:
         ([FOLDER, "--out", "a.txt"], "a.txt: is no recipe's name; end it in .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its folder is not there; make it first"),
         ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no command that trains"),
-        ([FOLDER, "--name", "a/b"], "name: must be of letters, digits"),
-        ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "7 ranks are no whole nodes of 2"),
+        ([FOLDER, "--name", "a/b"], "Error: --name: must be of letters, digits"),
+        ([FOLDER, "--name", ""], "--name: is empty; give a name, or leave it out"),
+        ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks are no whole nodes of 2"),
+        ([DIGITS, "--ranks-per-node", "5"], "Error: --ranks-per-node: 2 ranks are no whole nodes of 5"),
+        ([DIGITS, "--ranks", "1000"], "Error: --ranks: an iteration takes 32000 of 1438 images; take fewer"),
+        ([DIGITS, "--images", "7"], "Error: --images: an iteration takes 64 of 7 images; take fewer ranks"),
+        ([DIGITS, "--classes", "3"], "Error: --classes: the net tells 10 apart, not 3; leave it out"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:
