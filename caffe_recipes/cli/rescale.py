@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import click
@@ -10,7 +9,6 @@ import click
 from caffe_recipes.cli import making
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.errors import InputError
 from caffe_recipes.making.rescale import Change
 from caffe_recipes.making.rescale import rescale as make
 from caffe_recipes.recipe.source import load_recipe
@@ -18,8 +16,7 @@ from caffe_recipes.review.naming import recipe_named
 
 
 def _epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise InputError("--epochs", f"{value:g} epochs are none to train", "give more than 0")
+    making.check_epochs("--epochs", value)
     return value
 
 
@@ -36,7 +33,10 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
 @click.option("--smooth", is_flag=True, help="Let the rate go on at every join, and where a warm-up ends.")
 @click.option(
-    "--name", metavar="NAME", help="The new recipe's name [default: the old one's, and what is other]"
+    "--name",
+    metavar="NAME",
+    callback=making.read_name,
+    help="The new recipe's name [default: the old one's, and what is other]",
 )
 @making.out
 def rescale(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def rescale(recipe: Recipe, change: Change, home: Path = Path()) -> Made:
     phases = scale_phases(recipe, find_scale(recipe, batch, change.epochs))
     if change.smooth:
         phases = smooth(phases)
+    _check_other(recipe, change, cluster, phases)
     values = _values(recipe, name, cluster, phases, home)
     draft = make_recipe(values, name, home)
     title = f"{_title(draft)}, {model_epochs(draft):.4g} epochs: {recipe.name} rescaled"
@@ -85,14 +86,34 @@ def _reshape(recipe: Recipe, change: Change) -> dict[str, Any]:
     if nodes is None and each is None:
         is_whole = batch % (ranks_per_node * old.batch_per_rank) == 0
         nodes, each = (None, old.batch_per_rank) if is_whole else (old.nodes, None)
-    nodes, each = find_shape(batch, nodes, ranks_per_node, each)
+    asked = (
+        ("--nodes", change.nodes),
+        ("--batch", change.batch),
+        ("--batch-per-rank", change.batch_per_rank),
+        ("--ranks-per-node", change.ranks_per_node),
+    )
+    option = next((option for option, value in asked if value), "--nodes")
+    nodes, each = find_shape(batch, nodes, ranks_per_node, each, option=option)
     if recipe.net.builder == "resnet50":
-        check_batch_per_rank(each)
+        check_batch_per_rank(each, option)
     values: dict[str, Any] = old.model_dump(exclude_defaults=True, exclude_none=True)
     if change.ranks_per_node and change.ranks_per_node != old.ranks_per_node:
         cores = old.omp_num_threads * old.ranks_per_node
         values["omp_num_threads"] = max(cores // ranks_per_node, 1)
     return values | {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": each}
+
+
+def _check_other(
+    recipe: Recipe, change: Change, cluster: Mapping[str, Any], phases: Sequence[Settings]
+) -> None:
+    """Refuse a change to what the recipe is already, its epochs as they are printed; raises InputError."""
+    own, batch, epochs = recipe.cluster.model_dump(), recipe.cluster.global_batch, model_epochs(recipe)
+    same = all(own[key] == cluster[key] for key in ("nodes", "ranks_per_node", "batch_per_rank"))
+    alike = not change.smooth and f"{change.epochs or epochs:.2f}" == f"{epochs:.2f}"
+    if same and (alike or phases == scale_phases(recipe, find_scale(recipe, batch, None))):
+        nodes = "1 node" if recipe.cluster.nodes == 1 else f"{recipe.cluster.nodes:,} nodes"
+        what = f"is so already: batch {batch:,} on {nodes}, {epochs:.2f} epochs"
+        raise InputError(recipe.name, what, "give another --nodes, --batch or --epochs")
 
 
 def _changed(change: Change) -> Iterator[str]:
@@ -104,7 +125,7 @@ def _changed(change: Change) -> Iterator[str]:
     if change.ranks_per_node or change.batch_per_rank:
         yield f"{change.ranks_per_node or ''}x{change.batch_per_rank or ''}"
     if change.epochs:
-        yield f"{change.epochs:g}ep"
+        yield f"{change.epochs:.10g}ep"
     if change.smooth:
         yield "smooth"
 

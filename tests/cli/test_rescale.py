@@ -36,6 +36,20 @@ def test_the_recipe_is_written_and_what_is_other_is_told(tmp_path: Path) -> None
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
 
 
+def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
+    with_commas, without = (run("rescale", RECIPE, "--batch", b, cwd=tmp_path) for b in ("8,192", "8192"))
+    assert with_commas.stdout == without.stdout != ""
+    half = run("rescale", RECIPE, "--batch", "81,92", cwd=tmp_path)
+    assert half.returncode == 2
+    assert "'--batch': '81,92' is no whole number; write it as 1281167." in half.stderr
+
+
+def test_nothing_is_told_of_a_recipe_that_cannot_be_written(tmp_path: Path) -> None:
+    done = run("rescale", RECIPE, "--batch", "8192", "--out", "/proc/a.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("Error: /proc/a.yaml: cannot be written")
+
+
 def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
     done = run("rescale", RECIPE, "--batch", "32768", cwd=tmp_path)
     assert done.returncode == 0
@@ -50,6 +64,15 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
         ([RECIPE], "stampede2-64n-72ep: nothing is to change; give --nodes, --batch, --epochs or --smooth"),
         ([RECIPE, "--epochs", "0"], "--epochs: 0 epochs are none to train; give more than 0"),
         ([RECIPE, "--epochs", "inf"], "--epochs: inf epochs are none to train"),
+        ([RECIPE, "--epochs", "nan"], "--epochs: nan epochs are none to train"),
+        ([RECIPE, "--epochs", "1000000"], "--epochs: 1000000 epochs are more than anyone trains for"),
+        ([RECIPE, "--epochs", "1e300"], "--epochs: 1e+300 epochs are more than anyone trains for"),
+        ([RECIPE, "--nodes", "64"], "is so already: batch 4,096 on 64 nodes, 72.29 epochs"),
+        ([RECIPE, "--nodes", "32", "--name", "a/b"], "--name: must be of letters, digits"),
+        ([RECIPE, "--nodes", "32", "--name", ""], "--name: is empty; give a name, or leave it out"),
+        ([RECIPE, "--nodes", "32", "--name", "\udcff"], "is not UTF-8, as a recipe has to be"),
+        ([RECIPE, "--batch", "1"], "--batch: 64 nodes x 2 ranks do not divide a batch of 1; give"),
+        ([RECIPE, "--batch", "100"], "2 ranks do not divide a batch of 100; take --nodes 50"),
         ([RECIPE, "--nodes", "7"], "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
         ([RECIPE, "--batch", "2000000"], "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
         ([RECIPE, "--batch", "8192", "--out", "there.yaml"], "there.yaml: is there already"),

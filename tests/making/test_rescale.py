@@ -187,6 +187,11 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
     [
         (SMALL, Change(), "nothing is to change; give --nodes, --batch, --epochs or --smooth"),
         (SMALL, Change(name="other"), "nothing is to change"),
+        (SMALL, Change(nodes=64, batch=4096), "is so already: batch 4,096 on 64 nodes, 72.29 ep"),
+        (SMALL, Change(epochs=72.29), "is so already"),
+        ("digits-local", Change(batch_per_rank=32), "is so already: batch 64 on 1 node"),
+        (SMALL, Change(ranks_per_node=3), "--ranks-per-node: 64 nodes x 3 ranks do not divide a batch of"),
+        (SMALL, Change(64, 4096, batch_per_rank=9), "x 2 ranks of 9 images are not .*; leave one"),
         (SMALL, Change(nodes=7), "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
         (SMALL, Change(batch=2_000_000), "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
         (SMALL, Change(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
