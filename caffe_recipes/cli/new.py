@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +10,11 @@ import click
 from caffe_recipes.cli import making, options
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.errors import InputError
 from caffe_recipes.making.new import Wish, make_new
 
 
 def _epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value >= 1):
-        raise InputError(option.opts[0], f"{value:g} epochs are none to train", "give 1 or more")
+    making.check_epochs(option.opts[0], value, least=1)
     return value
 
 
@@ -63,7 +60,12 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     "--lmdb", metavar="DIR", default=Wish.lmdb, show_default=True, help="The training LMDB on every node."
 )
 @click.option("--test-lmdb", metavar="DIR", default=Wish.test_lmdb, show_default=True)
-@click.option("--name", metavar="NAME", help="The recipe's name [default: resnet50-<batch>-<epochs>ep]")
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=making.read_name,
+    help="The recipe's name [default: resnet50-<batch>-<epochs>ep]",
+)
 @options.profile
 @making.out
 def new(

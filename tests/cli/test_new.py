@@ -61,6 +61,11 @@ def test_a_collapse_off_each_end_needs_cycles(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
+def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
+    done = run("new", *words_of(WHOLE | {"--images": "1,281,167"}), cwd=tmp_path)
+    assert done.stdout == run("new", *words_of(WHOLE), cwd=tmp_path).stdout != ""
+
+
 def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0
@@ -74,6 +79,12 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     [
         ({"--epochs": "0"}, "--epochs: 0 epochs are none to train; give 1 or more"),
         ({"--epochs": "nan"}, "--epochs: nan epochs are none to train"),
+        ({"--epochs": "1000000"}, "--epochs: 1000000 epochs are more than anyone trains for; give 100000 or"),
+        ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs are more than anyone trains for"),
+        ({"--name": ""}, "--name: is empty; give a name, or leave it out"),
+        ({"--name": "a/b"}, "Error: --name: must be of letters, digits"),
+        ({"--lmdb": "\udcff"}, "new: a name or path is not UTF-8, as a recipe has to be; name it otherwise"),
+        ({"--ranks-per-node": "7"}, "--batch: 1 node x 7 ranks do not divide a batch of 4,096; give another"),
         ({"--epochs": "6"}, "--epochs: 6 epochs do not hold 5 of warm-up"),
         ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
         ({"--cycles": "9"}, "--cycles: 90 epochs do not hold 5 of warm-up, 135 of 9 cycles"),
