@@ -17,7 +17,7 @@ from caffe_recipes.data.records_check import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import write_whole
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(readable=False, path_type=Path)  # what cannot be read is told on one line
 _ANY_LABEL = 2**31
 _SIDE_PX = click.IntRange(1, 65_500)  # a JPEG's most
 _DIGITS = Path("examples/digits")

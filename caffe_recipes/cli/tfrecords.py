@@ -11,7 +11,7 @@ import click
 from caffe_recipes.cli.progress import Progress
 from caffe_recipes.errors import CheckFailed, InputError
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(readable=False, path_type=Path)  # what cannot be read is told on one line
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -27,7 +27,9 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
         with os.scandir(folder) as entries:
             seen = sorted((entry.name, entry.is_dir()) for entry in entries if entry.name[0] != ".")
     except OSError as error:
-        raise DataError(folder, f"cannot be read: {error.strerror}", "give a list or a folder") from None
+        raise DataError(
+            error.filename, f"cannot be read: {error.strerror}", "give a list or a folder"
+        ) from None
     names = [name for name, is_folder in seen if is_folder]
     if not names:
         hint = "make a subfolder for each class, or give a list of images"
@@ -62,5 +64,8 @@ def _find_images(folder: Path) -> Iterator[tuple[str, int]]:
         folders.sort()
         for name in sorted(files):
             path = Path(parent, name)
-            if is_image(name) and path.is_file():
-                yield str(path), path.stat().st_size
+            if not is_image(name):
+                continue
+            if not path.is_file():
+                raise DataError(path, "is no file, or a link to none", "mend or remove it")
+            yield str(path), path.stat().st_size

@@ -113,7 +113,12 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
 
 
 def decode(data: bytes, flag: int) -> Pixels:
-    """Decode an image; raises ValueError. Unlike imread, imdecode refuses a file that is cut short."""
+    """Decode an image; raises ValueError. Unlike imread, imdecode refuses a file that is cut short.
+
+    OpenCV reads GIFs since 4.11 only, and a trainer's is older.
+    """
+    if data[:4] == b"GIF8":
+        raise ValueError("is a GIF, which Caffe's OpenCV does not read")
     try:
         pixels: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:  # empty, or larger than OpenCV takes

@@ -82,3 +82,19 @@ def test_folders_of_class_folders_are_refused_and_the_inner_one_proposed(
 def test_one_folder_of_images_in_each_class_is_part_of_the_class(tmp_path: Path) -> None:
     found = load_folder(write(tmp_path, "n01/images/a.jpg", "n02/images/a.jpg"))
     assert found.classes == ("n01", "n02")
+
+
+def test_a_link_to_no_image_is_named_rather_than_passed_over(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a/1.jpg", "b/1.jpg")
+    (folder / "a/2.jpg").symlink_to("nowhere.jpg")
+    with pytest.raises(DataError, match=r"a/2\.jpg: is no file, or a link to none; mend or remove it"):
+        load_folder(folder)
+
+
+def test_links_in_a_circle_are_named_as_a_class_and_not_followed_within_one(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a/1.jpg", "b/1.jpg")
+    (folder / "a/up").symlink_to("..")
+    assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg", "b/1.jpg"]
+    (folder / "c").symlink_to("c")
+    with pytest.raises(DataError, match=r"/c: cannot be read: Too many levels of symbolic links"):
+        load_folder(folder)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.data.pixels import Settings, convert
+from caffe_recipes.data.pixels import Settings, convert, load_pixels
 from tests.data.conftest import encode, noise
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the extra 'plot', is not installed")
@@ -98,6 +98,20 @@ def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Set
             convert(data, f"x{suffix}", 0, settings)
     with pytest.raises(ValueError, match="is empty"):
         convert(b"", f"x{suffix}", 0, settings)
+
+
+@pytest.mark.parametrize("settings", [Settings(), RAW, PNG])
+def test_a_gif_is_refused_which_no_trainer_reads_though_our_opencv_does(settings: Settings) -> None:
+    with pytest.raises(ValueError, match="is a GIF, which Caffe's OpenCV does not read"):
+        convert(by_pillow("P", "GIF"), "x.gif", 0, settings)
+
+
+def test_an_image_is_turned_by_its_exif_where_it_is_decoded_and_not_where_it_is_kept() -> None:
+    turned = by_pillow("RGB", "JPEG", 6)
+    upright, _ = convert(turned, "x.jpg", 0, Settings(shorter_side_px=20, encode_type="png"))
+    assert load_pixels(upright).shape == (40, 20, 3)
+    kept, _ = convert(turned, "x.jpg", 0, Settings())
+    assert load_pixels(kept).shape == (20, 40, 3)
 
 
 def test_a_strip_keeps_at_least_what_opencv_can_resize() -> None:
