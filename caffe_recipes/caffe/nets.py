@@ -1,12 +1,14 @@
-"""Residual nets of bottleneck blocks: ResNet-50 as published with its 64-node recipe, and a small one.
+"""Residual nets: ResNet-50 as published with its 64-node recipe, its siblings, and a small one.
 
 Layers are named as in the published nets: `res2a_branch2a`, `bn2a_branch2a`, `scale2a_branch2a`, ...
+Depths, and their blocks: table 1 of He et al., arXiv:1512.03385; the stride is on the 3x3 convolutions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from string import ascii_lowercase
 from typing import Literal
 
@@ -46,11 +48,35 @@ class Options:
 
 @dataclass(frozen=True)
 class Stage:
-    """Blocks of one resolution; the first has the stride, and projects its input."""
+    """Blocks of one resolution; the first has the stride, and projects its input if it changes shape.
+
+    Blocks are bottlenecks, 1x1 . 3x3 . 1x1 of which the last widens by 4, or 3x3 . 3x3. They are called by
+    letters, or, as in He et al.'s deeper nets, `a`, `b1`, `b2`, ...
+    """
 
     blocks: int
     width: int
     stride: int
+    is_bottleneck: bool = True
+    is_numbered: bool = False
+
+    @property
+    def convs(self) -> tuple[tuple[int, int], ...]:
+        """Kernel and outputs of each convolution of a block."""
+        if self.is_bottleneck:
+            return (1, self.width), (3, self.width), (1, 4 * self.width)
+        return (3, self.width), (3, self.width)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its blocks are called.
+
+        >>> Stage(3, 64, 1).names, Stage(3, 64, 1, is_numbered=True).names
+        (('a', 'b', 'c'), ('a', 'b1', 'b2'))
+        """
+        if self.is_numbered:
+            return "a", *(f"b{number}" for number in range(1, self.blocks))
+        return tuple(ascii_lowercase[: self.blocks])
 
 
 @dataclass(frozen=True)
@@ -63,27 +89,32 @@ class Shape:
     stages: tuple[Stage, ...]
 
 
-RESNET50 = Shape(64, 7, 2, (Stage(3, 64, 1), Stage(4, 128, 2), Stage(6, 256, 2), Stage(3, 512, 2)))
-RESNET_SMALL = Shape(16, 3, 1, (Stage(2, 8, 1), Stage(2, 16, 2)))
+def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> Shape:
+    stages = (
+        Stage(
+            count,
+            width=64 * 2**index,
+            stride=2 if index else 1,
+            is_bottleneck=depth >= 50,
+            is_numbered=depth > 50 and index in (1, 2),
+        )
+        for index, count in enumerate(blocks)
+    )
+    return Shape(64, 7, 2, tuple(stages))
 
 
-def resnet50(name: str, data: Iterable[pb.LayerParameter], options: Options) -> pb.NetParameter:
-    """Build ResNet-50: 53 convolutions, strides on the 3x3 convolutions, input of 224 px."""
-    return _resnet(name, data, RESNET50, options)
-
-
-def resnet_small(name: str, data: Iterable[pb.LayerParameter], options: Options) -> pb.NetParameter:
-    """Build four of the same blocks, thin, for images of about 28 px: quick on a CPU."""
-    return _resnet(name, data, RESNET_SMALL, options)
-
-
-BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], Options], pb.NetParameter]] = {
-    "resnet50": resnet50,
-    "resnet_small": resnet_small,
+_SHAPES = {
+    "resnet50": _of_depth(50, (3, 4, 6, 3)),  # `adopt` tries them in this order
+    # Four thin blocks for images of about 28 px: quick on a CPU.
+    "resnet_small": Shape(16, 3, 1, (Stage(2, 8, 1), Stage(2, 16, 2))),
+    "resnet18": _of_depth(18, (2, 2, 2, 2)),
+    "resnet34": _of_depth(34, (3, 4, 6, 3)),
+    "resnet101": _of_depth(101, (3, 4, 23, 3)),
+    "resnet152": _of_depth(152, (3, 8, 36, 3)),
 }
 
 
-def _resnet(name: str, data: Iterable[pb.LayerParameter], shape: Shape, options: Options) -> pb.NetParameter:
+def _resnet(shape: Shape, name: str, data: Iterable[pb.LayerParameter], options: Options) -> pb.NetParameter:
     layers = [*data, *_stem(shape, options)]
     for number, stage in enumerate(shape.stages, 2):
         layers += _stage(number, layers[-1].top[0], stage, options)
@@ -93,6 +124,15 @@ def _resnet(name: str, data: Iterable[pb.LayerParameter], shape: Shape, options:
         what = f"layer 'pool1' {error}: the input is {options.input_px} px"
         raise InputError(f"net '{name}'", what, "take larger images") from None
     return net(name, layers, _head(layers[-1].top[0], px, options))
+
+
+# Each takes the net's name, its data layers and its options; those of a depth are for images of 224 px.
+# InputError for images that are too small.
+BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], Options], pb.NetParameter]] = {
+    name: partial(_resnet, shape) for name, shape in _SHAPES.items()
+}
+DEPTHS = (18, 34, 50, 101, 152)
+resnet50, resnet_small = BUILDERS["resnet50"], BUILDERS["resnet_small"]
 
 
 def _last_px(shape: Shape, input_px: int) -> Dim:
@@ -122,33 +162,33 @@ def _stem(shape: Shape, options: Options) -> Iterator[pb.LayerParameter]:
 
 
 def _stage(number: int, bottom: str, stage: Stage, options: Options) -> Iterator[pb.LayerParameter]:
-    for index in range(stage.blocks):
+    for index, name in enumerate(stage.names):
         is_last = index == stage.blocks - 1
         starts_at_zero = options.zero_init == "every-block" or (options.zero_init == "last-block" and is_last)
-        block = f"{number}{ascii_lowercase[index]}"
-        yield from _bottleneck(
-            block, bottom, stage, options, is_first=not index, starts_at_zero=starts_at_zero
-        )
+        block = f"{number}{name}"
+        yield from _block(block, bottom, stage, options, is_first=not index, starts_at_zero=starts_at_zero)
         bottom = f"res{block}"
 
 
-def _bottleneck(
+def _block(
     block: str, bottom: str, stage: Stage, options: Options, *, is_first: bool, starts_at_zero: bool
 ) -> Iterator[pb.LayerParameter]:
-    """Build relu(shortcut + 1x1 . 3x3 . 1x1); the 3x3 has the stride, and the last 1x1 widens by 4."""
-    res, stride, wide = f"res{block}", stage.stride if is_first else 1, 4 * stage.width
+    """Build relu(shortcut + convolutions); the first 3x3 of the stage has its stride."""
+    res, stride, last = f"res{block}", stage.stride if is_first else 1, len(stage.convs) - 1
     shortcut = bottom
-    if is_first:
+    if is_first and (stage.is_bottleneck or stride > 1):
         shortcut = f"{res}_branch1"
-        yield from _branch(f"{block}_branch1", bottom, wide, 1, stride, options)
-    yield from _branch(f"{block}_branch2a", bottom, stage.width, 1, 1, options)
-    yield _relu(f"{res}_branch2a_relu", f"{res}_branch2a")
-    yield from _branch(f"{block}_branch2b", f"{res}_branch2a", stage.width, 3, stride, options)
-    yield _relu(f"{res}_branch2b_relu", f"{res}_branch2b")
-    yield from _branch(
-        f"{block}_branch2c", f"{res}_branch2b", wide, 1, 1, options, 0 if starts_at_zero else 1
-    )
-    yield eltwise_sum(res, (shortcut, f"{res}_branch2c"), eltwise_param={})
+        yield from _branch(f"{block}_branch1", bottom, stage.convs[last][1], 1, stride, options)
+    for index, (kernel, width) in enumerate(stage.convs):
+        branch = f"{block}_branch2{ascii_lowercase[index]}"
+        gamma = 0 if index == last and starts_at_zero else 1
+        yield from _branch(branch, bottom, width, kernel, stride if kernel > 1 else 1, options, gamma)
+        if index < last:
+            yield _relu(f"res{branch}_relu", f"res{branch}")
+        if kernel > 1:
+            stride = 1
+        bottom = f"res{branch}"
+    yield eltwise_sum(res, (shortcut, bottom), eltwise_param={})
     yield _relu(f"{res}_relu", res)
 
 

@@ -29,6 +29,7 @@ _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
 _LEAST_CLASSES = 2
+_PAPERS_DEPTH = 50
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Wish:
     test_lmdb: str = "examples/imagenet/ilsvrc12_val_lmdb"
     name: str | None = None
     profile: Profile | None = None
+    depth: int = _PAPERS_DEPTH
 
 
 def make_new(wish: Wish) -> Made:
@@ -82,7 +84,7 @@ def make_new(wish: Wish) -> Made:
     if longest > _MOST_ITERATIONS:
         what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "take fewer, or a larger batch")
-    name = wish.name or f"resnet50-{wish.batch}-{wish.epochs:g}ep"
+    name = wish.name or f"resnet{wish.depth}-{wish.batch}-{wish.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
     node, said_of_node = node_values(wish.profile, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
@@ -102,9 +104,17 @@ def make_new(wish: Wish) -> Made:
     if wish.collapse == "each":
         title += f", {len(find_leaves(draft))} collapses for an ensemble"
     recipe = make_recipe(values | {"title": title}, name)
-    warnings = tuple(find_warnings(wish.batch, model_epochs(recipe), wish.images))
+    warnings = tuple(_warnings(wish, recipe))
     comments = _comments(wish, recipe, schedule, said_of_node, warnings)
     return Made(recipe, write_recipe(recipe, comments), warnings)
+
+
+def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
+    is_papers = wish.depth == _PAPERS_DEPTH
+    if not is_papers:
+        yield f"ResNet-{wish.depth}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
+    # How many epochs another net needs, they do not tell.
+    yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
 
 
 def find_schedule(wish: Wish) -> Schedule:
@@ -183,14 +193,14 @@ def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[st
     test_batch = _divisor(wish.test_images)
     values: dict[str, Any] = {
         "name": name,
-        "title": f"ResNet-50, batch {wish.batch:,} of {wish.images:,} images",
+        "title": f"ResNet-{wish.depth}, batch {wish.batch:,} of {wish.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
         "trainer": "./build/tools/caffe",
         "prototxt_dir": f"prototxt/{name}",
         "net": {
-            "name": "ResNet-50",
+            "name": f"ResNet-{wish.depth}",
             "classes": wish.classes,
-            "builder": "resnet50",
+            "builder": f"resnet{wish.depth}",
             "zero_init": "every-block",
         },
         "nets": {

@@ -28,7 +28,7 @@ from caffe_recipes.config.values import (
     Value,
 )
 from caffe_recipes.recipe.phases import Derived, Difference, Phase, Reported, SolverSettings
-from caffe_recipes.recipe.values import Interpolation
+from caffe_recipes.recipe.values import Builder, Interpolation
 from caffe_recipes.tensorflow.run import HorovodRun
 
 
@@ -60,7 +60,7 @@ class Net(Value):
 
     name: Text
     classes: Count
-    builder: Literal["resnet50", "resnet_small"] | None = None
+    builder: Builder | None = None
     prototxt: PathText | None = Field(None, description="path of a net, from the recipe's folder")
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
-from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.nets import Options, resnet50, resnet_small
+from caffe_recipes.caffe import nets, pb
+from caffe_recipes.caffe.nets import BUILDERS, Options, resnet50, resnet_small
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.values import Builder
 
 OPTIONS = Options(
     classes=1000,
@@ -35,17 +38,54 @@ def zeroed(net: pb.NetParameter) -> list[str]:
     return [layer.name for layer in norms if layer.batch_norm_param.filler.value == 0]
 
 
-def test_resnet50_has_the_published_learned_values() -> None:
-    shapes = infer_shapes(resnet50("n", images(224), OPTIONS), pb.TRAIN, images=lambda source: (3, 256, 256))
+# He et al.'s learned values, and the bias that these nets' conv1 has; convolutions with the projections.
+@pytest.mark.parametrize(
+    ("builder", "values", "convolutions"),
+    [
+        ("resnet18", 11_689_512, 20),
+        ("resnet34", 21_797_672, 36),
+        ("resnet50", 25_557_032, 53),
+        ("resnet101", 44_549_160, 104),
+        ("resnet152", 60_192_808, 155),
+    ],
+)
+def test_each_depth_has_the_published_learned_values(builder: str, values: int, convolutions: int) -> None:
+    net = BUILDERS[builder]("n", images(224), OPTIONS)
+    shapes = infer_shapes(net, pb.TRAIN, images=lambda source: (3, 256, 256))
     learned = sum(
         math.prod(dim or 0 for dim in shape)
         for found in shapes.layers
         if found.layer.type != "BatchNorm"
         for shape in found.learned or ()
     )
-    # He et al.'s 25,557,032, and the bias that this net's conv1 has.
-    assert learned == 25_557_032 + 64
-    assert sum(found.layer.type == "Convolution" for found in shapes.layers) == 53
+    assert learned == values + 64
+    assert sum(found.layer.type == "Convolution" for found in shapes.layers) == convolutions
+    assert shapes.blobs["pool5"] is not None
+    assert shapes.blobs["pool5"][-1] == 1
+
+
+def test_deeper_nets_number_the_blocks_of_their_middle_stages_as_published() -> None:
+    names = {
+        builder: [layer.name for layer in BUILDERS[builder]("n", images(224), OPTIONS).layer]
+        for builder in ("resnet101", "resnet152")
+    }
+    for builder, last in (("resnet101", ("res3b3", "res4b22")), ("resnet152", ("res3b7", "res4b35"))):
+        assert {"res2c", "res3a", *last, "res5c"} <= {*names[builder]}
+        assert len({*names[builder]}) == len(names[builder])
+
+
+def test_a_shallow_net_projects_only_where_its_blobs_change_shape() -> None:
+    layers = {layer.name: layer for layer in BUILDERS["resnet18"]("n", images(224), OPTIONS).layer}
+    assert [name for name in layers if name.endswith("_branch1") and name.startswith("res")] == [
+        "res3a_branch1", "res4a_branch1", "res5a_branch1",
+    ]  # fmt: skip
+    assert list(layers["res2a"].bottom) == ["pool1", "res2a_branch2b"]
+    strides = [layers[f"res3a_branch2{which}"].convolution_param.stride for which in "ab"]
+    assert [list(stride) for stride in strides] == [[2], [1]]
+
+
+def test_every_builder_of_a_recipe_is_one_of_these() -> None:
+    assert set(get_args(Builder)) == set(BUILDERS)
 
 
 def test_each_stage_halves_the_image_and_the_last_pooling_takes_all_of_it() -> None:
@@ -99,3 +139,7 @@ def test_top_5_is_left_out_where_it_tells_nothing(classes: int) -> None:
 def test_images_too_small_for_the_net_are_refused() -> None:
     with pytest.raises(InputError, match=r"net 'n': layer 'pool1' .* the input is 2 px; take larger images"):
         resnet_small("n", images(2), replace(OPTIONS, input_px=2))
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(nets).failed == 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.cluster.profiles import load_profile, shipped_profiles
 from caffe_recipes.errors import InputError
@@ -37,6 +38,7 @@ WISHES = st.builds(
     nodes=st.none() | st.just(1),
     classes=st.sampled_from([1, 2, 5, 10, 1000, 21_841]),
     test_images=st.integers(1, 100_000) | st.just(50_000),
+    depth=st.sampled_from([50, 50, *DEPTHS]),
     profile=st.sampled_from(NAMES).map(lambda name: load_profile(name) if name else None),
 )
 
@@ -101,6 +103,8 @@ def test_lint_finds_nothing_above_a_note(wish: Wish, tmp_path: Path) -> None:
         Wish(IMAGENET, 4096, 125, cycles=5, profile=load_profile("stampede2-skx")),
         Wish(IMAGENET, 4096, 125, cycles=5, collapse="each"),
         Wish(100, 10, 30, cycles=1, collapse="each"),
+        Wish(IMAGENET, 4096, 90, depth=18),
+        Wish(IMAGENET, 4096, 90, depth=101),
         Wish(1438, 64, 29, classes=10, test_images=359),
         Wish(1, 1, 5),
         Wish(3, 2, 40, cycles=1),
@@ -182,13 +186,29 @@ def test_what_is_known_to_be_lost_is_warned_of() -> None:
     assert len(make_new(Wish(50_000, 4096, 30)).notes) == 0
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
+    made = make_new(Wish(IMAGENET, 4096, 40, depth=depth))
+    recipe = made.recipe
+    assert (recipe.name, recipe.net.name) == (f"resnet{depth}-4096-40ep", f"ResNet-{depth}")
+    assert recipe.net.builder == f"resnet{depth}"
+    assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
+    # What is known of epochs is known of ResNet-50 alone.
+    short = make_new(Wish(IMAGENET, 4096, 30, depth=depth)).notes
+    told = [f"ResNet-{depth}: the paper and the runs with LARS are ResNet-50's"]
+    assert list(made.notes) == ([] if depth == 50 else told)
+    assert [note.partition(":")[0] for note in short] == (
+        ["30 epochs"] if depth == 50 else [f"ResNet-{depth}"]
+    )
+
+
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
         (Wish(1000, 1001, 90), "--batch: a batch of 1,001 is more than the 1,000 images"),
         (Wish(IMAGENET, 4096, 90, nodes=7), "7 nodes x 1 ranks do not divide a batch of 4,096; take 4 or 8"),
         (Wish(IMAGENET, 4096, 90, nodes=8192), "--nodes: 8,192 nodes x 1 ranks do not divide .*; take 4,096"),
-        (Wish(IMAGENET, 4095, 90, ranks_per_node=2), "--nodes: .*; give another batch, or --ranks-per-node"),
+        (Wish(IMAGENET, 4095, 90, ranks_per_node=2), "--batch: .*; give another batch, or --ranks-per-node"),
         (Wish(IMAGENET, 4096, 90, batch_per_rank=48), "--batch-per-rank: 1 x 48 images .*; take 32 or 64"),
         (Wish(IMAGENET, 4096, 90, nodes=64, batch_per_rank=32), "x 1 ranks of 32 images are not a batch"),
         (Wish(IMAGENET, 4096, 90, nodes=1), "4,096 images of a rank make a blob of .*; take ranks of 2,674"),
