@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import making, options
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cluster.profiles import load_profile
@@ -54,6 +55,13 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     callback=_epochs,
     help="Epochs of a collapse [default: 6 % of the run, but 3 to 10]",
 )
+@click.option(
+    "--depth",
+    type=click.Choice([str(depth) for depth in DEPTHS]),
+    default=str(Wish.depth),
+    show_default=True,
+    help="Which ResNet.",
+)
 @click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
 @click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
 @click.option(
@@ -64,7 +72,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     "--name",
     metavar="NAME",
     callback=making.read_name,
-    help="The recipe's name [default: resnet50-<batch>-<epochs>ep]",
+    help="The recipe's name [default: resnet<depth>-<batch>-<epochs>ep]",
 )
 @options.profile
 @making.out
@@ -78,6 +86,7 @@ def new(
     cycles: int,
     collapse: Literal["last", "each"],
     collapse_epochs: float | None,
+    depth: str,
     classes: int,
     test_images: int,
     lmdb: str,
@@ -86,9 +95,10 @@ def new(
     profile: str | None,
     out: Path | None,
 ) -> None:
-    """Make a recipe for ResNet-50 by the rules of arXiv:1711.04291, each told in the YAML with its source.
+    """Make a recipe for a ResNet by the rules of arXiv:1711.04291, each told in the YAML with its source.
 
-    Warm-up, linear decay, cycles if any, and the collapse; the rate goes on at every join.
+    Warm-up, linear decay, cycles if any, and a collapse, or one off the end of each of them; the rate goes on
+    at every join.
     """
     wish = Wish(
         images,
@@ -106,6 +116,7 @@ def new(
         test_lmdb,
         name,
         load_profile(profile) if profile else None,
+        int(depth),
     )
     made = make_new(wish)
     making.give_recipe(made.text, [f"warning: {note}" for note in made.notes], out)

@@ -94,7 +94,7 @@ def _reshape(recipe: Recipe, change: Change) -> dict[str, Any]:
     )
     option = next((option for option, value in asked if value), "--nodes")
     nodes, each = find_shape(batch, nodes, ranks_per_node, each, option=option)
-    if recipe.net.builder == "resnet50":
+    if recipe.net.builder not in (None, "resnet_small"):
         check_batch_per_rank(each, option)
     values: dict[str, Any] = old.model_dump(exclude_defaults=True, exclude_none=True)
     if change.ranks_per_node and change.ranks_per_node != old.ranks_per_node:

@@ -9,7 +9,7 @@ from caffe_recipes.errors import InputError
 
 _USUAL_BATCH = 32
 _FITTING = range(64, 7, -1)
-# What ResNet-50's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
+# What a ResNet's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
 _NUMBERS_AN_IMAGE = 64 * 112 * 112
 _MOST_PER_RANK = (2**31 - 1) // _NUMBERS_AN_IMAGE
 
@@ -56,9 +56,9 @@ def find_shape(
 
 
 def check_batch_per_rank(each: int, option: str = "--nodes") -> None:
-    """Refuse a batch of a rank with which ResNet-50's blobs are too large for Caffe; raises InputError."""
+    """Refuse a batch of a rank with which a ResNet's blobs are too large for Caffe; raises InputError."""
     if each > _MOST_PER_RANK:
-        what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in ResNet-50"
+        what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in the ResNet"
         raise InputError(option, what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
 
 

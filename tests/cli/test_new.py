@@ -49,6 +49,17 @@ def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> No
     assert again.stderr == "Error: a.yaml: is there already; remove it, or give another --out\n"
 
 
+def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
+    done = run("new", *words_of(WHOLE), "--depth", "18", "--out", "a.yaml", cwd=tmp_path)
+    told = "warning: ResNet-18: the paper and the runs with LARS are ResNet-50's\n"
+    assert (done.returncode, done.stderr) == (0, told)
+    assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
+    assert 'name: "ResNet-18"' in (tmp_path / "prototxt/resnet18-4096-90ep/train_val.prototxt").read_text()
+    refused = run("new", *words_of(WHOLE), "--depth", "20", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "'20' is not one of '18', '34', '50', '101', '152'" in refused.stderr
+
+
 def test_a_collapse_off_each_end_needs_cycles(tmp_path: Path) -> None:
     each = [*words_of(WHOLE), "--collapse", "each"]
     made = run("new", *each, "--cycles", "1", cwd=tmp_path)

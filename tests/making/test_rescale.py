@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.caffe.rates import lr_at
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.making.new import Wish, make_new
 from caffe_recipes.making.rescale import Change, rescale
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.model import Recipe
@@ -159,6 +160,13 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
     recipe = rescale(row, Change(batch_per_rank=16)).recipe
     assert row.nets_dir is not None
     assert recipe.prototxt_dirs == (recipe.prototxt_dir,)
+
+
+@pytest.mark.parametrize("depth", [18, 50, 152])
+def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
+    recipe = make_new(Wish(1_281_167, 4096, 90, depth=depth)).recipe
+    with pytest.raises(InputError, match="4,096 images of a rank make a blob of more than"):
+        rescale(recipe, Change(nodes=1))
 
 
 def test_a_run_of_tensorflow_stays_with_its_own_recipe() -> None:
