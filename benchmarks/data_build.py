@@ -27,7 +27,7 @@ from caffe_recipes.data.manifest import manifest_path
 from caffe_recipes.data.pixels import Settings
 from caffe_recipes.data.plan import plan_build
 
-IMAGES, DIFFERENT, SIDE_PX = 4000, 100, 256
+IMAGES, DIFFERENT, SIDE_PX = 8000, 100, 256  # so many that the start of workers is little
 CAFFE_IMAGES_PER_S = {"resized to 256x256 and encoded": 476, "as they are": 569}  # one core, another machine
 REPEATS = 2
 
@@ -117,7 +117,9 @@ def measure(listed: Path, folder: Path, settings: Settings, what: str) -> None:
     print(f"{what}:")
     print(f"  plain OpenCV loop     {loop}")
     print(f"  data build --workers 1{one}: {one.core / loop.core:.2f} of the loop")
-    print(f"  data build --workers 2{two}: {two.wall / one.wall:.2f} of one worker by the clock")
+    by_cores = 2 * two.core / one.core  # what two cores of one's own would give
+    print(f"  data build --workers 2{two}: {two.wall / one.wall:.2f} of one worker by the clock, ", end="")
+    print(f"{by_cores:.2f} by what the cores did")
     print(f"  convert_imageset      {caffe:6,} images/s of one core elsewhere: {one.core / caffe:.2f} of it")
     if shutil.which("convert_imageset"):
         own = images_per_s(lambda out: caffes_own(listed, out, settings), folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from caffe_recipes.data.pixels import Settings, convert, keep_memory, quiet_deco
 
 _AT_ONCE = 16  # images of a task: some MB of records, so that none waits long
 _AHEAD = 3  # tasks of each worker that may wait
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # not by fork: OpenCV has threads of its own here
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
-        with deaf_children():
+        with deaf_children(), _one_blas_thread():
             self._process.start()
         theirs.close()
         self.given: deque[tuple[str, Future[list[Made]]]] = deque()
@@ -138,3 +140,15 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Have processes started inside import numpy without a thread for each core: N workers would have N^2."""
+    before = os.environ.get(_BLAS_THREADS)
+    os.environ.setdefault(_BLAS_THREADS, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLAS_THREADS]

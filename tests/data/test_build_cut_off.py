@@ -252,8 +252,8 @@ def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path, is_telli
         workers = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         if is_telling:  # a result is larger than what may wait between two processes
             process.send_signal(signal.SIGSTOP)
-            while any([state(workers[0]) != "S", time.sleep(0.01), state(workers[0]) != "S"]):
-                pass
+            while state(workers[0]) != "S":
+                time.sleep(0.01)
         os.kill(workers[0], signal.SIGKILL)
         process.send_signal(signal.SIGCONT)
         try:

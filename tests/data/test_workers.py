@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
-from caffe_recipes.data.workers import deaf_children
+import pytest
+
+from caffe_recipes.data.pictures import Picture
+from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.workers import convert_all, deaf_children
+from tests.data.conftest import encode
 
 
 def tell(path: str) -> None:
@@ -20,3 +27,19 @@ def test_a_worker_hears_no_ctrl_c_from_its_very_beginning_and_its_parent_still_d
     process.join()
     assert (tmp_path / "said").read_text() == "True"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_have_one_thread_each_and_are_gone_with_their_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    (tmp_path / "a.jpg").write_bytes(encode(".jpg"))
+    pictures = [Picture("a.jpg", 0, 1, str(tmp_path / "a.jpg"))] * 200
+    before = dict(os.environ)
+    with closing(convert_all(pictures, Settings(8, 8), 2)) as converted:
+        assert not next(converted).wrong
+        workers = multiprocessing.active_children()
+        assert len(workers) == 2
+        assert [len(list(Path(f"/proc/{worker.pid}/task").iterdir())) for worker in workers] == [1, 1]
+    assert multiprocessing.active_children() == []
+    assert dict(os.environ) == before
