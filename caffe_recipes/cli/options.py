@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -15,20 +16,35 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.values import FASTEST, SLOWEST
 
 _PATH = click.Path(path_type=Path)
 
 
-# The fastest machines train some millions of images a second.
-_SLOWEST, _FASTEST = 0.001, 1e9
-
-
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     """Refuse as `--images-per-s` what no machine trains at; raises InputError."""
-    if value is not None and not _SLOWEST <= value <= _FASTEST:
-        hint = f"give images a second of all ranks, {_SLOWEST:g} to {_FASTEST:g}"
+    if value is not None and not SLOWEST <= value <= FASTEST:
+        hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
         raise InputError("--images-per-s", f"{value:g} is no speed", hint)
     return value
+
+
+class NamedPath(click.Path):
+    """A path that is not empty, as `"$LOG"` is while LOG is not set: it would be taken for this folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        context: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Read it; click says which option is wrong."""
+        if value == "":
+            self.fail("the path is empty.", param, context)
+        return super().convert(value, param, context)
 
 
 class Seconds(click.FloatRange):

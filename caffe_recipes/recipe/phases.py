@@ -17,6 +17,7 @@ from caffe_recipes.config.values import (
     Text,
     Value,
 )
+from caffe_recipes.recipe.values import Speed
 
 LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau"]
 
@@ -51,8 +52,8 @@ class Reported(Value):
     cpus: Count | None = Field(None, description="sockets")
     iterations: Count | None = None
     epochs: Positive | None = None
-    images_per_s: Positive | None = None
-    images_per_s_per_node: Positive | None = None
+    images_per_s: Speed | None = None
+    images_per_s_per_node: Speed | None = None
     minutes: Positive | None = None
     loss: Positive | None = None
     top1_percent: Annotated[float, Field(gt=0, le=100)] | None = None

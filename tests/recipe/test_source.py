@@ -41,6 +41,15 @@ def test_the_published_recipe_states_what_its_source_reports() -> None:
     assert recipe.phases[-1].final_snapshot == "/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel"
 
 
+@pytest.mark.parametrize(
+    ("speed", "bound"), [("1e300", "1000000000 or less"), ("1e-300", "0.001 or more"), ("0", "0.001 or more")]
+)
+def test_a_speed_that_no_machine_has_is_refused(speed: str, bound: str) -> None:
+    error = refuse(f"{DIGITS}reported: {{images_per_s: {speed}}}\n")
+    assert error.where == f"mine.yaml:{DIGITS.count(chr(10)) + 1}"
+    assert error.what.startswith(f"reported.images_per_s: must be {bound}")
+
+
 def test_a_phase_starts_from_the_one_before_unless_it_says_otherwise() -> None:
     recipe = load_recipe("digits-local")
     assert recipe.starts_from(recipe.phases[0]) is None

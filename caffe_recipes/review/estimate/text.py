@@ -12,7 +12,7 @@ from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S, Estimate
 from caffe_recipes.recipe.pace import Pace, Shape
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.estimate.sweep import group_lines
-from caffe_recipes.review.estimate.units import LONGER, Unit, unit_of, write_number, write_time
+from caffe_recipes.review.estimate.units import LONGER, SECONDS, Unit, unit_of, write_number, write_time
 
 
 def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict[str, object]]:
@@ -106,7 +106,7 @@ def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
         f"{each.shape.global_batch:,}",
         write_number(each.pace.images_per_s),
         f"{100 * speed / before:.0f} %",
-        f"{each.epoch_s:,.1f}",
+        SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
         write_number(each.node_hours, 1),

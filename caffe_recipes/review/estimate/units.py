@@ -19,7 +19,8 @@ class Unit:
 
     def write(self, seconds: float) -> str:
         """Write a time in this unit, to a tenth."""
-        return f"{seconds / self.seconds:,.1f}"
+        count = seconds / self.seconds
+        return f"{count:,.1f}" if count < _LARGEST else f"{count:.3g}"
 
 
 SECONDS = Unit("seconds", "s", 1)

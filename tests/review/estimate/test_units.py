@@ -20,6 +20,7 @@ YEAR_S = 365.25 * 86_400
         (10_001, "2.8 h"),
         (1e8, "1,157.4 days"),
         (1e12, "31,688.1 years"),
+        (1e300, "3.17e+292 years"),
     ],
 )
 def test_a_time_has_a_unit_that_fits(seconds: float, text: str) -> None:
