@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli import making
+from caffe_recipes.cli import making, options
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.making.adopt import adopt as make
 from caffe_recipes.making.adopted_machine import Said
@@ -15,7 +15,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=_PATH)
+@click.argument("folder", metavar="FOLDER", type=options.NamedPath())
 @making.out
 @click.option(
     "--name", metavar="NAME", callback=making.read_name, help="The recipe's name [default: the folder's]"

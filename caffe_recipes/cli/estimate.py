@@ -43,7 +43,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--log",
     "logs",
-    type=_PATH,
+    type=options.NamedPath(),
     metavar="FILE|DIR",
     multiple=True,
     help="Caffe's log, or a run's folder, of the recipe's own shape: its pace counts.",
