@@ -153,7 +153,8 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape) -> Pace:
         return pace
     notes = []
     if shape.nodes != own.nodes:
-        notes.append(f"known for {own.nodes} nodes: a node is taken to be as fast among others")
+        nodes = "1 node" if own.nodes == 1 else f"{own.nodes} nodes"
+        notes.append(f"known for {nodes}: a node is taken to be as fast among others")
     if shape.batch_per_node != own.batch_per_node:
         notes.append(
             f"known for {own.batch_per_node} images a node: an image is taken to take as long with others"

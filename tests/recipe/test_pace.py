@@ -156,6 +156,9 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
         "known for 64 nodes: a node is taken to be as fast among others",
         "known for 64 images a node: an image is taken to take as long with others",
     )
+    local = load_recipe("digits-local")
+    (note,) = moved_pace(known, local, Shape(2, 2, 32)).notes
+    assert note.startswith("known for 1 node: ")
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
