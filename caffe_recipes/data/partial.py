@@ -18,7 +18,7 @@ GOES_ON = "the same command goes on where it was"
 
 # The machine's fault, not that of what the user gave; LMDB calls a write that is cut short EIO.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-_FAILED = _FULL | {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+_FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 
 
 @contextmanager
@@ -43,10 +43,11 @@ def locked(partial: Path) -> Iterator[None]:
     """Let one process build at a time."""
     descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # of this alone: a process that cannot be started is one, too
+            raise DataError(partial, "another build is under way there", "wait for its end") from None
         yield
-    except BlockingIOError:
-        raise DataError(partial, "another build is under way there", "wait for its end") from None
     finally:
         os.close(descriptor)
 

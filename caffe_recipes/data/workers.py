@@ -98,12 +98,15 @@ class _Worker:
         self._connection.close()
 
     def _listen(self) -> None:
-        with suppress(EOFError, OSError):
+        try:
             while True:
                 made = self._connection.recv()
                 self.given.popleft()[1].set_result(made)
-        for _, result in list(self.given):
-            result.set_exception(WorkerKilled(self.given[0][0]))
+        except (EOFError, OSError):
+            pass
+        finally:
+            for _, result in list(self.given):
+                result.set_exception(WorkerKilled(self.given[0][0]))
 
 
 def _work(connection: Connection, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import lmdb
@@ -138,6 +139,17 @@ def test_an_unfinished_build_that_may_not_be_written_is_no_full_disk(listed: Pat
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
     with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; mend that; the same"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
+
+
+def test_a_worker_that_cannot_be_started_is_not_told_as_another_build(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(process: BaseProcess) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(BaseProcess, "start", fail)
+    with pytest.raises(RunFailed, match="Resource temporarily unavailable; mend that; the same command"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 
 def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
