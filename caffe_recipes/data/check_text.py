@@ -55,7 +55,8 @@ def order_text(order: Shuffledness) -> str:
     return (
         f"order: {order.verdict} (1 is random, 0 sorted: neighbours {order.by_neighbours:.2f}, "
         f"batches of {order.batch} {order.by_batches:.2f}, with {order.classes:.1f} classes "
-        f"of {order.classes_random:.1f} expected; mean run {order.mean_run:.1f})"
+        f"of {order.classes_random:.1f} expected and {order.times_alike:.2f} times the pairs of one class; "
+        f"mean run {order.mean_run:.1f})"
     )
 
 
@@ -68,6 +69,7 @@ def order_values(order: Shuffledness) -> dict[str, object]:
         "batch": order.batch,
         "classes_in_batch": order.classes,
         "classes_in_batch_random": order.classes_random,
+        "times_alike_in_batch": order.times_alike,
         "mean_run": order.mean_run,
     }
 

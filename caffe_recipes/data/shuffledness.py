@@ -1,7 +1,8 @@
 """How well records are shuffled, from their labels in order: by neighbours, and by what a batch sees.
 
-Training on records that are sorted by class, or whose classes drift along the file, loses accuracy. One
-number finds the first and another the second; each is 1 for a random order and 0 for a sorted one.
+Training on records that are sorted by class, or whose classes drift along the file, loses accuracy. Two
+numbers say how much, each 1 for a random order and 0 for a sorted one. Neither sees classes that were only
+appended: what gives those away is how often two records of a batch are of one class.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from itertools import pairwise
 
 _SHUFFLED = 0.9  # from here on an order counts as random
 _SORTED = 0.1
-_DEVIATIONS = 3
+_DEVIATIONS, _APART = 4, 6  # how far a random order may be off, and a sorted one has to be
 _FEWEST = 32
+_ODDS = 10  # of e^10 random orders hardly one is beyond what counts as random
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,9 @@ class Shuffledness:
     """What `measure_shuffledness` found; `count` records of `labels` classes, batches of `batch` neighbours.
 
     `equal` is the fraction of neighbours with equal labels, `equal_random` what a random order is expected to
-    have, `equal_sorted` what a sorted one has; `classes` is the mean number of classes in a batch.
+    have, `equal_sorted` what a sorted one has; `classes` is the mean number of classes in a batch. `alike` is
+    the fraction of all pairs in a batch with equal labels: `equal_random` is expected of that too, and
+    `alike_most` is the most that a random order has.
     """
 
     count: int
@@ -35,6 +39,8 @@ class Shuffledness:
     classes: float
     classes_random: float
     classes_sorted: float
+    alike: float
+    alike_most: float
 
     @property
     def mean_run(self) -> float:
@@ -52,26 +58,28 @@ class Shuffledness:
         return _place(self.classes, self.classes_sorted, self.classes_random)
 
     @property
+    def times_alike(self) -> float:
+        """Give alike / equal_random, 1 for a random order."""
+        return self.alike / self.equal_random if self.equal_random else 1.0
+
+    @property
     def verdict(self) -> str:
         """Say `shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to tell`.
 
-        Shuffled is what either measure puts at 0.9 or more, or within three standard deviations of random.
+        Shuffled is what has no more equal pairs in its batches than random orders have, and no more equal
+        neighbours either, or hardly more: 0.9 by neighbours.
         """
         if self.labels == 1 and self.count > 1:
             return "one class"
         deviation = self._deviation()
-        if self.count < _FEWEST or self.equal_sorted - self.equal_random < 2 * _DEVIATIONS * deviation:
+        if self.count < _FEWEST or self.equal_sorted - self.equal_random < _APART * deviation:
             return "too few records to tell"
         if max(self.by_neighbours, self.by_batches) <= _SORTED:
             return "sorted by class"
         is_mixed = (
             self.by_neighbours >= _SHUFFLED or self.equal - self.equal_random <= _DEVIATIONS * deviation
         )
-        # Rare in a batch are classes that come twice, or never: the variance is at most the mean of either.
-        rare = min(self.batch, self.labels) - self.classes_random + 1
-        missed = _DEVIATIONS * math.sqrt(rare / (self.count // self.batch))
-        is_spread = self.by_batches >= _SHUFFLED or self.classes_random - self.classes <= missed
-        return "shuffled" if is_mixed and is_spread else "partly shuffled"
+        return "shuffled" if is_mixed and self.alike <= self.alike_most else "partly shuffled"
 
     def _deviation(self) -> float:
         """Give the standard deviation of `equal` in random orders, of at least one pair of neighbours."""
@@ -87,6 +95,7 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
     Of fewer than four batches of records the batch is made a quarter of them. Of a random order are expected
 
         equal_random   = sum_c n_c (n_c - 1) / (n (n - 1))              neighbours with equal labels
+                       = pairs in a batch with equal labels
         classes_random = sum_c 1 - C(n - n_c, batch) / C(n, batch)      classes in a batch
 
     >>> found = measure_shuffledness([0, 0, 0, 0, 1, 1, 1, 1], batch=2)
@@ -97,6 +106,8 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
     n = len(labels)
     size = max(1, min(batch, n // 4))
     pairs = max(1, n - 1)
+    batches = [labels[start : start + size] for start in range(0, n, size)]
+    alike_pairs = sum(len(each) * (len(each) - 1) // 2 for each in batches)
     return Shuffledness(
         count=n,
         labels=len(counts),
@@ -107,7 +118,34 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
         classes=_classes(labels, size),
         classes_random=sum(1 - _chance_of_none(n, k, size) for k in counts),
         classes_sorted=_classes(sorted(labels), size),
+        alike=sum(k * (k - 1) // 2 for each in batches for k in Counter(each).values()) / max(1, alike_pairs),
+        alike_most=_most_alike(counts, [len(each) for each in batches]),
     )
+
+
+def _most_alike(counts: Sequence[int], sizes: Sequence[int]) -> float:
+    """Return the most that a random order has of pairs in batches of these `sizes` with equal labels.
+
+    The variance of their number is exact: of it squared the mean is over all pairs of pairs, which are one,
+    share a record, or are apart. It is above its mean by over sqrt(2 variance x) + 2 weight x in one of e^x
+    orders at most, after Laurent and Massart, Annals of Statistics 28 (2000), lemma 1, for sums of squares,
+    `weight` being the largest of theirs; that holds of the Poisson law of rare pairs too, with 1/2.
+    """
+    n, pairs = sum(counts), sum(size * (size - 1) // 2 for size in sizes)
+    if n < 4 or not pairs:
+        return 1.0
+    twos, threes, fours = (sum(math.perm(k, times) for k in counts) for times in (2, 3, 4))
+    both = fours + twos**2 - sum(math.perm(k, 2) ** 2 for k in counts)
+    sharing = sum(size * (size - 1) * (size - 2) for size in sizes)  # ordered pairs of pairs with one record
+    equal = twos / math.perm(n, 2)
+    square = (
+        pairs * equal
+        + sharing * threes / math.perm(n, 3)
+        + (pairs**2 - pairs - sharing) * both / math.perm(n, 4)
+    )
+    deviation = math.sqrt(max(square - (pairs * equal) ** 2, 0))
+    weight = max(1, max(sizes) * max(counts) / n) / 2
+    return equal + (deviation * math.sqrt(2 * _ODDS) + 2 * weight * _ODDS) / pairs
 
 
 def _place(value: float, worst: float, best: float) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise, permutations
 from random import Random
 
@@ -58,6 +59,41 @@ def test_classes_that_take_turns_serve_training_as_a_shuffled_order_does() -> No
     assert measure_shuffledness([index % CLASSES for index in range(5000)]).verdict == "shuffled"
 
 
+@pytest.mark.parametrize("appended", [1, 10, 20, 50])
+def test_classes_appended_to_a_shuffled_file_are_found_though_batches_hardly_have_fewer(
+    appended: int,
+) -> None:
+    first = EACH * (CLASSES - appended)
+    found = measure_shuffledness(shuffled(SORTED[:first]) + shuffled(SORTED[first:]), batch=64)
+    assert found.by_neighbours > 0.9
+    assert found.times_alike > 1.2
+    assert found.verdict == "partly shuffled"
+
+
+def test_classes_appended_behind_the_last_whole_batch_are_found() -> None:
+    found = measure_shuffledness(shuffled([index % 100 for index in range(2560)]) + [100] * 100)
+    assert found.verdict == "partly shuffled"
+
+
+LONG_TAIL = [label for label in range(50) for _ in range(400 // (label + 1))]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [index % 2 for index in range(400)],
+        [index % 10 for index in range(100)],
+        [index % 100 for index in range(300)],
+        [0] * 300 + list(range(1, 300)),
+        LONG_TAIL,
+    ],
+    ids=["two classes", "few records", "few of each", "one large", "long tail"],
+)
+def test_no_random_order_of_a_thousand_is_taken_for_another(labels: list[int]) -> None:
+    verdicts = {measure_shuffledness(shuffled(labels, seed)).verdict for seed in range(1000)}
+    assert verdicts == {"shuffled"}
+
+
 @pytest.mark.parametrize(
     ("labels", "verdict"),
     [
@@ -94,3 +130,9 @@ def test_the_random_expectations_are_the_means_over_all_orders() -> None:
     assert sum(equal) / len(orders) == pytest.approx(found.equal_random)
     classes = [len(set(order[:2])) for order in orders]
     assert sum(classes) / len(orders) == pytest.approx(found.classes_random)
+    alike = [measure_shuffledness(order, batch=2).alike for order in orders]
+    mean = sum(alike) / len(orders)
+    assert mean == pytest.approx(found.equal_random)
+    variance = sum((each - mean) ** 2 for each in alike) / len(orders)
+    # Of 4 pairs, at a chance of e^-10; a weight of 1/2 is the least.
+    assert found.alike_most == pytest.approx(mean + math.sqrt(20 * variance) + 10 / 4)

@@ -112,6 +112,17 @@ def test_classes_are_shuffled_across_files_and_sorted_ones_are_told_from_them(lm
     assert "bad: the records are not shuffled: sorted by class" in render_records_text(seen)
 
 
+def test_files_of_classes_that_were_added_later_are_not_shuffled(lmdb: Path) -> None:
+    out, _ = make(lmdb)
+    found = sorted(examples(out), key=lambda one: one["image/class/label"] in ((9,), (10,)))
+    records = [build_example({name: values[0] for name, values in one.items()}) for one in found]  # type: ignore[misc]
+    for shard, path in enumerate(sorted(out.iterdir())):
+        path.unlink()
+        write_records(path, records[shard * 50 : shard * 50 + 50])
+    seen = check_records(out, batch=32, must_be_shuffled=True)
+    assert [problem.what for problem in seen.problems] == ["the records are not shuffled: partly shuffled"]
+
+
 def test_a_seed_gives_the_same_bytes_and_another_other_ones(lmdb: Path) -> None:
     contents = [
         [path.read_bytes() for path in sorted(make(lmdb, name, seed)[0].iterdir())]
