@@ -44,7 +44,8 @@ def load_labels(
     """Read a label for each of `images`, sorted names; give {name: label} and the classes' names, if told.
 
     A line is `image label` or `image class`; or `class` alone, the lines then being those of the images in
-    their order. Numbers alone are refused: ImageNet's ground truth counts classes in an order of its own.
+    their order. Classes are numbered by the `known` ones, and refused without. Numbers alone are refused too:
+    ImageNet's ground truth counts classes in an order of its own.
     """
     lines = [(where, words[0] if len(words) == 2 else None, words[-1]) for where, words in read_lines(path)]
     if not lines:
@@ -82,6 +83,9 @@ def _number(
 ) -> tuple[dict[str, int], tuple[str, ...] | None]:
     """Turn what stands behind each image into labels: numbers, or names of classes."""
     if not any(value.lstrip("-").isdigit() for _, value in values.values()):
+        if known is None:  # numbered as they come, all behind one that is missing here would be others
+            hint = "give their order by --class-list, e.g. the manifest of the training LMDB"
+            raise DataError(path, "names classes, and does not tell their labels", hint)
         labels = number_classes({value for _, value in values.values()}, known, path)
         return {name: labels[value] for name, (_, value) in values.items()}, name_classes(labels)
     numbers: dict[str, int] = {}
