@@ -15,11 +15,12 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.making.joins import Settings
 from caffe_recipes.making.made import Made
-from caffe_recipes.making.scaled import find_scale, scale_phases
+from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.making.shape import check_batch_per_rank, find_shape
 from caffe_recipes.making.smoothed import smooth
 from caffe_recipes.making.values import make_recipe, recipe_values, share_settings, write_recipe
 from caffe_recipes.making.warnings import find_warnings
+from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.model import Acceptance, Recipe
 from caffe_recipes.review.findings import Finding
@@ -27,6 +28,7 @@ from caffe_recipes.review.lint.reading.recipes import check_recipe
 
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "tensorflow", "accept", "solver", "phases")
 _TOO_FEW = "final-rate-high"
+_SAME_EPOCHS = 0.1  # as two iterations of the largest batch may make
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,14 @@ def _notes(recipe: Recipe, made: Recipe) -> Iterator[str]:
         told.append(f"epochs {epochs[0]:.2f} -> {epochs[1]:.2f}")
     if rates[0] != rates[1]:
         told.append(f"highest rate {rates[0]:g} -> {rates[1]:g}")
+    warmup, rule = (warmup_epochs(recipe), warmup_epochs(made)), rules.warmup_epochs(new.global_batch)
+    is_kept = abs(warmup[0] - warmup[1]) < _SAME_EPOCHS
+    if not is_kept:
+        told.append(f"warm-up {warmup[0]:.2f} -> {warmup[1]:.2f} epochs")
     if told:
         yield ", ".join(told)
+    if is_kept and warmup[0] and rule != rules.warmup_epochs(old.global_batch):
+        yield f"the warm-up stays at {warmup[1]:.2f} epochs; for such a batch the rule is {rule:.3g}"
     if recipe.tensorflow:
         yield f"tensorflow is left out: it is the run of {recipe.name}"
     if len(made.phases) != len(recipe.phases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from caffe_recipes.errors import InputError
 from caffe_recipes.making.joins import Settings, first_rate, last_rate, start_at
 from caffe_recipes.recipe import rules
-from caffe_recipes.recipe.arithmetic import epochs_of, model_epochs
+from caffe_recipes.recipe.arithmetic import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.review.lint.chains.schedule import is_jump
@@ -21,21 +22,33 @@ _DROPPED = {"comment", "reported"}
 
 @dataclass(frozen=True)
 class Scale:
-    """How many times as many iterations there are, of the first warm-up and of all else; and the rate."""
+    """How many times as many iterations there are, of the first warm-up and of all else; and the rate.
+
+    A run of `own_epochs` + `rest_epochs` * rest is as many epochs long.
+    """
 
     warmup: float
     rest: float
     rate: float
+    own_epochs: float = 0.0
+    rest_epochs: float = 0.0
+
+    def epochs_for(self, rest: float) -> int:
+        """Return the least whole epochs of a run that takes the rest more than `rest` times."""
+        return math.floor(self.own_epochs + self.rest_epochs * rest) + 1
 
 
 def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     """Return how a recipe's phases change with its batch, and with the epochs behind its last model.
 
-    The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on; the rest
-    takes what is left. InputError where nothing is.
+    The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on: of one that
+    was longer at least the rule's 5 stay. The rest takes what is left. InputError where nothing is.
     """
     old, images = recipe.cluster.global_batch, recipe.data.train.images
     by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
+    warmup = warmup_epochs(recipe)
+    if warmup:
+        by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
     own = sum(
         epochs_of(phase.last_iter, old, images)
@@ -43,12 +56,22 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
         if recipe.starts_from(phase) is None and is_all_warmup(phase)
     )
     wanted = whole if epochs is None else epochs
-    left = wanted - own * by_rule
+    left, rest_epochs = wanted - own * by_rule, (whole - own) / by_batch
+    rate = rules.peak_lr(batch) / rules.peak_lr(old)
+    rest = left / rest_epochs if rest_epochs else by_batch
+    scale = Scale(by_batch * by_rule, rest, rate, own * by_rule, rest_epochs)
     if left <= 0:
         what = f"{wanted:g} epochs do not hold {own * by_rule:.3g} of warm-up"
-        raise InputError("--epochs", what, "take more")
-    rate = rules.peak_lr(batch) / rules.peak_lr(old)
-    return Scale(by_batch * by_rule, by_batch * left / (whole - own) if whole > own else by_batch, rate)
+        raise InputError("--epochs", what, f"take {scale.epochs_for(0)} or more")
+    return scale
+
+
+def warmup_epochs(recipe: Recipe) -> float:
+    """Return the epochs of the warm-up that a recipe begins with, 0 without one."""
+    first = recipe.phases[0]
+    if recipe.starts_from(first) is not None:
+        return 0.0
+    return (first.warmup_iter or 0) * images_per_iter(recipe, first) / recipe.data.train.images
 
 
 def is_all_warmup(phase: Phase) -> bool:
@@ -128,7 +151,11 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
         if settings["warmup_iter"] >= last_iter(settings):
             what = f"phase '{phase.name}' is to end at {last_iter(settings)}, within its warm-up of "
-            raise InputError("--epochs", f"{what}{settings['warmup_iter']} iterations", "take more")
+            # Each snapshot up to the end may be rounded down by half an iteration.
+            rounded = max(phase.last_iter // phase.snapshot if phase.snapshot else 0, 1) / 2
+            epochs = scale.epochs_for((settings["warmup_iter"] + rounded) / phase.last_iter)
+            hint = f"take {epochs} or more"
+            raise InputError("--epochs", f"{what}{settings['warmup_iter']} iterations", hint)
     start = phase.warmup_start_lr or 0.0
     # The first one rises from where the rule has it begin; others from where the phase before ends.
     start = min(start, settings["base_lr"]) if is_first else start * scale.rate

@@ -17,12 +17,12 @@ WEIGHT_DECAY, SMALL_WEIGHT_DECAY = 0.0001, 0.00005
 MOMENTUM = 0.9
 STEPS_EPOCHS = (30, 60, 80)
 STEP_GAMMA = 0.1
+WARMUP_EPOCHS = 5
+COLLAPSE_EPOCHS = (3, 10)  # the least and the most
 
-_WARMUP_EPOCHS = 5
 _LARGE_WARMUP_EPOCHS, _LONGEST_WARMUP_EPOCHS = 7, 10
 _WARMUP_EPOCHS_PER_DOUBLING = 1.5
 _COLLAPSE_SHARE = 0.06
-_COLLAPSE_EPOCHS = (3, 10)
 
 
 def scaled_lr(batch: int) -> float:
@@ -68,7 +68,7 @@ def warmup_epochs(batch: int) -> float:
     [5, 7.0, 8.5, 10.0, 10]
     """
     if batch < LARGE_BATCH:
-        return _WARMUP_EPOCHS
+        return WARMUP_EPOCHS
     longer = _LARGE_WARMUP_EPOCHS + _WARMUP_EPOCHS_PER_DOUBLING * math.log2(batch / LARGE_BATCH)
     return min(longer, _LONGEST_WARMUP_EPOCHS)
 
@@ -81,7 +81,7 @@ def collapse_epochs(epochs: float) -> float:
     >>> [round(collapse_epochs(epochs), 2) for epochs in (40, 90, 200)]
     [3, 5.4, 10]
     """
-    least, most = _COLLAPSE_EPOCHS
+    least, most = COLLAPSE_EPOCHS
     return min(max(_COLLAPSE_SHARE * epochs, least), most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.making.new import Wish, make_new
 from caffe_recipes.making.rescale import Change, rescale
+from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
@@ -22,6 +24,7 @@ from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reading.recipes import lint_recipe
 
+SHIPPED = Path(__file__).parents[2] / "caffe_recipes/recipes"
 SMALL = "stampede2-64n-72ep"
 LARGE = "stampede2-448n-90ep"
 CHANGES = st.builds(
@@ -127,6 +130,38 @@ def test_fewer_epochs_keep_those_of_the_first_warm_up() -> None:
     assert (collapse.weights_iter, collapse.max_iter) == (19 * 201, 201)
 
 
+def test_a_smaller_batch_leaves_the_rules_five_epochs_of_warm_up() -> None:
+    source = load_recipe("tf-256n-90ep")
+    made = rescale(source, Change(batch=8192))
+    assert warmup_epochs(made.recipe) == pytest.approx(warmup_epochs(source), abs=0.01)
+    assert "the warm-up stays at 4.99 epochs; for such a batch the rule is 5" in made.notes
+    made = rescale(load_recipe("paper-t9-65536-128n"), Change(batch=8192))
+    assert warmup_epochs(made.recipe) == pytest.approx(5, abs=0.1)
+    assert "warm-up 9.97 -> 5.00 epochs" in made.notes[0]
+
+
+@pytest.mark.parametrize("epochs", [2, 5, 7])
+def test_a_warm_up_shorter_than_the_rules_stays_so(epochs: float) -> None:
+    text = (SHIPPED / "tf-256n-90ep.yaml").read_text().replace("260", str(52 * epochs))
+    text = re.sub(r"(?ms)^differences:.*?^(?=\w)|^tensorflow:.*?^(?=\w)", "", text)
+    source = parse_recipe(text, "source.yaml", SHIPPED)
+    recipe = rescale(source, Change(batch=8192)).recipe
+    assert warmup_epochs(recipe) == pytest.approx(min(epochs, 5), abs=0.02)
+
+
+@pytest.mark.parametrize("name", list(shipped_recipes()))
+def test_the_epochs_that_a_refusal_suggests_are_enough(name: str) -> None:
+    source = load_recipe(name)
+    for epochs in (1, 4, 12):
+        for batch in (source.cluster.global_batch, 4 * source.cluster.global_batch):
+            try:
+                scale_phases(source, find_scale(source, batch, epochs))
+            except CaffeRecipesError as error:
+                found = re.search(r"take (\d+) or more", str(error))
+                assert found, error
+                scale_phases(source, find_scale(source, batch, float(found[1])))
+
+
 def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> None:
     recipe = rescale(load_recipe(SMALL), Change(smooth=True)).recipe
     assert [phase.name for phase in recipe.phases] == [
@@ -204,8 +239,8 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (SMALL, Change(batch=2_000_000), "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
         (SMALL, Change(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
         (SMALL, Change(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
-        (LARGE, Change(epochs=4), "--epochs: phase 'main' is to end at 360, within its warm-up of 446"),
-        ("tf-256n-90ep", Change(epochs=4), "--epochs: 4 epochs do not hold 4.99 of warm-up"),
+        (LARGE, Change(epochs=4), "phase 'main' is to end at 360, within its warm-up of 446 .*; take 6 or m"),
+        ("tf-256n-90ep", Change(epochs=4), "--epochs: 4 epochs do not hold 4.99 of warm-up; take 5 or more"),
         (
             SMALL,
             Change(epochs=10**9),
