@@ -162,6 +162,26 @@ def test_the_epochs_that_a_refusal_suggests_are_enough(name: str) -> None:
                 scale_phases(source, find_scale(source, batch, float(found[1])))
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) -> None:
+    made = rescale(load_recipe("paper-f4-4096-120ep"), Change(epochs=60, smooth=smooth))
+    assert [note for note in made.notes if "shortest" in note] == [
+        "warning: the shortest collapse is now 1.46 epochs instead of 3: the rule is 3 to 10 (section VI), "
+        "and `new` keeps that",
+        "warning: the shortest cycle is now 7.31 epochs instead of 15: the paper's are of 15 (section VI), "
+        "and `new` keeps that",
+    ]
+    (note,) = (note for note in rescale(load_recipe(LARGE), Change(epochs=30)).notes if "shortest" in note)
+    assert "collapse is now 1.5 epochs instead of 4.5" in note
+
+
+@pytest.mark.parametrize("name", ["paper-f4-4096-120ep", LARGE, SMALL, "digits-cyclic"])
+def test_parts_that_keep_their_length_are_not_warned_of(name: str) -> None:
+    source = load_recipe(name)
+    for change in (Change(batch=2 * source.cluster.global_batch), Change(epochs=200, smooth=True)):
+        assert not [note for note in rescale(source, change).notes if "shortest" in note]
+
+
 def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> None:
     recipe = rescale(load_recipe(SMALL), Change(smooth=True)).recipe
     assert [phase.name for phase in recipe.phases] == [
