@@ -12,10 +12,10 @@ from caffe_recipes.config.source import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.making.joins import join
 from caffe_recipes.making.made import Made
-from caffe_recipes.making.shape import check_batch_per_rank, find_shape, node_values
+from caffe_recipes.making.shape import check_batch_per_rank, find_shape, find_threads, node_values
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.making.warnings import find_warnings
-from caffe_recipes.making.words import branch_lines, rate_lines, said_of_phase
+from caffe_recipes.making.words import branch_lines, collapse_lines, rate_lines, said_of_phase
 from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.graph import find_leaves
@@ -106,7 +106,8 @@ def make_new(wish: Wish) -> Made:
     recipe = make_recipe(values | {"title": title}, name)
     warnings = tuple(_warnings(wish, recipe))
     comments = _comments(wish, recipe, schedule, said_of_node, warnings)
-    return Made(recipe, write_recipe(recipe, comments), warnings)
+    told = (*warnings, *_unsaid(wish.profile))
+    return Made(recipe, write_recipe(recipe, comments), told)
 
 
 def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
@@ -115,6 +116,13 @@ def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
         yield f"ResNet-{wish.depth}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
     # How many epochs another net needs, they do not tell.
     yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
+
+
+def _unsaid(profile: Profile | None) -> Iterator[str]:
+    """Yield what a person has to say of the machine, as nobody did."""
+    if find_threads(profile) is None:
+        who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"
+        yield f"omp_num_threads is 1: {who} a node's cores; give one that does, or mend it in the recipe"
 
 
 def find_schedule(wish: Wish) -> Schedule:
@@ -268,7 +276,11 @@ def _comments(
         ("cluster",): [f"{recipe.cluster.ranks:,} ranks x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
         ("solver", "momentum"): ["Section IV-B."],
         ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
-        ("phases",): [*rate_lines(recipe, joins), *(branch_lines(recipe) if len(leaves) > 1 else [])],
+        ("phases",): [
+            *rate_lines(recipe, joins),
+            *(branch_lines(recipe) if len(leaves) > 1 else []),
+            *(collapse_lines() if wish.collapse_epochs is None else []),
+        ],
     }
     for index, phase in enumerate(recipe.phases):
         comments |= {

@@ -77,16 +77,27 @@ def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
     return f"take {of}{below:,}" + (f" or {above:,}" if above else "")
 
 
+def find_threads(profile: Profile | None) -> int | None:
+    """Return the OpenMP threads of all ranks of a node, without MLSL's cores; None if nobody says."""
+    if profile is None:
+        return None
+    if profile.omp_num_threads:  # of a rank, one on each socket
+        return profile.omp_num_threads * (profile.node.sockets or 1)
+    taken = set(profile.mlsl.server_affinity) if profile.mlsl else ()
+    return max(profile.node.cores - len(taken), 1) if profile.node.cores else None
+
+
 def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a cluster that a machine decides, and what is to be said of them."""
+    threads = find_threads(profile)
+    if threads is None:
+        said = "omp_num_threads: as no --profile says more."
+    else:
+        said = f"omp_num_threads: the profile's {threads} of a node over {ranks_per_node} ranks."
+    values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
     if profile is None:
-        return {"omp_num_threads": 1}, ["omp_num_threads: as no --profile says more."]
-    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}."]
-    threads = profile.omp_num_threads or (node.cores or ranks_per_node) // ranks_per_node or 1
-    if node.cores and threads * ranks_per_node > node.cores:
-        threads = max(node.cores // ranks_per_node, 1)
-        notes.append(f"omp_num_threads: the {node.cores} cores over {ranks_per_node} ranks.")
-    values: dict[str, Any] = {"omp_num_threads": threads}
+        return values, [said]
+    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}.", said]
     if profile.kmp_affinity:
         values["kmp_affinity"] = profile.kmp_affinity
     if profile.mlsl and profile.mlsl.num_servers and profile.mlsl.server_affinity:

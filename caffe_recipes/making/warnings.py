@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from caffe_recipes.recipe.rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_EPOCHS, lars_epochs
 
@@ -31,9 +32,21 @@ def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
         size, most = LARS_EPOCHS[-1]
         yield f"batch {batch:,}: above {size:,}, where runs with LARS take {most:g} epochs, nothing is known"
     elif epochs < needed * 0.995:
-        size = max(batch, LARS_EPOCHS[0][0])
-        what = f"MLPerf's runs with LARS take {needed:.3g} to 75.9 % at a batch of {size:,}"
+        what = f"MLPerf's runs with LARS take {_lars(batch, needed)}"
         yield f"{epochs:.4g} epochs: {what}, and this SGD is no better at it"
+
+
+def _lars(batch: int, needed: float) -> str:
+    """Say what is published of a batch, or of those around it.
+
+    >>> _lars(8192, 42), _lars(16384, 49)
+    ('42 to 75.9 % at a batch of 8,192', '42 to 75.9 % at 8,192 and 56 at 32,768, by our line 49 at 16,384')
+    """
+    least = LARS_EPOCHS[0][0]
+    if batch <= least or batch in dict(LARS_EPOCHS):
+        return f"{needed:.3g} to 75.9 % at a batch of {max(batch, least):,}"
+    (low, before), (high, after) = next(pair for pair in pairwise(LARS_EPOCHS) if batch <= pair[1][0])
+    return f"{before:g} to 75.9 % at {low:,} and {after:g} at {high:,}, by our line {needed:.3g} at {batch:,}"
 
 
 def _what_it_did(batch: int) -> str:

@@ -10,6 +10,8 @@ from caffe_recipes.recipe.schedule import Schedule
 
 _HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
+_LINEAR = "Ours: that share, and an end at 2/3 of the epochs before the cycles, as is 30 of the paper's 45."
+_LARGE_WARMUP = "7 to 10 from 16K on (section V-C), which of them for which batch is ours"
 _LARGEST_SCALED = 12_288  # of the paper's own runs
 
 _Place = tuple[str, ...]
@@ -37,6 +39,15 @@ def branch_lines(recipe: Recipe) -> list[str]:
     ]
 
 
+def collapse_lines() -> list[str]:
+    """Say how long a collapse is that nobody asked for."""
+    share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}".replace("%", " %"), rules.COLLAPSE_EPOCHS
+    return [
+        f"A collapse is {share} of the run, but {least} to {most} epochs: section V-B has 5 to 7 %, and VI",
+        f"{least} to {most} epochs; the {share} are ours.",
+    ]
+
+
 def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
     """Say of a phase, and of its keys, by which rule they are so."""
     batch, images = recipe.cluster.global_batch, recipe.data.train.images
@@ -45,14 +56,14 @@ def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Pla
     name = phase.name.rstrip("0123456789")
     about: dict[_Place, list[str]] = {}
     if name == "warmup":
-        rule = "5 (section IV-D)" if batch < rules.LARGE_BATCH else "7 to 10 from 16K on (section V-C)"
+        rule = "5 (section IV-D)" if batch < rules.LARGE_BATCH else _LARGE_WARMUP
         about[()] = [f"{epochs} of warm-up: the rule is {rule}."]
         about[("warmup_start_lr",)] = ["As in both published recipes, after Goyal et al., arXiv:1706.02677."]
         return about | peak
     cycles = schedule.cycles
     said = {
         "main": ["with power 1 (section IV-D).", _HORIZON],
-        "init": [f"with power 1, to {cycles.linear_to:g} of the peak (section VI).", _HORIZON],
+        "init": [f"with power 1 (section VI), to {cycles.linear_to:g} of the peak.", _LINEAR, _HORIZON],
         "decay": [f"with power 2, to {cycles.square_to:g} of the peak (section VI).", _HORIZON],
         "rise": [f"up {cycles.rise_times:g}-fold over {cycles.rise_epochs:g} (section VI)."],
         "cyc": [f"down {cycles.fall_times:g}-fold over {cycles.fall_epochs:g} with power 2 (section VI)."],

@@ -18,11 +18,11 @@ MOMENTUM = 0.9
 STEPS_EPOCHS = (30, 60, 80)
 STEP_GAMMA = 0.1
 WARMUP_EPOCHS = 5
+COLLAPSE_SHARE = 0.06
 COLLAPSE_EPOCHS = (3, 10)  # the least and the most
 
 _LARGE_WARMUP_EPOCHS, _LONGEST_WARMUP_EPOCHS = 7, 10
 _WARMUP_EPOCHS_PER_DOUBLING = 1.5
-_COLLAPSE_SHARE = 0.06
 
 
 def scaled_lr(batch: int) -> float:
@@ -82,7 +82,7 @@ def collapse_epochs(epochs: float) -> float:
     [3, 5.4, 10]
     """
     least, most = COLLAPSE_EPOCHS
-    return min(max(_COLLAPSE_SHARE * epochs, least), most)
+    return min(max(COLLAPSE_SHARE * epochs, least), most)
 
 
 def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:

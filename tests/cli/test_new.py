@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
+MACHINE = ["--profile", "stampede2-skx"]
 WHOLE = {"--images": "1281167", "--batch": "4096", "--epochs": "90"}
 
 
@@ -50,7 +51,7 @@ def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> No
 
 
 def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
-    done = run("new", *words_of(WHOLE), "--depth", "18", "--out", "a.yaml", cwd=tmp_path)
+    done = run("new", *words_of(WHOLE), "--depth", "18", *MACHINE, "--out", "a.yaml", cwd=tmp_path)
     told = "warning: ResNet-18: the paper and the runs with LARS are ResNet-50's\n"
     assert (done.returncode, done.stderr) == (0, told)
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
@@ -62,7 +63,7 @@ def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
 
 def test_a_collapse_off_each_end_needs_cycles(tmp_path: Path) -> None:
     each = [*words_of(WHOLE), "--collapse", "each"]
-    made = run("new", *each, "--cycles", "1", cwd=tmp_path)
+    made = run("new", *each, "--cycles", "1", *MACHINE, cwd=tmp_path)
     assert (made.returncode, made.stderr) == (0, "")
     assert "weights: decay\n" in made.stdout
     assert "weights: cyc1\n" in made.stdout
@@ -81,7 +82,9 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout
-    assert done.stderr.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
+    lars, threads = done.stderr.splitlines()
+    assert lars.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
+    assert threads.startswith("warning: omp_num_threads is 1: no --profile tells a node's cores; give one")
     assert not list(tmp_path.iterdir())
 
 

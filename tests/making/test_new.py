@@ -17,6 +17,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.making import joins, made, new, shape, warnings
 from caffe_recipes.making.new import Wish, make_new
+from caffe_recipes.making.shape import find_threads
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
@@ -178,23 +179,50 @@ def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
 
 
 def test_what_is_known_to_be_lost_is_warned_of() -> None:
-    assert make_new(Wish(IMAGENET, 8192, 90)).notes == ()
-    large, short = make_new(Wish(IMAGENET, 32_768, 50)).notes
+    knl = load_profile("stampede2-knl")
+    assert make_new(Wish(IMAGENET, 8192, 90, profile=knl)).notes == ()
+    large, short = make_new(Wish(IMAGENET, 32_768, 50, profile=knl)).notes
     assert "falls above 8K (section V-B): 76.6 % at 8,192" in large
     assert "kept the rate at 6.4" in large
     assert short.startswith("50 epochs: MLPerf's runs with LARS take 56 to 75.9 % at a batch of 32,768")
-    assert len(make_new(Wish(50_000, 4096, 30)).notes) == 0
+    assert len(make_new(Wish(50_000, 4096, 30, profile=knl)).notes) == 0
+
+
+@pytest.mark.parametrize("profile", [None, "intel-mpi"])
+def test_a_machine_whose_cores_nobody_tells_has_one_thread_and_that_is_said(profile: str | None) -> None:
+    made = make_new(Wish(IMAGENET, 8192, 90, profile=load_profile(profile) if profile else None))
+    assert made.recipe.cluster.omp_num_threads == 1
+    (note,) = made.notes
+    assert note.startswith("omp_num_threads is 1: ")
+
+
+def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
+    profile = load_profile("stampede2-knl")
+    _, short = make_new(Wish(IMAGENET, 16_384, 40, profile=profile)).notes
+    assert "take 42 to 75.9 % at 8,192 and 56 at 32,768, by our line 49 at 16,384, and" in short
+
+
+def test_what_is_ours_is_said_to_be() -> None:
+    text = " ".join(make_new(Wish(IMAGENET, 16_384, 90, cycles=2)).text.replace("#", " ").split())
+    for said in (
+        "with power 1 (section VI), to 0.5 of the peak. Ours: that share, and an end at 2/3 of the epochs",
+        "7 to 10 from 16K on (section V-C), which of them for which batch is ours",
+        "section V-B has 5 to 7 %, and VI 3 to 10 epochs; the 6 % are ours.",
+    ):
+        assert said in text
+    assert "the 6 % are ours" not in make_new(Wish(IMAGENET, 16_384, 90, collapse_epochs=5)).text
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
-    made = make_new(Wish(IMAGENET, 4096, 40, depth=depth))
+    profile = load_profile("vlab")
+    made = make_new(Wish(IMAGENET, 4096, 40, depth=depth, profile=profile))
     recipe = made.recipe
     assert (recipe.name, recipe.net.name) == (f"resnet{depth}-4096-40ep", f"ResNet-{depth}")
     assert recipe.net.builder == f"resnet{depth}"
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
     # What is known of epochs is known of ResNet-50 alone.
-    short = make_new(Wish(IMAGENET, 4096, 30, depth=depth)).notes
+    short = make_new(Wish(IMAGENET, 4096, 30, depth=depth, profile=profile)).notes
     told = [f"ResNet-{depth}: the paper and the runs with LARS are ResNet-50's"]
     assert list(made.notes) == ([] if depth == 50 else told)
     assert [note.partition(":")[0] for note in short] == (
@@ -243,8 +271,27 @@ def test_a_profile_gives_the_machine() -> None:
     cluster = recipe.cluster
     assert (cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank) == (64, 2, 32)
     assert (cluster.omp_num_threads, cluster.tmp_gb, cluster.copy_with) == (22, 144, "ssh")
-    crowded = make_new(Wish(IMAGENET, 4096, 90, ranks_per_node=4, profile=load_profile("stampede2-skx")))
-    assert crowded.recipe.cluster.omp_num_threads == 12
+
+
+@pytest.mark.parametrize(
+    ("profile", "ranks", "threads"),
+    [
+        ("vlab", 1, 64),
+        ("vlab", 4, 16),
+        ("stampede2-knl", 4, 16),
+        ("stampede2-skx", 1, 44),
+        ("stampede2-skx", 4, 11),
+        ("marenostrum4", 8, 5),
+    ],
+)
+def test_ranks_share_the_profile_s_threads_and_leave_mlsl_its_cores(
+    profile: str, ranks: int, threads: int
+) -> None:
+    machine = load_profile(profile)
+    made = make_new(Wish(IMAGENET, 4096, 90, ranks_per_node=ranks, profile=machine))
+    assert made.recipe.cluster.omp_num_threads == threads
+    if machine.mlsl:  # its servers' cores are what the profile's threads leave
+        assert find_threads(machine.model_copy(update={"omp_num_threads": None})) == find_threads(machine)
 
 
 @pytest.mark.parametrize("module", [joins, made, new, shape, warnings])
