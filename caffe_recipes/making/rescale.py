@@ -66,6 +66,7 @@ def rescale(recipe: Recipe, change: Change, home: Path = Path()) -> Made:
     draft = make_recipe(values, name, home)
     title = f"{_title(draft)}, {model_epochs(draft):.4g} epochs: {recipe.name} rescaled"
     draft = make_recipe(values | {"title": title}, name, home)
+    _check_places(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
     notes = tuple(_notes(recipe, made))
@@ -118,6 +119,17 @@ def _check_other(
         nodes = "1 node" if recipe.cluster.nodes == 1 else f"{recipe.cluster.nodes:,} nodes"
         what = f"is so already: batch {batch:,} on {nodes}, {epochs:.2f} epochs"
         raise InputError(recipe.name, what, "give another --nodes, --batch or --epochs")
+
+
+def _check_places(recipe: Recipe, made: Recipe) -> None:
+    """Refuse a name by which a file of the new recipe would be one of the source's; raises InputError."""
+    ours, theirs = (
+        (f"jobs/{one.name}", *one.prototxt_dirs, *(phase.snapshot_prefix for phase in one.phases))
+        for one in (made, recipe)
+    )
+    shared = next((place for place in ours if place in theirs), None)
+    if shared:
+        raise InputError("--name", f"'{made.name}' makes {shared}, as {recipe.name} does", "give another")
 
 
 def _changed(change: Change) -> Iterator[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.generate.files import generate
 from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.making.new import Wish, make_new
 from caffe_recipes.making.rescale import Change, rescale
@@ -215,6 +216,25 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
     recipe = rescale(row, Change(batch_per_rank=16)).recipe
     assert row.nets_dir is not None
     assert recipe.prototxt_dirs == (recipe.prototxt_dir,)
+    assert not set(generate(recipe)) & set(generate(row))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "place"),
+    [
+        (SMALL, SMALL, "jobs/stampede2-64n-72ep"),
+        (SMALL, "resnet50_custom_lr", "models/intel_optimized_models/multinode/resnet50_custom_lr"),
+        (SMALL, "resnet_50_64nodes", "/tmp/resnet_50_64nodes_init"),
+        (
+            "paper-t9-16384-512n",
+            "paper-stampede2-knl-batch-32",
+            "models/intel_optimized_models/multinode/paper-stampede2-knl-batch-32",
+        ),
+    ],
+)
+def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own: str, place: str) -> None:
+    with pytest.raises(CaffeRecipesError, match=f"--name: '{own}' makes {place}, as {name} does; give anot"):
+        rescale(load_recipe(name), Change(epochs=60, name=own))
 
 
 @pytest.mark.parametrize("depth", [18, 50, 152])
