@@ -42,12 +42,19 @@ def render_estimate(estimate: Estimate, start: datetime) -> str:
 
 
 def render_sweep(estimates: Sequence[Estimate]) -> str:
-    """Write a line for each shape; `efficiency` is a node's speed, 100 % among the fewest."""
+    """Write a line for each shape; `efficiency` is a node's speed, 100 % among the fewest.
+
+    Where no two shapes have a batch in common it would compare nothing, and is left out.
+    """
     unit = unit_of(median(each.total_s for each in estimates))
     columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
     head = (*columns, f"training {unit.short}", f"total {unit.short}", "node-hours", "by")
-    rows = [_sweep_row(each, line[0], unit) for line in group_lines(estimates).values() for each in line]
-    table = align_columns([head, *rows], {*head} - {"by"})
+    lines = group_lines(estimates).values()
+    rows = [head, *(_sweep_row(each, line[0], unit) for line in lines for each in line)]
+    if all(len(line) == 1 for line in lines):
+        at = head.index("efficiency")
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    table = align_columns(rows, {*head} - {"by"})
     return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates)])
 
 

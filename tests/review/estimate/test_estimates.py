@@ -155,6 +155,14 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_the_fewest_nodes(recipe:
     assert [row[4:6] for row in rows[2:4]] == [["100", "%"], ["81", "%"]]
 
 
+def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
+    known = Known(profile=load_profile("stampede2-knl"), by="measured")
+    text = render_sweep(estimate_shapes(recipe, [Shape(256, 1, 16), Shape(256, 1, 32)], known))
+    assert "efficiency" not in text
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[3] for row in rows[1:4]] == ["images/s", "12,549", "15,059"]
+
+
 def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], Known()))
     assert text.count("* known for 64 nodes: a node is taken to be as fast among others") == 1
