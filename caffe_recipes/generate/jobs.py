@@ -12,6 +12,7 @@ from typing import Any
 
 from caffe_recipes.cluster.slurm.queries import SBATCH_UNSET
 from caffe_recipes.cluster.slurm.times import render_limit
+from caffe_recipes.generate.derived import above_job
 from caffe_recipes.generate.header import header_line, recipe_word
 from caffe_recipes.generate.scripts import templates
 from caffe_recipes.recipe.duration import estimate_duration
@@ -52,6 +53,7 @@ def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: i
         "recipe": recipe,
         "cluster": recipe.cluster,
         "header": header_line(recipe),
+        "derived": above_job(recipe),
         "file": posixpath.basename(path),
         "phase": phase,
         "number": number,

@@ -9,6 +9,7 @@ from caffe_recipes.caffe.prototxt import Comment, render_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.generate.data_layers import build_data_layers
+from caffe_recipes.generate.derived import above_net
 from caffe_recipes.generate.header import header_line, shared_lines
 from caffe_recipes.generate.own_nets import load_own_net, with_data
 from caffe_recipes.recipe.model import NetVariant, Recipe
@@ -35,7 +36,7 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
 def render_net(recipe: Recipe, name: str) -> str:
     """Write one of a recipe's nets as prototxt text, with comments: of a shared one what holds for all."""
     net = build_net(recipe, name)
-    comments = {"": Comment(above=_header(recipe, name))}
+    comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
     for index, layer in enumerate(net.layer):
         comments |= _data_comments(recipe, layer, f"layer[{index}]")
         if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.generate.derived import above_script
 from caffe_recipes.generate.header import header_line
 from caffe_recipes.recipe.arithmetic import images_of
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
@@ -28,6 +29,7 @@ def render_run_script(recipe: Recipe) -> str:
         "recipe": recipe,
         "cluster": cluster,
         "header": header_line(recipe),
+        "derived": above_script(recipe),
         "threads": " ".join(f"{name}={shlex.quote(value)}" for name, value in threads.items()),
         "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
         if cluster.mlsl

@@ -10,6 +10,7 @@ from caffe_recipes.caffe.messages import build_message
 from caffe_recipes.caffe.prototxt import Comment, render_prototxt
 from caffe_recipes.caffe.rates import POLICIES, check_rates, lr_at
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.generate.derived import above_solver, beside_fields
 from caffe_recipes.generate.header import header_line
 from caffe_recipes.recipe.arithmetic import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import Recipe
@@ -47,7 +48,8 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
         f"iteration ({cluster.ranks} ranks x {cluster.batch_per_rank}{times}), {images:,} an epoch.",
         *_stop_lines(phase),
     ]
-    comments = {"": Comment(above=(*header, *([phase.comment] if phase.comment else [])))}
+    header += [phase.comment] if phase.comment else []
+    comments = {"": Comment(above=(*header, *above_solver(recipe, phase)))}
     for key in ("max_iter", "lr_iter", "warmup_iter"):
         if solver.HasField(key):
             comments[key] = Comment(beside=f"{epochs_of(getattr(solver, key), batch, images):.2f} epochs")
@@ -58,13 +60,13 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
     decay = _times_before(recipe, phase)
     if decay:
         comments["weight_decay"] = Comment(beside=decay)
-    given = {field.name for field, _ in solver.ListFields()}
-    for one in recipe.derived:
-        # A translated solver may lack the field.
-        if one.phase == phase.name and one.key in given:
-            before = comments.get(one.key, Comment())
-            said = f"{before.beside}; derived: {one.rule}" if before.beside else f"derived: {one.rule}"
-            comments[one.key] = replace(before, beside=said)
+    given = {field.name: field.is_repeated for field, _ in solver.ListFields()}
+    for key, derived in beside_fields(recipe, phase).items():
+        if key in given:  # a translated solver may lack the field
+            at = f"{key}[0]" if given[key] else key
+            before = comments.get(at, Comment())
+            said = f"{before.beside}; {derived}" if before.beside else derived
+            comments[at] = replace(before, beside=said)
     return comments
 
 

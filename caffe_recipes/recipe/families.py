@@ -8,7 +8,8 @@ base: {...}                   # a recipe's keys; `prototxt_dir` is the folder of
 rows:
   ours-small:                 # the recipe's name
     title: ...
-    cluster: {nodes: 4}       # mappings are merged with the base's, `derived` is added, all else replaces
+    cluster: {nodes: 4}       # mappings are merged with the base's, `derived` and `differences` are added,
+                              # all else replaces
     schedule: {epochs: 90}    # makes the phases (`schedule.Schedule`), by the authors' rules
     reported_by_phase: {main: {minutes: 60}}
 ```
@@ -34,7 +35,8 @@ from caffe_recipes.recipe.schedule import Schedule
 
 _NETS = {True: "train_val", False: "train_val_noaug"}
 _BY_PHASE = "reported_by_phase"
-_ADDED = "derived"
+# Lists that a row adds to, and does not replace.
+_ADDED = ("derived", "differences")
 _MOST_NAMED = 8
 
 
@@ -100,7 +102,7 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Fa
     merged = Source(where, "recipe", raw, lines, source.fail)
     if "schedule" in raw:
         merged = _with_phases(merged)
-    return merged, Family(file.family, file.title)
+    return merged, Family(file.family, file.title, len(file.base.get("derived", ())))
 
 
 def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
@@ -118,16 +120,19 @@ def _merge(source: Source, base: Location, row: Location) -> tuple[dict[str, Any
     """Lay a row over the base: mappings key by key, anything else whole; with the line of each value."""
     lines = {at[1:]: line for at, line in source.lines.items() if at[:1] == base}
     under, over = source.raw["base"], dict(source.raw["rows"][row[-1]])
-    added = over.pop(_ADDED, ())
-    before = under.get(_ADDED, ())
-    if not (isinstance(added, tuple) and isinstance(before, tuple)):
-        place = source.place((*(row if not isinstance(added, tuple) else base), _ADDED))
-        raise RecipeError(place, f"{_ADDED}: must be a list of mappings that each start with `-`", "")
-    own = {_shifted(at[2:], len(before)): line for at, line in source.lines.items() if at[:2] == row}
+    lists = {}
+    for key in _ADDED:
+        added, before = over.pop(key, ()), under.get(key, ())
+        if not (isinstance(added, tuple) and isinstance(before, tuple)):
+            place = source.place((*(row if not isinstance(added, tuple) else base), key))
+            raise RecipeError(place, f"{key}: must be a list of mappings that each start with `-`", "")
+        if before or added:
+            lists[key] = (before, added)
+    behind = {key: len(before) for key, (before, _) in lists.items()}
+    own = {_shifted(at[2:], behind): line for at, line in source.lines.items() if at[:2] == row}
     raw, replaced = _lay(under, over)
     lines = {at: line for at, line in lines.items() if not any(at[: len(key)] == key for key in replaced)}
-    if before or added:
-        raw[_ADDED] = (*before, *added)
+    raw |= {key: (*before, *added) for key, (before, added) in lists.items()}
     return raw, {**lines, **own}
 
 
@@ -147,10 +152,12 @@ def _lay(
     return merged, replaced
 
 
-def _shifted(at: Location, by: int) -> Location:
-    """Move the place of what a row derives behind what its base does."""
-    is_item = at[:1] == (_ADDED,) and len(at) > 1 and isinstance(at[1], int)
-    return (_ADDED, int(at[1]) + by, *at[2:]) if is_item else at
+def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
+    """Move the place of an item that a row adds behind the base's, of which there are so many."""
+    match at:
+        case (str(key), int(index), *rest) if key in behind:
+            return (key, index + behind[key], *rest)
+    return at
 
 
 def _with_phases(source: Source) -> Source:

@@ -194,10 +194,11 @@ class Acceptance(Value):
 
 @dataclass(frozen=True)
 class Family:
-    """Recipes of one file, by its name and title."""
+    """Recipes of one file, by its name and title; and how many of a row's first `derived` are the base's."""
 
     name: str
     title: str
+    derived: int = 0
 
 
 class Recipe(Value):

@@ -14,6 +14,10 @@
 #
 # It follows the script in SURFsara's README of the 72 epochs, and mends that text's slips: line breaks without
 # backslashes, a stray `; '` behind the last phase, a final model without the underscore of `resnet_50`.
+#
+# Derived: trainer: as in the 64-node recipe; the source trains with TensorFlow 1.6
+# Derived: cluster.omp_num_threads: intra_op=22 of each worker
+# Derived: cluster.mlsl: as in the 64-node recipe, for the same nodes; so kmp_affinity, fabric and tmp_gb
 
 # shellcheck disable=SC2016 # the recipe's values are meant as they stand
 set -euo pipefail
