@@ -145,10 +145,16 @@ def trainer_environment(recipe: Recipe, profile: Profile) -> dict[str, str]:
 
     What the recipe says comes before what the profile says.
     """
-    mlsl = recipe.cluster.mlsl or profile.mlsl
-    servers = mlsl_environment(mlsl.num_servers, mlsl.server_affinity) if mlsl else {}
+    servers = mlsl_environment(*find_servers(recipe, profile))
     ranks = {**profile.launcher.environment, **servers, **_threads(recipe, profile)}
     return launcher_environment(profile.launcher.program, ranks)
+
+
+def find_servers(recipe: Recipe, profile: Profile) -> tuple[int | None, tuple[int, ...]]:
+    """Return a rank's number of MLSL servers and their cores: what the recipe leaves open, by the profile."""
+    said = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
+    number = next((mlsl.num_servers for mlsl in said if mlsl.num_servers), None)
+    return number, next((mlsl.server_affinity for mlsl in said if mlsl.server_affinity), ())
 
 
 def _threads(recipe: Recipe, profile: Profile) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where what is derived is said: beside its field in a solver, else at the top of the files that it concerns."""
+"""Where what is derived is said: beside its field in a solver, else at the top of the files it concerns."""
 
 from __future__ import annotations
 

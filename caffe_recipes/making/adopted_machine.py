@@ -118,8 +118,9 @@ def _variables(found: Adopted) -> Iterator[tuple[str, Any]]:
     affinity, servers = _AFFINITY.search(text), _SERVERS.search(text)
     if affinity and "$" not in affinity[1]:
         yield "kmp_affinity", affinity[1].strip("\"'")
-    if servers and found.script.mlsl_cores:
-        yield "mlsl", {"num_servers": int(servers[1]), "server_affinity": found.script.mlsl_cores}
+    if servers:
+        cores = found.script.mlsl_cores
+        yield "mlsl", {"num_servers": int(servers[1]), **({"server_affinity": cores} if cores else {})}
     if _PSM2.search(text):
         yield "fabric", "psm2"
 

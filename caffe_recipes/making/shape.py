@@ -100,8 +100,8 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}.", said]
     if profile.kmp_affinity:
         values["kmp_affinity"] = profile.kmp_affinity
-    if profile.mlsl and profile.mlsl.num_servers and profile.mlsl.server_affinity:
-        values["mlsl"] = profile.mlsl.model_dump()
+    if profile.mlsl and profile.mlsl.num_servers:
+        values["mlsl"] = profile.mlsl.model_dump(exclude_defaults=True)
     pairs = (
         ("sockets_per_node", node.sockets),
         ("cores_per_socket", node.cores_per_socket),

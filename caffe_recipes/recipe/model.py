@@ -142,8 +142,8 @@ class Data(Value):
 class Mlsl(Value):
     """Intel MLSL's communication servers."""
 
-    num_servers: Count
-    server_affinity: tuple[CountOrZero, ...]
+    num_servers: Count = Field(description="of each rank")
+    server_affinity: tuple[CountOrZero, ...] = Field((), description="their cores; default: MLSL's choice")
 
 
 class Cluster(Value):

@@ -15,6 +15,8 @@ from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.phases import Derived
 from caffe_recipes.recipe.schedule import Schedule
 
+# Its first solver's lr_iter, 18,720 iterations of 4,096 images, is 59.9 epochs.
+_PUBLISHED_ZERO_EPOCH = 60
 _LARGE = f"constant from {rules.LARGE_BATCH:,} images on"
 
 
@@ -229,8 +231,10 @@ def _explain(schedule: Schedule, basis: _Basis, phases: tuple[Planned, ...], bat
         rule = "6 % of the run, but 3 to 10 epochs"
         yield Derived(phase=phases[-1].name, key="max_iter", rule=rule)
     if schedule.decay == "cycles" and "linear_to" not in schedule.cycles.model_fields_set:
-        rule = "the line of the published 72-epoch solver, to 0 at twice its length"
-        yield Derived(phase="init", key="lr_iter", rule=rule)
+        cycles, begin = schedule.cycles, 0.0 if first.name == "init" else basis.warmup_epochs
+        zero = begin + (cycles.linear_epochs - begin) / (1 - cycles.linear_to)
+        as_published = ", as the published 72-epoch chain's" if zero == _PUBLISHED_ZERO_EPOCH else ""
+        yield Derived(phase="init", key="lr_iter", rule=f"a line to 0 at epoch {zero:g}{as_published}")
 
 
 def _fit(begin: int, end: int, before: str, after: str) -> None:

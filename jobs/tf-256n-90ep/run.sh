@@ -17,7 +17,10 @@
 #
 # Derived: trainer: as in the 64-node recipe; the source trains with TensorFlow 1.6
 # Derived: cluster.omp_num_threads: intra_op=22 of each worker
-# Derived: cluster.mlsl: as in the 64-node recipe, for the same nodes; so kmp_affinity, fabric and tmp_gb
+# Derived: cluster.mlsl: as in the 64-node recipe, for the same nodes
+# Derived: cluster.kmp_affinity: as in the 64-node recipe, for the same nodes
+# Derived: cluster.fabric: as in the 64-node recipe, for the same nodes
+# Derived: cluster.tmp_gb: as in the 64-node recipe, for the same nodes
 
 # shellcheck disable=SC2016 # the recipe's values are meant as they stand
 set -euo pipefail

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from caffe_recipes.chain.plan import launch_argv, plan_chain, trainer_environment
+from caffe_recipes.chain.plan import find_servers, launch_argv, plan_chain, trainer_environment
 from caffe_recipes.chain.setting import find_profile
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
@@ -48,6 +49,14 @@ def test_the_published_launch_and_environment_are_kept() -> None:
         "OMP_NUM_THREADS": "22",
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
     }
+
+
+def test_what_a_recipe_leaves_open_of_mlsl_is_the_profile_s() -> None:
+    servers = find_servers(load_recipe("paper-t7-8192-256n"), load_profile("stampede2-knl"))
+    assert servers == (2, (64, 65, 66, 67))
+    recipe = load_recipe("paper-t2-8192-256n")
+    assert find_servers(recipe, load_profile("stampede2-skx")) == (4, (64, 65, 66, 67))
+    assert find_servers(load_recipe("digits-local"), load_profile("mpich")) == (None, ())
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

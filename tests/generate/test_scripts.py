@@ -220,6 +220,12 @@ def test_plain_values_are_written_plainly() -> None:
     assert "export MLSL_NUM_SERVERS=2\nexport MLSL_SERVER_AFFINITY=39,38,43,42\n" in script
 
 
+def test_servers_whose_cores_no_source_names_are_counted_alone() -> None:
+    script = render_run_script(load_recipe("paper-t7-8192-256n"))
+    assert "\nexport MLSL_NUM_SERVERS=2\n" in script
+    assert "MLSL_SERVER_AFFINITY" not in script
+
+
 def test_what_the_recipe_does_not_set_is_not_passed() -> None:
     script = render_run_script(load_recipe("digits-local"))
     for word in ("PSM2", "KMP_AFFINITY", "MLSL_"):

@@ -204,6 +204,17 @@ def test_the_order_and_the_weights_are_those_of_a_script_s_commands(small: Path)
     assert recipe.trainer == "./bin/caffe"
 
 
+def test_servers_are_counted_where_no_cores_are_named(small: Path) -> None:
+    script = small / "README.md"
+    script.write_text(
+        "    export MLSL_NUM_SERVERS=2\n"
+        "    mpirun -n 8 -ppn 2 ./caffe train --solver=models/small/solver_init.prototxt\n"
+    )
+    cluster = adopt(small, Said(images=1438), script=script).recipe.cluster
+    assert cluster.mlsl is not None
+    assert (cluster.mlsl.num_servers, cluster.mlsl.server_affinity) == (2, ())
+
+
 def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: Path) -> None:
     for name in ("train_val", "train_val_noaug"):
         change(small / f"{name}.prototxt", "num_output: 8", "num_output: 9")

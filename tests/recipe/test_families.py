@@ -87,6 +87,18 @@ def test_what_is_derived_adds_up_over_base_row_and_rules() -> None:
     assert {one.phase for one in large.derived[2:]} == {"main", "collapse"}
 
 
+def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
+    one = "- {key: minutes, printed: 9, ours: 8, why: rounded}"
+    text = FAMILY.replace("  derived:\n", f"  differences:\n    {one}\n  derived:\n", 1)
+    text += f"    differences:\n      {one.replace('minutes', 'epochs')}\n"
+    large, small = (parse_recipe(text, "mine.yaml", Path(), row) for row in ("ours-large", "ours-small"))
+    assert [each.key for each in large.differences] == ["minutes", "epochs"]
+    assert [each.key for each in small.differences] == ["minutes"]
+    error = refuse(text.replace("epochs, printed: 9", "epochs, print: 9"), "ours-large")
+    assert "differences[1].print: unknown key" in str(error)
+    assert error.where == f"mine.yaml:{text.count(chr(10))}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [

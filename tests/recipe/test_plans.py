@@ -15,6 +15,7 @@ from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.recipe import plans
 from caffe_recipes.recipe.plans import Plan, Planned, plan_phases
 from caffe_recipes.recipe.schedule import Cycles, Schedule
+from caffe_recipes.recipe.source import load_recipe
 
 IMAGES = 1281167
 COLLAPSES = Cycles(collapse_epochs=(3, 4, 3, 3, 3, 3))
@@ -143,6 +144,31 @@ def test_what_is_derived_names_a_key_of_a_phase_that_has_it() -> None:
         plan = plan_phases(Schedule.model_validate(values), 16384, IMAGES)
         settings = {phase.name: phase.settings for phase in plan.phases}
         assert all(one.key in settings[one.phase or ""] for one in plan.derived)
+
+
+@pytest.mark.parametrize(
+    ("values", "zero", "rule"),
+    [
+        ({}, 60, "a line to 0 at epoch 60, as the published 72-epoch chain's"),
+        ({"warmup": "own-phase"}, 55, "a line to 0 at epoch 55"),
+        ({"cycles": Cycles(linear_epochs=20)}, 40, "a line to 0 at epoch 40"),
+    ],
+)
+def test_the_line_that_cycles_begin_with_reaches_0_where_its_rule_says(
+    values: dict[str, Any], zero: float, rule: str
+) -> None:
+    plan = plan_phases(Schedule(decay="cycles", **values), 4096, IMAGES)
+    (init,) = (phase for phase in plan.phases if phase.name == "init")
+    before = epochs_of(plan, 4096, "warmup")
+    assert before + init.settings["lr_iter"] * 4096 / IMAGES == pytest.approx(zero, abs=0.01)
+    assert [one.rule for one in plan.derived if (one.phase, one.key) == ("init", "lr_iter")] == [rule]
+
+
+def test_the_published_chain_begins_with_a_line_to_0_at_epoch_60() -> None:
+    published = load_recipe("stampede2-64n-72ep")
+    init = published.phase("init")
+    assert init.lr_iter == 2.4 * init.max_iter
+    assert init.lr_iter * published.cluster.global_batch / IMAGES == pytest.approx(60, abs=0.2)
 
 
 @pytest.mark.parametrize(

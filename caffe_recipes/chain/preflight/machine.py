@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from caffe_recipes.chain.plan import find_servers
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell, trouble_of
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.preflight.nodes import NodeFacts
@@ -224,8 +225,7 @@ def _said_tmp_gb(look: Look) -> float | None:
 
 
 def _server_cores(look: Look) -> tuple[int, ...]:
-    mlsl = look.setting.recipe.cluster.mlsl or look.setting.profile.mlsl
-    return mlsl.server_affinity if mlsl else ()
+    return find_servers(look.setting.recipe, look.setting.profile)[1]
 
 
 def _listed_cores(look: Look) -> list[int]:

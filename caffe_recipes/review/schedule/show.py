@@ -18,7 +18,7 @@ from caffe_recipes.recipe.arithmetic import (
     training_minutes,
 )
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
-from caffe_recipes.recipe.model import Family, Recipe
+from caffe_recipes.recipe.model import Family, Mlsl, Recipe
 from caffe_recipes.recipe.phases import Phase, Reported
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.schedule.horovod import horovod_lines, horovod_values
@@ -118,6 +118,7 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "ranks": cluster.ranks,
         "batch_per_rank": cluster.batch_per_rank,
         "global_batch": cluster.global_batch,
+        "mlsl": cluster.mlsl.model_dump() if cluster.mlsl else None,
         "trainer": recipe.trainer,
         "phases": [asdict(summarize_phase(recipe, phase, speed)) for phase in recipe.phases],
         "iterations": total_iterations(recipe),
@@ -161,6 +162,7 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
     images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
     yield "shape", f"{nodes} x {cluster.ranks_per_node} ranks x {images}"
+    yield "MLSL", _servers(cluster.mlsl)
     yield "trainer", recipe.trainer
     leaves = find_leaves(recipe)
     if len(leaves) > 1:
@@ -188,6 +190,13 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     for accepted in recipe.accept:
         phase_name = f" ({accepted.phase})" if accepted.phase else ""
         yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
+
+
+def _servers(mlsl: Mlsl | None) -> str:
+    if mlsl is None:
+        return ""
+    cores = ", ".join(map(str, mlsl.server_affinity)) or "that MLSL chooses"
+    return f"{mlsl.num_servers} server{'s' if mlsl.num_servers > 1 else ''} a rank, on cores {cores}"
 
 
 def _value(value: float | str) -> str:

@@ -58,6 +58,20 @@ def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None
     assert "448 nodes x 2 ranks x 16 images = 14,336 images an iteration" in text
 
 
+def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -> None:
+    def told(name: str) -> str | None:
+        lines = render_recipe(load_recipe(name)).splitlines()
+        return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
+
+    assert told("stampede2-64n-72ep") == "2 servers a rank, on cores 39, 38, 43, 42"
+    assert told("paper-t7-8192-256n") == "2 servers a rank, on cores that MLSL chooses"
+    assert told("digits-local") is None
+    assert recipe_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
+        "num_servers": 2,
+        "server_affinity": (),
+    }
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_page_is_no_wider_than_120_columns(name: str) -> None:
     lines = render_recipe(load_recipe(name), 1234567).splitlines()
@@ -166,12 +180,17 @@ def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
 def test_a_page_tells_what_differs_from_the_source_and_what_is_derived() -> None:
     text = render_recipe(load_recipe("paper-t3-12288-768n"))
     assert "reported  Table III, row 5, batch 12,288, 768 nodes, 11,560 iterations, 37 epochs" in text
-    assert "differs   epochs: printed 37, here 110.9: iterations and epochs are printed as in row 1" in text
+    assert "differs   data.test.shorter_side_px: printed a centre crop of the 256x256 resized image" in text
+    assert "\n          epochs: printed 37, here 110.9: iterations and epochs are printed as in row 1" in text
     assert "main: base_lr: 0.1 for each 256 images" in text
     values = recipe_values(load_recipe("paper-t3-12288-768n"))
     assert values["family"] == "paper-stampede2-knl"
     assert isinstance(values["differences"], list)
-    assert [one["key"] for one in values["differences"]] == ["epochs", "minutes"]
+    assert [one["key"] for one in values["differences"]] == [
+        "data.test.shorter_side_px",
+        "epochs",
+        "minutes",
+    ]
 
 
 def test_the_list_has_families_below_their_titles() -> None:
