@@ -32,6 +32,7 @@ _TELLING = {
     "reported",
     "derived",
     "differences",
+    "ensemble",
     "accept",
     "phases[*].comment",
     "phases[*].reported",

@@ -28,7 +28,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     "--members",
     metavar="A,B,...",
     callback=_names,
-    help="Phases, or .caffemodel files [default: the phases that no other starts from]",
+    help="Phases, or .caffemodel files [default: the recipe's, else those that no other starts from]",
 )
 @click.option(
     "--lmdb",

@@ -168,6 +168,8 @@ def _values(
         "cluster": cluster,
         "net": values["net"] | _moved_net(recipe, home),
     }
+    if recipe.ensemble:
+        changed["ensemble"] = {"members": list(recipe.ensemble.members)}
     kept = {key: value for key, value in (values | changed).items() if key not in _DROPPED}
     return kept | ({"solver": solver} if solver else {}) | {"phases": own}
 

@@ -33,7 +33,9 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     yield from _shared_snapshots(recipe)
     if recipe.evaluation:
         yield from _wrong_net(recipe, recipe.evaluation.net, ("evaluation", "net"), needs_test=True)
-        yield from _wrong_evaluated(recipe.evaluation.phases or (), names)
+        yield from _wrong_phases(recipe.evaluation.phases or (), names, ("evaluation", "phases"))
+    if recipe.ensemble:
+        yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
     if len(recipe.data.mean_value) not in (0, 1, 3):
         yield (
             ("data", "mean_value"),
@@ -47,14 +49,16 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
 
 
-def _wrong_evaluated(evaluated: tuple[str, ...], names: list[str]) -> Iterator[tuple[Location, str, str]]:
-    for index, name in enumerate(evaluated):
-        at: Location = ("evaluation", "phases", index)
+def _wrong_phases(
+    chosen: tuple[str, ...], names: list[str], where: Location
+) -> Iterator[tuple[Location, str, str]]:
+    for index, name in enumerate(chosen):
+        at = (*where, index)
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
             yield at, f"no phase '{name}'", hint
-        elif name in evaluated[:index]:
+        elif name in chosen[:index]:
             yield at, f"phase '{name}' is named twice", "name each phase once"
 
 

@@ -29,6 +29,16 @@ def find_evaluated(recipe: Recipe) -> tuple[Phase, ...]:
     return tuple(phase for phase in recipe.phases if phase.name in named)
 
 
+def find_averaged(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the phases whose models an ensemble has, unless others are asked for.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> find_averaged(load_recipe("paper-f4-4096-120ep"))
+    ('c2', 'c3', 'c4', 'c5', 'c6')
+    """
+    return recipe.ensemble.members if recipe.ensemble else tuple(leaf.name for leaf in find_leaves(recipe))
+
+
 def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
     """Return the phases that a phase's model has gone through, the first one first and the phase last.
 

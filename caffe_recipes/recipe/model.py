@@ -184,6 +184,13 @@ class Evaluation(Value):
     )
 
 
+class Ensemble(Value):
+    """The phases whose models are averaged, and what the source says of their ensemble."""
+
+    members: Annotated[tuple[FileName, ...], Field(min_length=2)]
+    reported: Reported = Reported()
+
+
 class Acceptance(Value):
     """A finding of `lint` that the recipe's author knows of and keeps."""
 
@@ -217,6 +224,9 @@ class Recipe(Value):
     solver: SolverSettings = SolverSettings()
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     evaluation: Evaluation | None = None
+    ensemble: Ensemble | None = Field(
+        None, description="what is averaged; default: the models of all phases that no other starts from"
+    )
     tensorflow: HorovodRun | None = Field(
         None, description="the run of TensorFlow and Horovod that the phases are the schedule of"
     )

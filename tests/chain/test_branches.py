@@ -124,6 +124,20 @@ def test_the_cyclic_digits_are_planned_as_a_graph() -> None:
 
 
 @pytest.mark.parametrize(
+    ("members", "part"),
+    [
+        ("[init, lsat]", "ensemble.members.1.: no phase 'lsat'; did you mean 'last'"),
+        ("[last, last]", "ensemble.members.1.: phase 'last' is named twice"),
+        ("[last]", "ensemble.members: "),
+    ],
+)
+def test_an_ensemble_of_no_phase_or_of_one_is_refused(place: Place, members: str, part: str) -> None:
+    place.edit("iterations: 1}", f"iterations: 1}}\nensemble: {{members: {members}}}")
+    with pytest.raises(RecipeError, match=part):
+        load_recipe(place.recipe)
+
+
+@pytest.mark.parametrize(
     ("phases", "part"),
     [
         ("[lsat]", "no phase 'lsat'; did you mean 'last'"),

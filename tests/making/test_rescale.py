@@ -18,7 +18,7 @@ from caffe_recipes.making.new import Wish, make_new
 from caffe_recipes.making.rescale import Change, rescale
 from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.recipe.arithmetic import model_epochs
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import Ensemble, Recipe
 from caffe_recipes.recipe.phases import Phase
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
@@ -209,6 +209,12 @@ def test_branches_meet_what_they_branch_off() -> None:
     recipe = rescale(load_recipe("paper-f4-4096-120ep"), Change(smooth=True)).recipe
     assert recipe.phase("c2").weights == "cyc1"
     assert all(first == pytest.approx(last, rel=1e-5) for last, first in joins(recipe))
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_an_ensemble_keeps_its_members_and_not_what_is_reported_of_them(smooth: bool) -> None:
+    recipe = rescale(load_recipe("paper-f4-4096-120ep"), Change(batch=8192, smooth=smooth)).recipe
+    assert recipe.ensemble == Ensemble(members=("c2", "c3", "c4", "c5", "c6"))
 
 
 def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:

@@ -88,7 +88,7 @@ MOST = 0.01
 
 
 def minutes_of(recipe: Recipe) -> float | None:
-    """Return the minutes at the reported speed, or by the paper's Tables V and VI if they have the machine."""
+    """Return the minutes at the reported speed, or by the Tables V and VI if they have the machine."""
     if recipe.family is None:
         speed = recipe.reported.images_per_s
         return training_minutes(recipe, speed) if speed else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
-from caffe_recipes.chain.ensemble.members import Member, find_members, unfinished_leaves
+from caffe_recipes.chain.ensemble.members import Member, find_members, unfinished_members
 from caffe_recipes.chain.find_run import find_run, load_frozen
 from caffe_recipes.chain.find_trainer import find_our_trainer
 from caffe_recipes.chain.folder import load_digests
@@ -19,7 +19,9 @@ from caffe_recipes.chain.run_files import LocalFiles
 from caffe_recipes.chain.setting import search_path
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, hash_source, load_manifest
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Reported
 
 if TYPE_CHECKING:  # numpy may not be installed
     from caffe_recipes.chain.ensemble.averages import Measured
@@ -38,7 +40,10 @@ class EnsembleOptions:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What came out; `missing` are the run's leaves that could not be members yet."""
+    """What came out; `missing` are the recipe's members that are not finished.
+
+    `reported` is what the source says of the recipe's own members, whichever these are.
+    """
 
     run: str
     lmdb: Path
@@ -48,6 +53,8 @@ class Ensemble:
     members: tuple[Member, ...]
     measured: Measured
     missing: tuple[str, ...]
+    reported: Reported
+    reported_of: tuple[str, ...]
 
 
 def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], None]) -> Ensemble:
@@ -77,7 +84,9 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
         average=options.average,
         members=members,
         measured=measured,
-        missing=() if options.members else unfinished_leaves(recipe, state),
+        missing=() if options.members else unfinished_members(recipe, state),
+        reported=recipe.ensemble.reported if recipe.ensemble else Reported(),
+        reported_of=find_averaged(recipe),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which models an ensemble has: a run's leaves, phases that are named, or caffemodels."""
+"""Which models an ensemble has: those that the recipe says, phases that are named, or caffemodels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caffe_recipes.chain.journal import RunState
 from caffe_recipes.errors import InputError, WeightsError
-from caffe_recipes.recipe.graph import find_leaves
+from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
 
 _MODEL = ".caffemodel"
@@ -29,12 +29,12 @@ class Member:
 def find_members(
     folder: Path, recipe: Recipe, state: RunState, named: Sequence[str] | None
 ) -> tuple[Member, ...]:
-    """Return the members that are named; without names, the leaves of the run that are finished.
+    """Return the members that are named; without names, those of the recipe that are finished.
 
     Raises InputError for fewer than two, one named twice, a name that nothing has, an unfinished phase.
     """
     if named is None:
-        names = [leaf.name for leaf in find_leaves(recipe) if leaf.name in state.finished]
+        names = [name for name in find_averaged(recipe) if name in state.finished]
     else:
         names = list(named)
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -49,9 +49,9 @@ def find_members(
     return members
 
 
-def unfinished_leaves(recipe: Recipe, state: RunState) -> tuple[str, ...]:
-    """Return the names of the leaves that are still to be trained."""
-    return tuple(leaf.name for leaf in find_leaves(recipe) if leaf.name not in state.finished)
+def unfinished_members(recipe: Recipe, state: RunState) -> tuple[str, ...]:
+    """Return the names of the recipe's members that are still to be trained."""
+    return tuple(name for name in find_averaged(recipe) if name not in state.finished)
 
 
 def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Member:

@@ -42,6 +42,7 @@ def render_ensemble(found: Ensemble, lmdb: str) -> str:
         *table,
         "",
         f"ensemble, {_WORDS[found.average]}: top-1 {top1} %, top-5 {top5} %",
+        *_reported(found),
         f"beside the best member alone: top-1 {best[0]}, top-5 {best[1]} points",
     ]
     if found.missing:
@@ -71,7 +72,15 @@ def ensemble_as_json(found: Ensemble) -> dict[str, Any]:
         ],
         "ensemble": asdict(measured.ensemble),
         "missing": list(found.missing),
+        "reported": {"members": list(found.reported_of), **found.reported.model_dump(exclude_none=True)},
     }
+
+
+def _reported(found: Ensemble) -> list[str]:
+    """Say what the source reports, if it does, and of which members: these here may be others."""
+    pairs = (("top-1", found.reported.top1_percent), ("top-5", found.reported.top5_percent))
+    said = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
+    return [f"reported by the source, of {', '.join(found.reported_of)}: {said}"] if said else []
 
 
 def _best(found: Ensemble) -> tuple[float, float]:

@@ -129,6 +129,7 @@ def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str
         "minutes": training_minutes(recipe, speed) if speed else None,
         "tensorflow": horovod_values(recipe),
         "reported": recipe.reported.model_dump(),
+        "ensemble": recipe.ensemble.model_dump() if recipe.ensemble else None,
         "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
         "derived": [one.model_dump() for one in recipe.derived],
         "differences": [one.model_dump() for one in recipe.differences],
@@ -177,6 +178,11 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     for phase in recipe.phases:
         yield "reported", _reported(phase.reported, f"after {phase.name}: ")
     yield "reported", _reported(recipe.reported, "")
+    if recipe.ensemble:
+        yield (
+            "ensemble",
+            f"{', '.join(recipe.ensemble.members)}{_reported(recipe.ensemble.reported, '; reported: ')}",
+        )
     if speed:
         minutes = training_minutes(recipe, speed)
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"

@@ -24,6 +24,7 @@ from caffe_recipes.chain.plan import plan_prototxts
 from caffe_recipes.errors import DataError, InputError, WeightsError
 from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.phases import Reported
 from caffe_recipes.recipe.source import load_recipe
 
 for module in ("torch", "cv2", "mpi4py"):
@@ -186,6 +187,17 @@ def test_the_table_and_the_json_tell_the_same(root: Path) -> None:
         line = next(line for line in text.splitlines() if line.startswith(member["name"]))
         assert line.split()[1] == f"{100 * member['top1']:.2f}"
     assert f"top-1 {100 * values['ensemble']['top1']:.2f} %" in text
+    assert "reported" not in text
+    assert values["reported"] == {"members": ["left", "right"]}
+
+
+def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) -> None:
+    found, _ = measure(root, members=("trunk", "left"))
+    found = replace(found, reported=Reported(top1_percent=77.5))
+    lines = render_ensemble(found, "data/test_lmdb").splitlines()
+    ours = next(index for index, line in enumerate(lines) if line.startswith("ensemble, "))
+    assert lines[ours + 1] == "reported by the source, of left, right: top-1 77.5 %"
+    assert ensemble_as_json(found)["reported"] == {"members": ["left", "right"], "top1_percent": 77.5}
 
 
 @pytest.mark.parametrize(

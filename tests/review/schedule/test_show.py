@@ -58,6 +58,16 @@ def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None
     assert "448 nodes x 2 ranks x 16 images = 14,336 images an iteration" in text
 
 
+def test_the_ensemble_s_members_and_its_reported_accuracy_are_told() -> None:
+    text = render_recipe(load_recipe("paper-f4-4096-120ep"))
+    assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5 %\n" in text
+    ensemble = recipe_values(load_recipe("paper-f4-4096-120ep"))["ensemble"]
+    assert isinstance(ensemble, dict)
+    assert ensemble["members"] == ("c2", "c3", "c4", "c5", "c6")
+    assert ensemble["reported"]["top1_percent"] == 77.5
+    assert recipe_values(load_recipe("digits-cyclic"))["ensemble"] is None
+
+
 def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -> None:
     def told(name: str) -> str | None:
         lines = render_recipe(load_recipe(name)).splitlines()
