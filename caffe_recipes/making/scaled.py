@@ -149,19 +149,36 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
         settings["warmup_iter"] = last_iter(settings) - max(phase.last_iter - phase.warmup_iter, 0)
     else:
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
-        if settings["warmup_iter"] >= last_iter(settings):
-            what = f"phase '{phase.name}' is to end at {last_iter(settings)}, within its warm-up of "
-            # Each snapshot up to the end may be rounded down by half an iteration.
-            rounded = max(phase.last_iter // phase.snapshot if phase.snapshot else 0, 1) / 2
-            epochs = scale.epochs_for((settings["warmup_iter"] + rounded) / phase.last_iter)
-            hint = f"take {epochs} or more"
-            raise InputError("--epochs", f"{what}{settings['warmup_iter']} iterations", hint)
+        _check_warmup(phase, settings, scale)
     start = phase.warmup_start_lr or 0.0
     # The first one rises from where the rule has it begin; others from where the phase before ends.
     start = min(start, settings["base_lr"]) if is_first else start * scale.rate
     settings["warmup_start_lr"] = _six_digits(start)
     if settings["warmup_iter"] < 1:
         del settings["warmup_iter"], settings["warmup_start_lr"]
+
+
+def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
+    """Raise InputError where a warm-up lasts until the phase ends, or until its rate first steps down."""
+    assert phase.warmup_iter is not None
+    warmup, old, new = settings["warmup_iter"], _first_step(phase.model_dump()), _first_step(settings)
+    outgrown = [("end", phase.last_iter, last_iter(settings))]
+    if old is not None and new is not None and phase.warmup_iter < old:
+        outgrown.append(("step down", old, new))
+    does, before, at = outgrown[-1]  # the first of these, and so what takes the most epochs
+    if warmup < at:
+        return
+    # Each snapshot up to the end may be rounded down by half an iteration.
+    rounded = max(phase.last_iter // phase.snapshot if phase.snapshot else 0, 1) / 2
+    what = f"phase '{phase.name}' is to {does} at {at}, within its warm-up of {warmup} iterations"
+    hint = f"take {scale.epochs_for((warmup + rounded) / before)} or more"
+    raise InputError("--epochs", what, hint)
+
+
+def _first_step(settings: Mapping[str, Any]) -> int | None:
+    """Return the iteration at which a rate first steps down; None for one that does not."""
+    steps = {"step": settings.get("stepsize"), "multistep": next(iter(settings.get("stepvalue") or ()), None)}
+    return steps.get(settings["lr_policy"])
 
 
 def _scale_gamma(settings: Settings, times: float) -> None:

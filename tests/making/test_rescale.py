@@ -286,6 +286,11 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (SMALL, Change(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
         (SMALL, Change(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
         (LARGE, Change(epochs=4), "phase 'main' is to end at 360, within its warm-up of 446 .*; take 6 or m"),
+        (
+            "paper-t1-7680-240n-3step",
+            Change(batch=131_072, epochs=30),
+            "phase 'main' is to step down at 98, within its warm-up of 98 iterations; take 31 or more",
+        ),
         ("tf-256n-90ep", Change(epochs=4), "--epochs: 4 epochs do not hold 4.99 of warm-up; take 5 or more"),
         (
             SMALL,
