@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caffe_recipes.recipe.arithmetic import images_of
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
 
@@ -51,3 +52,16 @@ def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
     while isinstance(start := recipe.starts_from(line[0]), Phase):
         line.insert(0, start)
     return tuple(line)
+
+
+def main_line(recipe: Recipe) -> tuple[Phase, ...]:
+    """Return the line that takes longest, by images trained on; of several the one that ends last.
+
+    No phase of it waits for one that is not on it: those are branches, and may be trained beside it.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> [phase.name for phase in main_line(load_recipe("digits-cyclic"))]
+    ['init', 'cyc1', 'cyc2', 'cyc3', 'cyc4', 'cyc5', 'collapse5']
+    """
+    lines = [line_to(recipe, leaf) for leaf in find_leaves(recipe)]
+    return max(reversed(lines), key=lambda line: sum(images_of(recipe, phase) for phase in line))
