@@ -68,6 +68,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id or run.id))
         attendant = _Attendant(run, training, launch, tail, trainer, pulses)
         while trainer.is_running() and not attendant.attend():
+            run.interrupts.raise_urgent()
             time.sleep(POLL_S)
         lead, trouble = attendant.lead(), attendant.trouble
         attendant.take_last()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -45,7 +46,10 @@ def fold_lines(text: str, where: str | Path, table: Fold[State], state: State, h
 
 
 class Lines:
-    """Such a file, open and locked until it is closed; `append` returns when the line is on disk."""
+    """Such a file, open and locked until it is closed; `append` returns when the line is on disk.
+
+    Several threads may append.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Lines:
         self.path = path
         self._clock = clock
         self._go_on = go_on
+        self._appending = threading.Lock()
         try:
             flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
             self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
@@ -84,7 +89,8 @@ class Lines:
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": event, **details}) + "\n"
         try:
-            self._write_line(line.encode())
+            with self._appending:
+                self._write_line(line.encode())
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
             raise RunFailed(self.path, what, f"make room; {self._go_on}") from None

@@ -24,12 +24,14 @@ class Interrupted(KeyboardInterrupt):
 class Interrupts:
     """While open, a signal to stop raises Interrupted in the main thread; never inside `held`.
 
-    Inside `noted` the first is only remembered, as `asked`, and the second raises.
+    Inside `noted` the first is only remembered, as `asked`, and the second raises. In other threads nothing
+    is ever raised by itself: they look at `asked`, and raise with `raise_asked` and `raise_urgent`.
     """
 
     def __init__(self) -> None:
         """Hold nothing back yet."""
         self.asked: int | None = None
+        self._is_urgent = False
         self._held = False
         self._noting = False
         self._pending: int | None = None
@@ -37,7 +39,7 @@ class Interrupts:
     @contextmanager
     def raised(self, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
         """Raise Interrupted while inside. What nohup ignores stays ignored."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_main():
             yield
             return
         listened = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
@@ -50,7 +52,14 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Put what arrives off to the end: a process must not be started and then forgotten."""
+        """Put what arrives off to the end: a process must not be started and then forgotten.
+
+        In another thread, which nothing interrupts there, none is to be started any more once asked to stop.
+        """
+        if not _is_main():
+            self.raise_asked()
+            yield
+            return
         self._held = True
         try:
             yield
@@ -62,6 +71,9 @@ class Interrupts:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Remember the first signal instead of raising: whoever is inside ends its work in order."""
+        if not _is_main():
+            yield
+            return
         self._noting = True
         try:
             yield
@@ -73,11 +85,21 @@ class Interrupts:
         if self.asked is not None:
             raise Interrupted(self.asked)
 
+    def raise_urgent(self) -> None:
+        """Raise Interrupted for whoever has asked twice, and does not wait for what ends in order."""
+        if self._is_urgent:
+            self.raise_asked()
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._pending = number if self._held else None
         if self._held:
             return
-        if self._noting and self.asked is None:
-            self.asked = number
+        is_first, self.asked = self.asked is None, self.asked or number
+        if self._noting and is_first:
             return
+        self._is_urgent = not is_first
         raise Interrupted(number)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -65,3 +67,50 @@ def test_what_was_noted_is_raised_when_its_time_has_come() -> None:
         with pytest.raises(Interrupted):
             interrupts.raise_asked()
     Interrupts().raise_asked()
+
+
+def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
+    interrupts, told, ended = Interrupts(), threading.Event(), list[object]()
+
+    def work() -> None:
+        with interrupts.noted():
+            while interrupts.asked is None:
+                time.sleep(0.01)
+            ended.append(interrupts.asked)
+            told.set()
+            try:
+                while True:
+                    interrupts.raise_urgent()
+                    time.sleep(0.01)
+            except Interrupted as stop:
+                ended.append(str(stop))
+
+    thread = threading.Thread(target=work)
+    with interrupts.raised():
+        thread.start()
+        with pytest.raises(Interrupted):
+            tell(signal.SIGINT)
+        assert told.wait(10)
+        with pytest.raises(Interrupted), interrupts.noted():
+            tell(signal.SIGTERM)
+        thread.join(10)
+    assert ended == [signal.SIGINT, "SIGINT"]
+
+
+def test_once_asked_to_stop_another_thread_starts_nothing_more() -> None:
+    interrupts, seen = Interrupts(), list[str]()
+
+    def work() -> None:
+        try:
+            with interrupts.held():
+                seen.append("started")
+        except Interrupted as stop:
+            seen.append(str(stop))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        with interrupts.raised(), interrupts.noted():
+            tell(signal.SIGTERM) if interrupts.asked is None else None
+    assert seen == ["started", "SIGTERM"]
