@@ -6,8 +6,10 @@ drowns in.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -59,6 +61,46 @@ class _Stream:
             self._is_gone = True
 
 
+class _Live:
+    """The live lines of a terminal, one for each phase that trains; several threads may have them changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Bar | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._changing = threading.Lock()
+
+    def show(self, progress: Progress) -> None:
+        with self._changing:
+            has_bar = self._console.width >= _WIDE
+            if self._bar is None:
+                # A narrow terminal loses the end of the line, which matters least, and the bar before it.
+                line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
+                columns = (BarColumn(_BAR), line) if has_bar else (line,)
+                self._bar = Bar(*columns, console=self._console, transient=True)
+            if progress.phase not in self._tasks:
+                self._tasks[progress.phase] = self._bar.add_task("", total=progress.last_iter)
+            self._bar.start()
+            said = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
+            description = escape("  ".join(said))
+            self._bar.update(
+                self._tasks[progress.phase], completed=progress.iteration, description=description
+            )
+
+    def end(self, phases: Collection[str]) -> None:
+        """Take the lines of these phases away."""
+        with self._changing:
+            ended = [self._tasks.pop(phase) for phase in phases if phase in self._tasks]
+            if self._bar is None:
+                return
+            if not self._tasks:  # stopped, it shows the last of it, and takes all away
+                self._bar.stop()
+                self._bar = None
+                return
+            for task in ended:
+                self._bar.remove_task(task)
+
+
 class Reporter:
     """Writes to a console; the clock says when a plain line of progress is due.
 
@@ -70,13 +112,21 @@ class Reporter:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._console.file = cast("IO[str]", _Stream(self._console.file))
         self._clock = clock
-        self._bar: Bar | None = None
-        self._task = TaskID(0)
+        self._live = _Live(self._console)
+        self._shown: set[str] = set()
+        self._label = ""
         self._due = 0.0
+
+    def beside(self, phase: str) -> Reporter:
+        """Return one for a phase that trains beside others, in a thread of its own: its lines name it."""
+        other = copy(self)
+        other._shown, other._label, other._due = set(), f"{phase}: ", 0.0
+        return other
 
     def say(self, text: str) -> None:
         """Write one line."""
-        self._console.print(Text(text))
+        named = text if text.startswith(self._label) else f"{self._label}{text}"
+        self._console.print(Text(named))
 
     def say_amid(self, text: str) -> None:
         """Write one line where progress may be shown, which begins anew below it."""
@@ -93,20 +143,20 @@ class Reporter:
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""
         if self._console.is_terminal:
-            self._show_live(progress)
+            self._shown.add(progress.phase)
+            self._live.show(progress)
         elif self._clock() >= self._due:
             self._due = self._clock() + EVERY_S
             self.show_now(progress)
 
     def show_now(self, progress: Progress) -> None:
         """Write where a phase is, as a line of its own."""
-        self.say(f"  {'  '.join(_describe(progress))}")
+        self._console.print(Text(f"  {'  '.join(_describe(progress))}"))
 
     def end_progress(self) -> None:
         """Take the live line away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._live.end(self._shown)
+        self._shown.clear()
         self._due = self._clock() + EVERY_S
 
     def show_result(self, recipe: Recipe, state: RunState) -> None:
@@ -118,22 +168,6 @@ class Reporter:
         last = [phase.name for phase in recipe.phases if phase.name in state.finished][-1]
         for name in ends or [last]:
             self.say(f"model: {state.finished[name].snapshot}")
-
-    @property
-    def _has_bar(self) -> bool:
-        return self._console.width >= _WIDE
-
-    def _show_live(self, progress: Progress) -> None:
-        if self._bar is None:
-            # A narrow terminal loses the end of the line, which matters least, and the bar before it.
-            line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
-            columns = (BarColumn(_BAR), line) if self._has_bar else (line,)
-            self._bar = Bar(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=progress.last_iter)
-            self._bar.start()
-        room = self._console.width - (_BAR + 1 if self._has_bar else 0)
-        said = _shorten(_describe(progress), room)
-        self._bar.update(self._task, completed=progress.iteration, description=escape("  ".join(said)))
 
 
 def describe_results(recipe: Recipe, state: RunState) -> list[str]:

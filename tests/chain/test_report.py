@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import errno
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -130,3 +131,33 @@ def test_a_console_that_is_gone_is_tried_once_and_ends_nothing(error: Exception,
     reporter.end_progress()
     reporter.say("two")
     assert output.tries == 1
+
+
+def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=120, color_system=None)
+    reporter = Reporter(console, Clock())
+    beside = reporter.beside("side")
+    reporter.show_progress(PROGRESS)
+    beside.show_progress(replace(PROGRESS, phase="side", iteration=7))
+    beside.say("trying again")
+    beside.say("side: finished")
+    reporter.end_progress()
+    output.seek(0)
+    output.truncate()
+    beside.show_progress(replace(PROGRESS, phase="side", iteration=8))
+    beside.end_progress()
+    reporter.say("init: finished")
+    said = output.getvalue()
+    assert "side  8/3750" in said
+    assert "cyc1" not in said, "that line was taken away"
+    assert "init: finished" in said
+
+
+def test_the_lines_of_what_trains_beside_begin_with_its_name() -> None:
+    reporter, output = plain_reporter(Clock())
+    beside = reporter.beside("side")
+    beside.say("trying again")
+    beside.say("side: finished")
+    reporter.say("finished")
+    assert output.getvalue() == "side: trying again\nside: finished\nfinished\n"
