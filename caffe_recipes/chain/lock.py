@@ -1,14 +1,17 @@
 """The locks that a run shares with run.sh: one training of a recipe under one Caffe root.
 
 As in the script, one is for who carries a chain, and one is inherited by what trains: so a launcher that
-outlived its killed run is told from a run at work, by either.
+outlived its killed run is told from a run at work, by either. What a run launches shares that one: so the run
+that goes on beside a trainer of a killed one may launch others. The script's is its alone.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
@@ -28,6 +31,7 @@ class RecipeLock:
         self.folder = root / "logs" / recipe_name
         self._linger_s = linger_s
         self._files: dict[str, int] = {}
+        self._locking = threading.Lock()
 
     def take(self) -> None:
         """Become who carries the chain; raises InputError if a run.sh, or another run, does."""
@@ -38,7 +42,13 @@ class RecipeLock:
 
         Empty where the disk has no locks.
         """
-        return self._lock(*_TRAINED, patience_s=self._linger_s)
+        with self._locking:
+            return self._lock(*_TRAINED, patience_s=self._linger_s, then=fcntl.LOCK_SH)
+
+    def join_trainers(self) -> None:
+        """Share what trainers of a killed run inherited, which a run goes on with, if they share it."""
+        with suppress(InputError):  # those of an earlier version's do not
+            self._lock(*_TRAINED, patience_s=0, how=fcntl.LOCK_SH)
 
     def check(self) -> None:
         """Raise InputError as `take` would; nothing is taken, and nothing made."""
@@ -52,7 +62,7 @@ class RecipeLock:
 
     def is_trained(self) -> bool:
         """Tell whether a trainer lives that another has launched; False where the disk has no locks."""
-        return _is_held(self.folder / _TRAINED[0])
+        return _is_held(self.folder / _TRAINED[0], fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Let go; a trainer that has inherited its lock holds it on."""
@@ -60,18 +70,29 @@ class RecipeLock:
             os.close(file)
         self._files.clear()
 
-    def _lock(self, name: str, what: str, hint: str, patience_s: float) -> tuple[int, ...]:
+    def _lock(
+        self,
+        name: str,
+        what: str,
+        hint: str,
+        patience_s: float,
+        how: int = fcntl.LOCK_EX,
+        then: int | None = None,
+    ) -> tuple[int, ...]:
+        """Lock a file `how`, and `then` change that to what it is to be held by."""
         if name in self._files:
             return (self._files[name],)
         path, deadline = self.folder / name, time.monotonic() + patience_s
         try:  # without blocking: a pipe of that name would wait for a reader for ever
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
         except OSError:  # whatever a run writes next says so better
             return ()
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+                if then is not None:
+                    fcntl.flock(file, then)
             except BlockingIOError:
                 if time.monotonic() < deadline:
                     time.sleep(_POLL_S)
@@ -85,14 +106,14 @@ class RecipeLock:
             return (file,)
 
 
-def _is_held(path: Path) -> bool:
-    """Tell whether another process holds a lock; it is held for the moment that this takes."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
+    """Tell whether another process holds a lock; it is held, `how`, for the moment that this takes."""
+    try:  # NFS has nobody lock alone what he may not write
+        file = os.open(path, (os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR) | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

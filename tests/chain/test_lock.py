@@ -151,3 +151,26 @@ def test_a_folder_that_cannot_be_made_is_left_to_what_is_written_next(tmp_path: 
     lock = RecipeLock(tmp_path, "small")
     lock.take()
     assert lock.take_trainer() == ()
+
+
+def test_a_run_that_goes_on_beside_a_trainer_shares_its_lock_and_a_script_does_not(tmp_path: Path) -> None:
+    path, killed = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
+    (inherited,) = killed.take_trainer()
+    (left,) = (os.dup(inherited),)  # what its trainer holds
+    killed.close()
+    lock = RecipeLock(tmp_path, "small", linger_s=0.1)
+    assert lock.is_trained()
+    lock.join_trainers()
+    assert lock.take_trainer()
+    os.close(left)
+    assert not is_free(path)
+    lock.close()
+    assert is_free(path)
+
+
+def test_what_the_trainer_of_a_script_holds_is_not_shared(tmp_path: Path) -> None:
+    lock = RecipeLock(tmp_path, "small", linger_s=0.1)
+    with held(tmp_path / "logs/small/lock"):
+        lock.join_trainers()
+        with pytest.raises(InputError, match="the mpiexec of a killed run is still at work"):
+            lock.take_trainer()
