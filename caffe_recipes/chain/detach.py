@@ -166,7 +166,7 @@ def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int
             continue
         if not new or (state.pid, state.host) != (pid, socket.gethostname()):
             continue
-        if state.launch is not None or is_trained(state, recipe) or _tells_of(new, "launched"):
+        if state.launch is not None or is_trained(state, recipe) or _tells_of(new, "launched", "branched"):
             return folder
     return None
 
@@ -176,8 +176,8 @@ def _has_started(root: Path, recipe_name: str, before: Mapping[Path, int]) -> bo
     return any(size > before.get(folder, 0) for folder, size in _journal_bytes(root, recipe_name).items())
 
 
-def _tells_of(lines: bytes, event: str) -> bool:
-    return any(json.loads(line).get("event") == event for line in lines.split(b"\n")[:-1])
+def _tells_of(lines: bytes, *events: str) -> bool:
+    return any(json.loads(line).get("event") in events for line in lines.split(b"\n")[:-1])
 
 
 def _journal_bytes(root: Path, recipe_name: str) -> dict[Path, int]:

@@ -104,6 +104,11 @@ def _resumed_iteration(arguments: Sequence[str]) -> int | None:
     return next((int(match[1]) for match in found if match), None)
 
 
+def _branched(said: Said, recipe: Recipe, folder: str) -> str:
+    log = f"{folder}/branches/{said['phase']}/logs"
+    return f"{said['phase']}: beside the main line, on {describe_names(said['hosts'])}; log: {log}"
+
+
 def _finished(said: Said, recipe: Recipe, folder: str) -> str:
     speed = f", {said['images_per_s']:,.0f} images/s" if said["images_per_s"] else ""
     return f"{said['phase']}: finished in {describe_duration(said['seconds'])}{speed}; {said['snapshot']}"
@@ -132,6 +137,7 @@ _LINES: Mapping[str, Callable[[Said, Recipe, str], str]] = {
     "built": _built,
     "staged": _staged,
     "launched": _launched,
+    "branched": _branched,
     "finished": _finished,
     "checkpointed": _checkpointed,
     "ending": _ending,

@@ -6,6 +6,7 @@ read. The open journal is locked, so that no two programs carry on the same run.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
@@ -67,7 +68,8 @@ class RunState:
     `id` is the run's own, `evaluations` what tests of phases' models gave, `checkpoints` are the last two of
     each unfinished phase, `kept` where the launch's own were written, `hosts` all that have had ranks, but
     for those of Slurm jobs before this one: Slurm ends these. `job` and `restarts` are of who carried the run
-    on last.
+    on last. `branches` are the phases that train beside the main line, or did, and the folders,
+    from the Caffe root, that hold their journals.
     """
 
     id: str = ""
@@ -82,6 +84,7 @@ class RunState:
     hosts: tuple[str, ...] = ()
     job: str = ""
     restarts: int = 0
+    branches: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outputs(self) -> Mapping[str, float] | None:
@@ -115,13 +118,23 @@ def _interrupted(state: RunState, said: Mapping[str, Any], time_s: float) -> Run
 
 def _failed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     """Know a trainer's end only from its phase's failure: one that a killed run left may live on."""
-    return replace(state, launch=None) if "phase" in said else state
+    return replace(state, launch=_launch_but(state, said["phase"])) if "phase" in said else state
 
 
 def _finished(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
     finish = Finish(**said)
     left = {phase: kept for phase, kept in state.checkpoints.items() if phase != finish.phase}
-    return replace(state, launch=None, finished={**state.finished, finish.phase: finish}, checkpoints=left)
+    finished = {**state.finished, finish.phase: finish}
+    return replace(state, launch=_launch_but(state, finish.phase), finished=finished, checkpoints=left)
+
+
+def _launch_but(state: RunState, phase: str) -> Launch | None:
+    """Return the launch under way, unless it is a phase's: one that trained beside it may end first."""
+    return None if state.launch is None or state.launch.phase == phase else state.launch
+
+
+def _branched(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
+    return replace(state, branches={**state.branches, str(said["phase"]): str(said["folder"])})
 
 
 def _checkpointed(state: RunState, said: Mapping[str, Any], time_s: float) -> RunState:
@@ -142,6 +155,7 @@ _FOLD: Fold[RunState] = {
     "created": _created,
     "started": _started,
     "launched": _launched,
+    "branched": _branched,
     "failed": _failed,
     "interrupted": _interrupted,
     "checkpointed": _checkpointed,
@@ -165,6 +179,22 @@ def load_journal(path: Path) -> RunState:
     except OSError as error:
         hint = "check the run's folder, or start over with --new"
         raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
+
+
+def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
+    """Return the launches beside the main line that nothing tells the end of; raises JournalError."""
+    paths = [
+        root / folder / "journal.jsonl"
+        for phase, folder in state.branches.items()
+        if phase not in state.finished
+    ]
+    launches = [load_journal(path).launch for path in paths if path.exists()]
+    return tuple(launch for launch in launches if launch is not None)
+
+
+def name_branch(run: str, phase: str) -> str:
+    """Return what the ranks of a branch are known by: to end those of the run's main line spares them."""
+    return hashlib.sha256(f"{run}/{phase}".encode()).hexdigest()[:16]
 
 
 def _name_process(path: Path) -> str:
@@ -199,3 +229,7 @@ class Journal(Lines):
     def state(self) -> RunState:
         """Fold what is written so far."""
         return load_journal(self.path)
+
+    def open_beside(self, path: Path) -> Journal:
+        """Open another by the same clock, which is made if it is not there; raises InputError."""
+        return Journal(path, self._clock, create=True)

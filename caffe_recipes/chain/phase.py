@@ -21,6 +21,7 @@ from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.signals import Interrupted
 from caffe_recipes.chain.slurm_job import asks_slurm, started_before, wait_for_slurm
 from caffe_recipes.chain.snapshots import check_places
 from caffe_recipes.chain.trainer import Trainer, launch_trainer
@@ -70,6 +71,14 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
     tail = LogTail(run.path(launch.log))
     tail.read(to_end=True)
     return find_failure(tail, training) is None
+
+
+def note_stop(run: Run, stop: Interrupted) -> None:
+    """Journal that a run was told to stop, with no trainer of it left."""
+    launch = run.journal.state().launch
+    if launch:
+        Trainer(run.path(launch.log)).stop()
+    run.journal.append("interrupted", signal=str(stop), trained=has_trained(run, launch))
 
 
 def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Checkpoint | None) -> Launch:

@@ -26,11 +26,13 @@ class Policy:
     stall_s: float | None = None
 
 
-def check_policy(policy: Policy, launcher: str) -> None:
+def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
     """Raise InputError for spares under a launcher that would start no rank on them."""
+    what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
     if policy.on_failure == "replace" and launcher == "ibrun":
-        what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
         raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
+    if side_by_side and launcher == "ibrun":
+        raise InputError("--side-by-side", what, "leave it out, or use another --profile")
 
 
 class LaunchFailed(RunFailed):

@@ -19,7 +19,7 @@ def prepare(run: Run) -> None:
     _place(run)
     _build(run)
     _make_folders(run)
-    _stage(run)
+    stage_lmdb(run)
 
 
 def _place(run: Run) -> None:
@@ -48,7 +48,8 @@ def _make_folders(run: Run) -> None:
         raise ClusterError(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
 
 
-def _stage(run: Run) -> None:
+def stage_lmdb(run: Run) -> None:
+    """Put the training LMDB on the hosts that lack it; raises ClusterError for those that cannot take it."""
     setting, source = run.setting, run.setting.lmdb_source
     if source is None or not (source / "data.mdb").exists():
         return

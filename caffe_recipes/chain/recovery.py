@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from caffe_recipes.chain.judge import find_dead
 from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
+from caffe_recipes.chain.prepare import prepare
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.cluster.parallel import connect_all
+from caffe_recipes.errors import ClusterError
 
 # A host boots in minutes; an allocation is not to wait longer for one that does not.
 _BACK_S = 600.0
 _FETCH_S = 120.0
 _ASK_S = 5.0
+
+
+def insist(run: Run, act: Callable[[Run], None]) -> Run:
+    """Do something, and again behind each recovery, until it is done or the policy says that it is enough.
+
+    Returns the run with the hosts that it then has. Raises LaunchFailed, and Interrupted.
+    """
+    failures = 0
+    while True:
+        try:
+            if failures:  # a host that was booted, or a spare, may lack anything
+                prepare(run)
+            act(run)
+            return run
+        except LaunchFailed as error:
+            failure = error
+        except ClusterError as error:
+            run.journal.append("failed", reason=str(error))
+            failure = LaunchFailed(error.what, error.hint, None, error.where)
+        failures += 1
+        run.interrupts.raise_asked()
+        run = recover(run, failure, failures)
 
 
 def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
@@ -70,6 +94,7 @@ def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:
         if dead != waits_for:
             waits_for = dead
             run.reporter.say(f"waiting for {', '.join(dead)}")
+        run.interrupts.raise_asked()
         if time.monotonic() > until:
             return dead
         time.sleep(_ASK_S)

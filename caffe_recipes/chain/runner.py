@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from caffe_recipes.chain.branches import Branches, Group, Lines, on_hosts, plan_lines
 from caffe_recipes.chain.checkpoints import choose_interval
 from caffe_recipes.chain.evaluation import evaluate
 from caffe_recipes.chain.folder import (
@@ -26,15 +27,14 @@ from caffe_recipes.chain.folder import (
     next_folder,
     run_folders,
 )
-from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState
+from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState, branch_launches
 from caffe_recipes.chain.lock import RecipeLock
-from caffe_recipes.chain.phase import has_trained, train
+from caffe_recipes.chain.phase import note_stop, train
 from caffe_recipes.chain.plan import Plan, phases_until, plan_chain
-from caffe_recipes.chain.policy import LaunchFailed
 from caffe_recipes.chain.preflight import run_preflight
 from caffe_recipes.chain.preflight.under_way import describe_launch
-from caffe_recipes.chain.prepare import prepare
-from caffe_recipes.chain.recovery import recover, replace_hosts
+from caffe_recipes.chain.prepare import prepare, stage_lmdb
+from caffe_recipes.chain.recovery import insist, replace_hosts
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
@@ -45,7 +45,7 @@ from caffe_recipes.chain.submitted import check_submitted
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
-from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
@@ -83,44 +83,56 @@ def run_chain(
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
+        plan_lines(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
-        setting = _preflight(setting, plan, state, reporter)
+        setting, lines = plan_lines(_preflight(setting, plan, state, reporter), plan, state)
         lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
         name = f"{RUNS}/{folder.name}"
         run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
         try:
-            return _carry_on(run)
+            return _carry_on(run, lines)
         except Interrupted as stop:
-            launch = journal.state().launch
-            if launch:
-                Trainer(run.path(launch.log)).stop()
-            journal.append("interrupted", signal=str(stop), trained=has_trained(run, launch))
+            note_stop(run, stop)
             raise
         except InputError as error:  # what the preflight found well is so no more
             journal.append("failed", reason=str(error))
             raise RunFailed(error.where, error.what, error.hint) from None
 
 
-def _carry_on(run: Run) -> RunState:
+def _carry_on(run: Run, lines: Lines) -> RunState:
     """Do what is not done yet."""
+    run = replace(run, plan=replace(run.plan, trainings=lines.main))
     around = this_job(os.environ)
     run.journal.start(around.job, around.restarts)
     run.reporter.say(f"{run.folder}: log and state of this run")
-    run = _insist(run, prepare)
-    for training in run.plan.trainings:
-        state = run.journal.state()
-        if training.phase in state.finished:
-            run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
-        else:
-            run = _insist(run, partial(train, training=training))
+    run = insist(run, prepare)
+    settings = [_prepare_group(run, group) for group in lines.groups]
+    with Branches(run, lines.beside) as branches:
+        for group, setting in zip(lines.groups, settings, strict=True):
+            branches.start(setting, group.left, goes_on=group.spares)
+        for training in lines.main:
+            branches.check()
+            if training.phase in run.journal.state().finished:
+                run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
+            else:
+                run = insist(run, partial(train, training=training))
+                branches.look()
+        if lines.beside:  # what is left of them
+            branches.start(run.setting)
     for testing in run.plan.testings:
         if testing.phase not in run.journal.state().evaluations:
             evaluate(run, testing)
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
     return state
+
+
+def _prepare_group(run: Run, group: Group) -> Setting:
+    """Return the setting of hosts for branches, which have the LMDB then: the user may still stop it here."""
+    setting = on_hosts(run.setting, group.hosts)
+    return setting if group.left else insist(replace(run, setting=setting), stage_lmdb).setting
 
 
 def _check_interval(plan: Plan, every: int | None) -> None:
@@ -131,25 +143,6 @@ def _check_interval(plan: Plan, every: int | None) -> None:
             wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
             what = f"phase {step.phase} must snapshot at {wanted}, which leaves {found} as interval"
             raise InputError("--checkpoint-every", what, "give a divisor of that, or leave it out")
-
-
-def _insist(run: Run, act: Callable[[Run], None]) -> Run:
-    """Do something, and again behind each recovery, until it is done or the policy says that it is enough."""
-    failures = 0
-    while True:
-        try:
-            if failures:  # a host that was booted, or a spare, may lack anything
-                prepare(run)
-            act(run)
-            return run
-        except LaunchFailed as error:
-            failure = error
-        except ClusterError as error:
-            run.journal.append("failed", reason=str(error))
-            failure = LaunchFailed(error.what, error.hint, None, error.where)
-        failures += 1
-        run.interrupts.raise_asked()
-        run = recover(run, failure, failures)
 
 
 def _name_run(journal: Journal) -> str:
@@ -188,7 +181,8 @@ def _open_latest(
     try:
         journal = Journal(folder / "journal.jsonl", clock)
         stack.callback(journal.close)
-        launch = journal.state().launch
+        state = journal.state()
+        launches = (*([state.launch] if state.launch else []), *branch_launches(options.root, state))
     except JournalError:
         if not options.new:
             raise
@@ -197,8 +191,9 @@ def _open_latest(
         return None
     if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
         raise InputError(journal.path, "is empty beside snapshots", "restore it, or start over with --new")
-    if launch and launch.host != socket.gethostname():
-        check_over(launch, folder, this_job(os.environ), ask_job, say)
+    for launch in launches:
+        if launch.host != socket.gethostname():
+            check_over(launch, folder, this_job(os.environ), ask_job, say)
     changes = describe_changes(folder, recipe)
     if changes:
         raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")
@@ -207,7 +202,7 @@ def _open_latest(
 
 def _check_nothing_trains(folder: Path) -> None:
     """Make sure that no second training starts beside one that a killed run has left behind."""
-    for log in (folder / "logs").glob("*.log"):
+    for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
         pid = Trainer(log).pid()
         if pid is not None:
             what = f"process {pid} of a killed run still trains"
@@ -215,11 +210,13 @@ def _check_nothing_trains(folder: Path) -> None:
 
 
 def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
-    """Take the recipe's locks; the trainer's only when the one that is taken over has ended."""
+    """Take the recipe's locks; the trainer's together with those that are taken over, or when they end."""
     lock = RecipeLock(setting.root, setting.recipe.name)
     stack.callback(lock.close)
     lock.take()
-    if not describe_launch(setting.root, state):
+    if describe_launch(setting.root, state):
+        lock.join_trainers()
+    else:
         lock.take_trainer()
     return lock
 

@@ -55,6 +55,7 @@ class Options(StageOptions):
     overwrite: bool = False
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
+    side_by_side: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Setting:
 
     The profile is in it as the launcher that is here takes it: of its options without `left_out`, those that
     the launcher refuses. `spares` are the hostfile's hosts beyond those that get ranks; none is connected,
-    `connect` does that.
+    `connect` does that. `side_by_side` has branches train on them.
     """
 
     recipe: Recipe
@@ -80,6 +81,7 @@ class Setting:
     how: How | None = None
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
+    side_by_side: bool = False
 
     def launch_argv(self, command: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts a command on every rank; the hostfile holds our hosts, one a line."""
@@ -137,7 +139,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
-    check_policy(options.policy, profile.launcher.program)
+    check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
     names, spares = choose_hosts(recipe, root, options.hostfile)
     check_job_hosts(profile, names)
     path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
@@ -164,6 +166,7 @@ def find_setting(recipe: Recipe, options: Options, connect: Connect) -> Setting:
         how=options.how,
         stop_grace_s=options.stop_grace_s,
         policy=options.policy,
+        side_by_side=options.side_by_side,
     )
 
 

@@ -46,6 +46,7 @@ class Standing:
     """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
 
     `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
+    `branches` are what trains beside the main line, each as a run of its own.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Standing:
     lives: bool | None = None
     jobs: tuple[SeenJob, ...] = ()
     spoilt: CaffeRecipesError | None = None
+    branches: tuple[ShownRun, ...] = ()
 
     @property
     def progress(self) -> Progress | None:
@@ -184,9 +186,22 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         shown.take(files.look(shown.wanted()).pieces)
         look = files.look(shown.wanted(), shown.process)
         shown.take(look.pieces, live=False)
+        branches = _read_branches(files, shown)
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
-    return Standing(name, shown.recipe.name, shown, look.lives)
+    return Standing(name, shown.recipe.name, shown, look.lives, branches=branches)
+
+
+def _read_branches(files: RunFiles, run: ShownRun) -> tuple[ShownRun, ...]:
+    """Read what of a run trains beside its main line, by its journal's word, and may train still."""
+    branches = []
+    for phase in run.state.branches:
+        if phase not in run.state.finished:
+            branch = ShownRun(run.recipe.name, f"{run.path}/branches/{phase}", run.recipe, _silent())
+            for _ in ("journal", "log"):
+                branch.take(files.look(branch.wanted()).pieces, live=False)
+            branches.append(branch)
+    return tuple(branch for branch in branches if branch.state.launch is not None)
 
 
 def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:

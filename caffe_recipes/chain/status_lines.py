@@ -30,7 +30,11 @@ def summarize_standing(standing: Standing) -> str:
         between = "; " if len(run.state.evaluations) > 1 else ", "
         return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
     if standing.state in ("running", "unknown"):
-        return "; ".join([_describe_work(standing), *(jobs or [_describe_process(standing)])])
+        beside = [
+            f"beside it {said}" for said in [_describe_work(run, standing) for run in standing.branches]
+        ]
+        said = [_describe_work(run, standing), *beside]
+        return "; ".join([*said, *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
@@ -54,7 +58,9 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
     run, progress = standing.run, standing.progress
     yield "state", standing.state
     if run is not None and standing.state in ("running", "unknown"):
-        yield "phase", _describe_phase(standing)
+        yield "phase", _describe_phase(run, standing)
+        for branch in standing.branches:
+            yield "beside", _describe_phase(branch, standing)
     if run is not None and progress is not None:
         yield from _describe_rate(run, progress)
     for finish in run.state.finished.values() if run else ():
@@ -73,6 +79,8 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
             yield "before" if _is_past(standing) else "failure", failure
         if run.launches:
             yield "log", run.launches[-1][1]
+        for branch in standing.branches:
+            yield "log", branch.launches[-1][1]
         if standing.state == "finished":
             for model in run.models:
                 yield "model", model
@@ -90,6 +98,11 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
         "said": summarize_standing(standing),
         "time": _utc(run.last_s) if run and run.last_s is not None else None,
         "progress": asdict(progress) | {"s_per_iter": _pace(run, progress)} if run and progress else None,
+        "beside": [
+            {"phase": phase, "log": log, "progress": asdict(progress) if progress else None}
+            for branch in standing.branches
+            for (phase, log), progress in [(branch.launches[-1], branch.progress())]
+        ],
         "phases": [asdict(finish) for finish in run.state.finished.values()] if run else [],
         "outputs": dict(run.state.outputs) if run and run.state.outputs else None,
         "evaluations": {phase: dict(each) for phase, each in run.state.evaluations.items()} if run else {},
@@ -131,11 +144,11 @@ def _describe_failure(run: ShownRun) -> str | None:
     return failure.what if failure.hint == run.go_on else str(failure)
 
 
-def _describe_work(standing: Standing) -> str:
-    """Say what a run does, in a few words."""
-    run, progress = standing.run, standing.progress
-    if progress is None or run is None:
-        return _describe_phase(standing)
+def _describe_work(run: ShownRun, standing: Standing) -> str:
+    """Say what a run, or what trains beside it, does, in a few words."""
+    progress = run.progress()
+    if progress is None:
+        return _describe_phase(run, standing)
     parts = [f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"]
     if progress.images_per_s is not None:
         parts.append(f"{progress.images_per_s:,.0f} images/s")
@@ -145,10 +158,8 @@ def _describe_work(standing: Standing) -> str:
     return ", ".join(parts)
 
 
-def _describe_phase(standing: Standing) -> str:
-    run, progress = standing.run, standing.progress
-    if run is None:
-        return ""
+def _describe_phase(run: ShownRun, standing: Standing) -> str:
+    progress = run.progress()
     if run.state.launch is None:
         return "evaluating" if standing.is_evaluating else "preparing"
     name = run.state.launch.phase

@@ -69,6 +69,11 @@ from caffe_recipes.recipe.model import Recipe
     metavar="SECONDS",
     help="Silence of the log after which a launch is given up [default: by the log's own pace]",
 )
+@click.option(
+    "--side-by-side",
+    is_flag=True,
+    help="Train branches on the last hosts of the hostfile, beside the others; it needs twice the recipe's.",
+)
 @click.option("--until", metavar="PHASE", help="Stop when this phase is finished; called again, it goes on.")
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
@@ -87,6 +92,7 @@ def run(
     retries: int,
     checkpoint_every: int | None,
     stall_s: float | None,
+    side_by_side: bool,
     until: str | None,
     new: bool,
     overwrite: bool,
@@ -109,6 +115,7 @@ def run(
         overwrite=overwrite,
         stop_grace_s=stop_grace_s,
         policy=Policy(on_failure, retries, checkpoint_every, stall_s),
+        side_by_side=side_by_side,
     )
     try:
         # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.journal import Journal, JournalError, fold_journal, load_journal
+from caffe_recipes.chain.journal import (
+    Journal,
+    JournalError,
+    branch_launches,
+    fold_journal,
+    load_journal,
+)
 from caffe_recipes.errors import InputError, RunFailed
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
@@ -132,3 +140,47 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
     assert journal.path.read_bytes() == before
     journal.append("staged", lmdb="c")
     assert [json.loads(line)["lmdb"] for line in journal.path.read_text().splitlines()] == ["a", "c"]
+
+
+def test_a_branch_that_ends_first_leaves_the_launch_of_the_main_line(tmp_path: Path) -> None:
+    with closing(open_journal(tmp_path)) as journal:
+        journal.append("branched", phase="side", folder="runs/x/branches/side", hosts=["n2"])
+        journal.append("launched", **LAUNCH)
+        journal.append("finished", **{**FINISH, "phase": "side"})
+        journal.append("failed", phase="other", reason="it ended early")
+        state = journal.state()
+    assert state.launch is not None
+    assert list(state.finished) == ["side"]
+    assert state.branches == {"side": "runs/x/branches/side"}
+
+
+def test_lines_that_several_threads_append_are_all_whole(tmp_path: Path) -> None:
+    with closing(open_journal(tmp_path)) as journal:
+
+        def work() -> None:
+            for _ in range(20):
+                journal.append("staged", hosts=["n"] * 50)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        journal.state()
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 80
+
+
+def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_its_end(
+    tmp_path: Path,
+) -> None:
+    beside = tmp_path / "branches/side"
+    beside.mkdir(parents=True)
+    with closing(open_journal(tmp_path)) as journal:
+        journal.append("branched", phase="side", folder="branches/side", hosts=["n2"])
+        assert branch_launches(tmp_path, journal.state()) == ()
+        with closing(journal.open_beside(beside / "journal.jsonl")) as branch:
+            branch.append("launched", **{**LAUNCH, "phase": "side"})
+        (launch,) = branch_launches(tmp_path, journal.state())
+        assert launch.phase == "side"
+        journal.append("finished", **{**FINISH, "phase": "side"})
+        assert branch_launches(tmp_path, journal.state()) == ()

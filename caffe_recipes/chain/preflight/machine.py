@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from caffe_recipes.chain.journal import name_branch
 from caffe_recipes.chain.plan import find_servers
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell, trouble_of
 from caffe_recipes.chain.preflight.look import Look
@@ -46,11 +47,12 @@ def judge_launches(look: Look) -> list[Trouble]:
     This machine may well train several recipes.
     """
     launch = look.state.launch
-    ours = look.state.id or (launch.id.partition("/")[0] if launch else "")
+    ours = {look.state.id or (launch.id.partition("/")[0] if launch else "")}
+    ours |= {name_branch(look.state.id, phase) for phase in look.state.branches}
     local = {host.name for host in look.setting.hosts if host.is_local}
     troubles: list[Trouble] = []
     for facts in look.facts.values():
-        counts = Counter(launch for launch, _ in facts.ranks if launch.partition("/")[0] != ours)
+        counts = Counter(launch for launch, _ in facts.ranks if launch.partition("/")[0] not in ours)
         for name, count in sorted(counts.items()):
             ranks = f"{count} rank{'s' if count > 1 else ''} of another launch, {name}, "
             what = f"{ranks}{'are' if count > 1 else 'is'} at work here"

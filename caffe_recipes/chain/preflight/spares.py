@@ -23,7 +23,7 @@ from caffe_recipes.cluster.hosts import Host
 def check_spares(look: Look) -> list[Finding]:
     """Look at the spares as at the hosts: what fails on one is a warning, and the spare unfit.
 
-    The trainer is tried on them only if the policy may put one in a host's place.
+    The trainer is tried on them only if the policy may put one in a host's place, or branches train on them.
     """
     if not look.setting.spares:
         return []
@@ -46,7 +46,8 @@ def _judge(look: Look, spares: Sequence[Host]) -> list[Trouble]:
     troubles = [trouble for judge in _JUDGES for trouble in judge(whole) if trouble.host in names]
     troubles += _without_room(there)
     unfit = {trouble.host for trouble in troubles if trouble.fails}
-    if look.setting.policy.on_failure == "replace" and not look.under_way:
+    gets_ranks = look.setting.side_by_side or look.setting.policy.on_failure == "replace"
+    if gets_ranks and not look.under_way:
         fit = [spare for spare in spares if spare.name not in unfit]
         troubles += try_trainer(look.setting, fit, look.commands)
     return troubles

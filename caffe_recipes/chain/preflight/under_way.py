@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.journal import RunState, branch_launches
 from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.chain.trainer import Trainer
 
 
 def describe_launch(root: Path, state: RunState) -> str:
     """Say that a run's launch, which it is to go on with, lives on this machine; else nothing."""
-    lives = state.launch is not None and Trainer(root / state.launch.log).is_running()
+    own = (state.launch,) if state.launch else ()
+    lives = any(Trainer(root / each.log).is_running() for each in (*own, *branch_launches(root, state)))
     return "a launch of this run is under way" if lives else ""
 
 

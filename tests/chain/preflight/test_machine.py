@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import Launch, RunState
+from caffe_recipes.chain.journal import Launch, RunState, name_branch
 from caffe_recipes.chain.plan import plan_chain
 from caffe_recipes.chain.preflight.findings import Finding
 from caffe_recipes.chain.preflight.look import Look
@@ -85,6 +85,9 @@ def test_ranks_of_another_launch_are_told_with_their_hosts(look: Look) -> None:
     assert found[1].said.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
     # What a killed run left is its own.
     assert only(check_launches(replace(there, state=RunState(id="ab"))))[2].startswith("n2: 1 rank")
+    beside = RunState(id="0", branches={"side": "runs/x/branches/side"})
+    own = changed(look, ranks=frozenset({(f"{name_branch('0', 'side')}/side-1", 0)}))
+    assert check_launches(replace(own, state=beside)) == []
     launch = Launch("last", 1, "log", "here", None, 0.0, id="cd/last-1")
     found = check_launches(replace(there, state=RunState(launch=launch)))
     assert only(found)[2].startswith("n2: 2 ranks")

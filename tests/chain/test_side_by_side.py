@@ -1,0 +1,290 @@
+"""Branches trained beside the main line: at the same time, and with the same end as one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.chain.status import StatusOptions, find_standing
+from caffe_recipes.chain.status_lines import detail_standing, standing_as_json
+from caffe_recipes.errors import InputError, RunFailed
+from tests.chain.conftest import Place
+from tests.chain.several_hosts import connect, place_ssh
+
+SIDE = """\
+  - {name: side, weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 6, snapshot_prefix: tmp/side}
+"""
+LAST = "  - {name: last, net: train_val_noaug,"
+AMID = "Iteration 4, lr"
+BOTH = {"cyc1": "waits", "side": "waits"}
+
+
+@pytest.fixture
+def graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Let `side` branch off the first phase; there is a spare, whose name is node2."""
+    place.edit(LAST, SIDE + LAST.replace("name: last,", "name: last, weights: cyc1,"))
+    place_ssh(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (place.root / "hosts").write_text("localhost\nnode2\n")
+    place.connect = connect
+    return place
+
+
+def start(place: Place, *words: str) -> subprocess.Popen[str]:
+    with (place.root / "said.txt").open("a") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.chain.several_hosts", "small.yaml", *words],
+            cwd=place.root,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            start_new_session=True,
+        )
+
+
+def said(place: Place) -> str:
+    return (place.root / "said.txt").read_text()
+
+
+def log(place: Place, phase: str, attempt: int = 1) -> str:
+    folder = place.root / "runs/small-1"
+    beside = folder / "branches" / phase if phase == "side" else folder
+    path = beside / f"logs/{phase}-{attempt}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def wait_until(process: subprocess.Popen[str], place: Place, is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert process.poll() is None, said(place)
+        assert time.monotonic() < deadline, said(place)
+        time.sleep(0.02)
+
+
+def start_amid_both(place: Place, *words: str) -> subprocess.Popen[str]:
+    """Return when the main line and the branch train at once; both go on when there is a file `release`."""
+    place.behave(**BOTH)
+    process = start(place, "--side-by-side", *words)
+    wait_until(process, place, lambda: all(AMID in log(place, phase) for phase in BOTH))
+    return process
+
+
+def finish(process: subprocess.Popen[str], place: Place, code: int = 0) -> None:
+    assert process.wait(60) == code, said(place)
+    assert "Traceback" not in said(place)
+    place.wait_for_no_process()
+
+
+def branch_events(place: Place) -> list[str]:
+    path = place.root / "runs/small-1/branches/side/journal.jsonl"
+    return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+
+def check_end(place: Place) -> None:
+    state = place.state()
+    assert set(state.finished) == {"init", "cyc1", "side", "last"}
+    assert list(state.evaluations) == ["side", "last"]
+    assert state.launch is None
+
+
+def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
+    run = start_amid_both(graph)
+    standing = find_standing("small", StatusOptions(str(graph.root)))
+    details = list(detail_standing(standing))
+    assert ("phase", "cyc1 (2 of 4): iteration 4 of 6, lr 0.05, loss 0.5") in details
+    assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
+    (beside,) = standing_as_json(standing)["beside"]
+    assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
+    (graph.root / "release").touch()
+    finish(run, graph)
+    check_end(graph)
+    assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"]
+    assert "side: beside the main line, on node2; log: runs/small-1/branches/side/logs" in said(graph)
+
+
+def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:
+    beside = graph.run(hostfile=graph.root / "hosts", side_by_side=True)
+    in_turn = graph.run(hostfile=graph.root / "hosts", new=True)
+    assert beside.evaluations == in_turn.evaluations
+    digests = [{phase: done.sha256 for phase, done in state.finished.items()} for state in (beside, in_turn)]
+    assert digests[0] == digests[1]
+    names = [
+        {path.name for path in (graph.root / f"runs/small-{number}/snapshots").iterdir()} for number in (1, 2)
+    ]
+    assert names[0] == names[1]
+    assert not (graph.root / "runs/small-2/branches").exists()
+    before = graph.tree()
+    graph.run(hostfile=graph.root / "hosts", side_by_side=True)
+    assert graph.tree() == before, "what is finished stays so"
+
+
+@pytest.mark.parametrize("words", [("--side-by-side",), ()])
+def test_a_killed_run_goes_on_with_both_trainers_that_outlived_it(
+    graph: Place, words: tuple[str, ...]
+) -> None:
+    first = start_amid_both(graph)
+    first.kill()
+    first.wait()
+    assert graph.processes()
+    second = start(graph, *words)
+    going_on = "the trainer of a killed run is still training; going on with it"
+    wait_until(
+        second, graph, lambda: all(f"{phase}: {going_on}" in said(graph) for phase in ("cyc1", "side"))
+    )
+    (graph.root / "release").touch()
+    finish(second, graph)
+    check_end(graph)
+    assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"], "none is trained twice"
+
+
+@pytest.mark.parametrize("words", [("--side-by-side",), ()])
+@pytest.mark.parametrize("dies", ["cyc1", "side"])
+def test_of_two_trainers_that_a_killed_run_left_one_may_have_died(
+    graph: Place, words: tuple[str, ...], dies: str
+) -> None:
+    first = start_amid_both(graph)
+    first.kill()
+    first.wait()
+    for pid in graph.processes():
+        with suppress(OSError):
+            if f"solver_{dies}.prototxt".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    second = start(graph, *words)
+    if words or dies == "cyc1":  # else the branch is gone on with behind the main line
+        wait_until(second, graph, lambda: AMID in log(graph, dies, attempt=2))
+    (graph.root / "release").touch()
+    finish(second, graph)
+    check_end(graph)
+    assert sorted(graph.trained()) == sorted(["cyc1", "init", "last", "side", dies])
+
+
+def test_what_a_killed_run_could_not_tell_of_a_branch_is_taken_over(graph: Place) -> None:
+    graph.run(hostfile=graph.root / "hosts", side_by_side=True)
+    journal = graph.root / "runs/small-1/journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kept = [
+        line
+        for line in lines
+        if line["event"] != "evaluated" and (line["event"], line.get("phase")) != ("finished", "side")
+    ]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    snapshot = graph.root / "runs/small-1/snapshots/side_iter_6.caffemodel"
+    whole = snapshot.read_bytes()
+    snapshot.write_bytes(b"spoilt")
+    with pytest.raises(RunFailed, match="no longer the snapshot that phase side finished with"):
+        graph.run(hostfile=graph.root / "hosts")
+    snapshot.write_bytes(whole)
+    graph.run(hostfile=graph.root / "hosts")
+    check_end(graph)
+    assert len(graph.trained()) == 4
+
+
+def test_told_to_stop_both_end_in_order_and_go_on_later(graph: Place) -> None:
+    run = start_amid_both(graph)
+    run.send_signal(signal.SIGINT)
+    finish(run, graph, 130)
+    assert graph.events()[-1]["event"] == branch_events(graph)[-1] == "interrupted"
+    graph.behave()
+    finish(start(graph, "--side-by-side"), graph)
+    check_end(graph)
+    assert sorted(graph.trained()) == ["cyc1", "cyc1", "init", "last", "side", "side"]
+
+
+def test_told_to_stop_behind_the_main_line_a_branch_ends_in_order(graph: Place) -> None:
+    graph.behave(side="waits")
+    run = start(graph, "--side-by-side")
+    wait_until(run, graph, lambda: "last" in graph.state().finished if graph.trained() else False)
+    wait_until(run, graph, lambda: AMID in log(graph, "side"))
+    run.send_signal(signal.SIGTERM)
+    finish(run, graph, 143)
+    assert branch_events(graph)[-1] == "interrupted"
+
+
+def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
+    graph.behave(cyc1="waits", side="ends-early")
+    run = start(graph, "--side-by-side")
+    wait_until(run, graph, lambda: "the run ends when what trains now is finished" in said(graph))
+    (graph.root / "release").touch()
+    finish(run, graph, 3)
+    assert (
+        said(graph).splitlines()[-1].startswith("Error: phase side: failed: it ended after iteration 4 of 6")
+    )
+    assert set(graph.state().finished) == {"init", "cyc1"}
+    assert graph.events()[-1]["event"] == "failed"
+    graph.behave()
+    finish(start(graph), graph)
+    check_end(graph)
+    assert sorted(graph.trained()) == ["cyc1", "init", "last", "side", "side"]
+
+
+def test_when_the_main_line_fails_the_branch_is_finished_first(graph: Place) -> None:
+    graph.behave(cyc1="nan", side="waits")
+    run = start(graph, "--side-by-side")
+    wait_until(run, graph, lambda: "first the end of side is waited for" in said(graph))
+    (graph.root / "release").touch()
+    finish(run, graph, 3)
+    assert said(graph).splitlines()[-1].startswith("Error: phase cyc1: failed: the loss is nan")
+    assert set(graph.state().finished) == {"init", "side"}
+
+
+def test_a_branch_has_retries_of_its_own(graph: Place) -> None:
+    graph.behave(side="ends-early")
+    run = start(graph, "--side-by-side", "--retry")
+    finish(run, graph, 3)
+    assert "phase side: failed: it ended after iteration 4 of 6" in said(graph).splitlines()[-1]
+    assert said(graph).splitlines()[-1].endswith("side-2.log; after 1 retries")
+    assert graph.trained().count("side") == 2
+    assert "last" in graph.trained() or "cyc1" in graph.state().finished
+
+
+@pytest.mark.parametrize(
+    ("hosts", "part"),
+    [
+        (
+            "localhost\n",
+            "--side-by-side: needs at least 2 hosts, 1 for the main line and as many for a branch",
+        ),
+        ("localhost\nno-such-host\n", "--side-by-side: needs at least 2 hosts, .*; 1 can be used"),
+        (None, "--side-by-side: needs at least 2 hosts"),
+    ],
+)
+def test_with_too_few_hosts_nothing_changes(graph: Place, hosts: str | None, part: str) -> None:
+    if hosts is None:
+        (graph.root / "hosts").unlink()
+    else:
+        (graph.root / "hosts").write_text(hosts)
+    if hosts and "no-such-host" in hosts:
+        graph.connect = lambda name: connect(name) if name == "localhost" else Place.connect(name)
+    before = graph.tree()
+    with pytest.raises(InputError, match=part):
+        graph.run(side_by_side=True, **({"hostfile": graph.root / "hosts"} if hosts else {}))
+    assert graph.tree() == before
+
+
+def test_a_recipe_without_branches_is_refused(place: Place) -> None:
+    before = place.tree()
+    with pytest.raises(InputError, match="--side-by-side: nothing branches off in small; leave it out"):
+        place.run(side_by_side=True)
+    assert place.tree() == before
+
+
+def test_new_is_refused_while_a_branch_of_a_killed_run_trains(graph: Place) -> None:
+    first = start_amid_both(graph)
+    first.kill()
+    first.wait()
+    (graph.root / "runs/small-1/logs/cyc1-1.log").unlink()
+    with pytest.raises(InputError, match=r"side-1\.log: process \d+ of a killed run still trains"):
+        graph.run(hostfile=graph.root / "hosts", new=True)
+    (graph.root / "release").touch()
