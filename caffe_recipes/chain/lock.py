@@ -24,7 +24,10 @@ _TRAINED = ("lock", "the mpiexec of a killed run is still at work", "wait for it
 
 
 class RecipeLock:
-    """The locks of one recipe under one Caffe root; held until closed."""
+    """The locks of one recipe under one Caffe root; held until closed.
+
+    `preparing` is for the threads of a run: what they place and stage is partly the same.
+    """
 
     def __init__(self, root: Path, recipe_name: str, linger_s: float = _LINGER_S) -> None:
         """Hold nothing yet."""
@@ -32,6 +35,7 @@ class RecipeLock:
         self._linger_s = linger_s
         self._files: dict[str, int] = {}
         self._locking = threading.Lock()
+        self.preparing = threading.RLock()
 
     def take(self) -> None:
         """Become who carries the chain; raises InputError if a run.sh, or another run, does."""

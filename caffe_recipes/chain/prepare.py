@@ -15,11 +15,12 @@ from caffe_recipes.generate.tree import write_files
 
 def prepare(run: Run) -> None:
     """Place, build and stage; raises InputError if a disk or a host does not let us."""
-    write_hostfile(run.path(run.folder), [host.name for host in run.setting.hosts])
-    _place(run)
-    _build(run)
-    _make_folders(run)
-    stage_lmdb(run)
+    with run.lock.preparing:
+        write_hostfile(run.path(run.folder), [host.name for host in run.setting.hosts])
+        _place(run)
+        _build(run)
+        _make_folders(run)
+        stage_lmdb(run)
 
 
 def _place(run: Run) -> None:
@@ -58,7 +59,8 @@ def stage_lmdb(run: Run) -> None:
     # What this machine does for itself alone needs no plan to be argued with.
     tells = len(hosts) > 1 or not hosts[0].is_local
     means = find_means(setting.profile, setting.how)
-    placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
+    with run.lock.preparing:
+        placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent:
         what = f"{setting.show(source)} ({describe_bytes(size)}) to {setting.show(lmdb)}"

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.chain.branches import Branches, Group, Lines, on_hosts, plan_lines
+from caffe_recipes.chain.branch_plan import BranchPlan, plan_branches
 from caffe_recipes.chain.checkpoints import choose_interval
 from caffe_recipes.chain.evaluation import evaluate
 from caffe_recipes.chain.folder import (
@@ -38,6 +38,7 @@ from caffe_recipes.chain.recovery import insist, replace_hosts
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
+from caffe_recipes.chain.side_by_side import Branches, on_hosts
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.chain.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.chain.snapshots import verify_kept
@@ -83,16 +84,16 @@ def run_chain(
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
-        plan_lines(setting, plan, state)
+        plan_branches(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
-        setting, lines = plan_lines(_preflight(setting, plan, state, reporter), plan, state)
+        setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
         lock = _lock(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
         name = f"{RUNS}/{folder.name}"
         run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
         try:
-            return _carry_on(run, lines)
+            return _carry_on(run, branches)
         except Interrupted as stop:
             note_stop(run, stop)
             raise
@@ -101,25 +102,29 @@ def run_chain(
             raise RunFailed(error.where, error.what, error.hint) from None
 
 
-def _carry_on(run: Run, lines: Lines) -> RunState:
+def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     """Do what is not done yet."""
-    run = replace(run, plan=replace(run.plan, trainings=lines.main))
+    run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.journal.start(around.job, around.restarts)
     run.reporter.say(f"{run.folder}: log and state of this run")
-    run = insist(run, prepare)
-    settings = [_prepare_group(run, group) for group in lines.groups]
-    with Branches(run, lines.beside) as branches:
-        for group, setting in zip(lines.groups, settings, strict=True):
-            branches.start(setting, group.left, goes_on=group.spares)
-        for training in lines.main:
+    with Branches(run, planned.beside) as branches:
+        for group in planned.groups:
+            if group.left:
+                branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.spares)
+        run = insist(run, prepare)
+        for group in planned.groups:
+            if not group.left:  # staged from here, the user may stop it at once
+                there = replace(run, setting=on_hosts(run.setting, group.hosts))
+                branches.start(insist(there, stage_lmdb).setting)
+        for training in planned.main:
             branches.check()
             if training.phase in run.journal.state().finished:
                 run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
             else:
                 run = insist(run, partial(train, training=training))
                 branches.look()
-        if lines.beside:  # what is left of them
+        if planned.beside:  # what is left of them
             branches.start(run.setting)
     for testing in run.plan.testings:
         if testing.phase not in run.journal.state().evaluations:
@@ -127,12 +132,6 @@ def _carry_on(run: Run, lines: Lines) -> RunState:
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
     return state
-
-
-def _prepare_group(run: Run, group: Group) -> Setting:
-    """Return the setting of hosts for branches, which have the LMDB then: the user may still stop it here."""
-    setting = on_hosts(run.setting, group.hosts)
-    return setting if group.left else insist(replace(run, setting=setting), stage_lmdb).setting
 
 
 def _check_interval(plan: Plan, every: int | None) -> None:

@@ -76,6 +76,9 @@ def show_log(
         if options.phase is not None and options.phase not in [each.name for each in shown.recipe.phases]:
             there = ", ".join(each.name for each in shown.recipe.phases)
             raise InputError(shown.folder, f"has no phase {options.phase!r}", f"there are: {there}")
+        shown.take(files.look(shown.wanted()).pieces)
+        if options.phase in shown.state.branches:
+            shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe, reporter)
         eyes = Eyes(files, reporter, means, once=not options.follow)
         stack.callback(eyes.close)
         lines = _Lines(write, options.rank)

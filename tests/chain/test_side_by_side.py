@@ -115,6 +115,7 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
 
 
 def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:
+    graph.edit(SIDE, SIDE + SIDE.replace("side", "deep").replace("weights: init", "weights: side"))
     beside = graph.run(hostfile=graph.root / "hosts", side_by_side=True)
     in_turn = graph.run(hostfile=graph.root / "hosts", new=True)
     assert beside.evaluations == in_turn.evaluations

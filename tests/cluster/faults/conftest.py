@@ -8,15 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults.faulty_chain import FaultyChain
+from tests.cluster.faults.faulty_chain import RECIPE, FaultyChain
 from tests.cluster.harness.cluster import Cluster
 
 
 @pytest.fixture
 def chain(cluster: Cluster, shared: Path) -> Iterator[FaultyChain]:
     """Make a chain on the first two of the module's four hosts."""
-    made = FaultyChain(cluster, shared / f"small-{shared.name}")
-    yield made
+    yield from _chain(cluster, shared)
+
+
+@pytest.fixture
+def graph(cluster: Cluster, shared: Path) -> Iterator[FaultyChain]:
+    """Make one whose phase `side` branches off the first, before the last."""
+    last = "  - {{name: last,"
+    side = "name: side, weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 8"
+    side = f"  - {{{{{side}, snapshot_prefix: {{tmp}}/side}}}}\n"
+    yield from _chain(cluster, shared, RECIPE.replace(last, f"{side}{last} weights: cyc1,"))
+
+
+def _chain(cluster: Cluster, shared: Path, recipe: str = RECIPE) -> Iterator[FaultyChain]:
+    yield FaultyChain(cluster, shared / f"small-{shared.name}", recipe=recipe)
     for host in cluster.pids:
         for left in Path(f"/proc/{cluster.pids[host]}/root/tmp").glob(f"*-{shared.name}"):
             shutil.rmtree(left)

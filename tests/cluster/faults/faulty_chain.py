@@ -97,13 +97,16 @@ class Started:
 class FaultyChain:
     """A recipe and its Caffe root; on each host its LMDB and its snapshots lie in `tmp`."""
 
-    def __init__(self, cluster: Cluster, root: Path, nodes: int = 2, records: int = 128) -> None:
+    def __init__(
+        self, cluster: Cluster, root: Path, nodes: int = 2, records: int = 128, recipe: str = RECIPE
+    ) -> None:
         """Make the root; the hostfile holds all of the cluster's nodes, of which `nodes` are wanted."""
+        self._recipe = recipe
         self.cluster, self.root, self.nodes = cluster, root, nodes
         self.run_folder, self.tmp = root / "runs/small-1", f"/tmp/{root.name}"
         self._starts = 0
         root.mkdir()
-        (root / "recipe.yaml").write_text(RECIPE.format(nodes=nodes, tmp=self.tmp, records=records))
+        (root / "recipe.yaml").write_text(recipe.format(nodes=nodes, tmp=self.tmp, records=records))
         (root / "hostfile").write_text("".join(f"{name}\n" for name in cluster.nodes))
         write_lmdb(root / "data/train_lmdb", records)
         write_lmdb(root / "data/test_lmdb", 16)
@@ -261,7 +264,7 @@ class FaultyChain:
             lmdb = aside / "tmp/lmdb"
             lmdb.parent.mkdir(parents=True)
             lmdb.symlink_to(self.root / "data/train_lmdb")
-            (aside / "recipe.yaml").write_text(RECIPE.format(nodes=self.nodes, tmp="tmp", records=128))
+            (aside / "recipe.yaml").write_text(self._recipe.format(nodes=self.nodes, tmp="tmp", records=128))
             plan = plan_chain(load_recipe(aside / "recipe.yaml"), "tmp")
             write_files(plan.prototxts, aside)
             for step in plan.trainings:

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 
-from caffe_recipes.chain.journal import Launch, RunState, branch_launches, name_branch
+from caffe_recipes.chain.journal import name_branch
 from caffe_recipes.chain.phase import note_stop, train
 from caffe_recipes.chain.plan import Plan, Training
 from caffe_recipes.chain.prepare import prepare
@@ -27,99 +27,14 @@ from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.chain.signals import Interrupted
 from caffe_recipes.chain.snapshots import verify_kept
-from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.parallel import open_all
-from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
-from caffe_recipes.recipe.graph import main_line
+from caffe_recipes.errors import CaffeRecipesError, RunFailed
 from caffe_recipes.recipe.phases import Phase
 
-_OPTION = "--side-by-side"
 _LOOK_S = 0.5
 # Who is asked twice to stop ends its ranks within this; what is left then stages, or waits for a host.
 _URGENT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Group:
-    """Hosts that train branches; `left` is the phase that a killed run's trainer still trains there.
-
-    They go on with others if they are `spares`, and not merely where that trainer happens to be.
-    """
-
-    hosts: tuple[str, ...]
-    left: str | None = None
-    spares: bool = True
-
-
-@dataclass(frozen=True)
-class Lines:
-    """What a run trains one after another, and what beside that by which groups of hosts."""
-
-    main: tuple[Training, ...]
-    beside: tuple[Training, ...] = ()
-    groups: tuple[Group, ...] = ()
-
-
-def plan_lines(setting: Setting, plan: Plan, state: RunState) -> tuple[Setting, Lines]:
-    """Plan what is trained beside what; return the setting with the spares that are left, and the lines.
-
-    Side by side all branches are, but for those that the main line's hosts have begun; else only those that
-    have begun so. Groups are the last of the spares: the first still replace. Raises InputError without a
-    branch, with too few hosts, and where a trainer of a killed run is in the way.
-    """
-    nodes = setting.recipe.cluster.nodes
-    on_line = {phase.name for phase in main_line(setting.recipe)}
-    if setting.side_by_side and all(step.phase in on_line for step in plan.trainings):
-        raise InputError(_OPTION, f"nothing branches off in {setting.recipe.name}", "leave it out")
-    beside = _find_beside(setting, plan, state, on_line)
-    left = _find_left(setting, plan, state)
-    busy = {name for launch in left for name in launch.hosts}
-    free = [name for name in setting.spares if name not in busy]
-    count = min(len(free) // nodes, len(beside) - len(left)) if setting.side_by_side else 0
-    if setting.side_by_side and beside and not left and not count:
-        what = f"needs at least {2 * nodes} hosts, {nodes} for the main line and as many for a branch"
-        there = f"{len(setting.hosts) + len(free)} can be used"
-        raise InputError(_OPTION, f"{what}; {there}", "give more in the hostfile, or leave it out")
-    kept = len(free) - count * nodes
-    new = (Group(tuple(free[at : at + nodes])) for at in range(len(free) - nodes, kept - 1, -nodes))
-    adopted = (
-        Group(launch.hosts, launch.phase, setting.side_by_side and {*launch.hosts} <= {*setting.spares})
-        for launch in left
-    )
-    waiting = {step.phase for step in beside}
-    first = state.launch.phase if state.launch else None  # before another is launched over it
-    main = [step for step in plan.trainings if step.phase not in waiting]
-    lines = Lines(tuple(sorted(main, key=lambda step: step.phase != first)), beside, (*adopted, *new))
-    return replace(setting, spares=tuple(free[:kept])), lines
-
-
-def _find_left(setting: Setting, plan: Plan, state: RunState) -> list[Launch]:
-    """Return the trainers of a killed run that still train branches; raises InputError for one in the way."""
-    own = (state.launch,) if state.launch else ()
-    beside = branch_launches(setting.root, state)
-    lives = [each for each in (*own, *beside) if Trainer(setting.root / each.log).is_running()]
-    planned, hosts = {step.phase for step in plan.trainings}, {host.name for host in setting.hosts}
-    for launch in lives:
-        what = f"phase {launch.phase} of a killed run still trains"
-        if launch.phase not in planned:
-            raise InputError("--until", what, "go on without it, or wait for its end")
-        if launch in beside and hosts & {*launch.hosts}:
-            where = ", ".join(sorted(hosts & {*launch.hosts}))
-            raise InputError(where, what, "go on with the hostfile of before, or wait for its end")
-    return [launch for launch in lives if launch in beside]
-
-
-def _find_beside(setting: Setting, plan: Plan, state: RunState, on_line: set[str]) -> tuple[Training, ...]:
-    beside: dict[str, Training] = {}
-    for step in plan.trainings:
-        if step.phase in on_line or step.phase in state.finished or step.phase in state.attempts:
-            continue
-        start = setting.recipe.starts_from(setting.recipe.phase(step.phase))
-        waits = isinstance(start, Phase) and start.name in beside
-        if setting.side_by_side or step.phase in state.branches or waits:
-            beside[step.phase] = step
-    return tuple(beside.values())
 
 
 class Branches:
@@ -140,12 +55,7 @@ class Branches:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._close()
-            if self._training and not isinstance(error, Interrupted):
-                named = ", ".join(self._training)
-                self._run.reporter.say(f"{error}; first the end of {named} is waited for, which trains")
-        self._wait()
+        self._wait(error)
         if error is None:
             self.check()
             self._run.interrupts.raise_asked()
@@ -178,12 +88,15 @@ class Branches:
             self._is_closing = True
             self._news.notify_all()
 
-    def _wait(self) -> None:
+    def _wait(self, error: BaseException | None) -> None:
         """Wait for the threads; they see for themselves what the user asks meanwhile."""
         until: float | None = None
         while True:
             try:
                 with self._run.interrupts.noted():
+                    if error is not None and not self._is_closing:
+                        self._close()
+                        self._tell_of(error)
                     for thread in self._threads:
                         while thread.is_alive() and (until is None or time.monotonic() < until):
                             thread.join(_LOOK_S)
@@ -191,9 +104,14 @@ class Branches:
             except Interrupted:
                 until = time.monotonic() + _URGENT_S
 
+    def _tell_of(self, error: BaseException) -> None:
+        if self._training and not isinstance(error, Interrupted):
+            named = ", ".join(self._training)
+            self._run.reporter.say(f"{error}; first the end of {named} is waited for, which trains")
+
     def _work(self, setting: Setting, first: Training | None, goes_on: bool) -> None:
-        training = first or self._next()
         try:
+            training = first or self._next()
             while training is not None:
                 self._training.append(training.phase)
                 try:
@@ -216,9 +134,8 @@ class Branches:
             while self._waiting and not self._is_closing and self._run.interrupts.asked is None:
                 finished = self._run.journal.state().finished
                 for training in self._waiting:
-                    start = self._run.setting.recipe.starts_from(
-                        self._run.setting.recipe.phase(training.phase)
-                    )
+                    recipe = self._run.setting.recipe
+                    start = recipe.starts_from(recipe.phase(training.phase))
                     if not isinstance(start, Phase) or start.name in finished:
                         self._waiting.remove(training)
                         return training

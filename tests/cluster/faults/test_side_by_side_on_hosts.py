@@ -1,0 +1,67 @@
+"""A branch beside the main line, two hosts each: undisturbed, killed, and told to stop."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain, Started
+
+pytestmark = pytest.mark.cluster
+
+BOTH = ("cyc1", "side")
+
+
+def log(chain: FaultyChain, phase: str, attempt: int = 1) -> str:
+    folder = chain.run_folder / "branches/side" if phase == "side" else chain.run_folder
+    path = folder / f"logs/{phase}-{attempt}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def start_amid_both(chain: FaultyChain) -> Started:
+    """Return when both train at once; they go on to iteration 6 when there is a file `release`."""
+    waits = [{"does": "waits", "at": 4}, {"does": "waits", "at": 6, "until": "doomsday"}]
+    chain.behave(cyc1=waits, side=waits)
+    run = chain.start("--side-by-side")
+    run.wait_until(lambda: all("Iteration 4, lr" in log(chain, phase) for phase in BOTH))
+    return run
+
+
+def test_a_run_killed_amid_both_goes_on_with_both_on_their_hosts(graph: FaultyChain) -> None:
+    graph.behave(cyc1={"does": "waits", "at": 4}, side={"does": "waits", "at": 4})
+    run = graph.start("--side-by-side")
+    run.wait_until(lambda: all("Iteration 4, lr" in log(graph, phase) for phase in BOTH))
+    ranks = [sorted(graph.ranks_on(name).values()) for name in graph.cluster.nodes]
+    assert ranks == [[0, 1], [2, 3]] * 2
+    run.kill()
+    again = graph.start("--side-by-side")
+    going_on = "the trainer of a killed run is still training; going on with it"
+    again.wait_until(lambda: all(f"{phase}: {going_on}" in again.said() for phase in BOTH))
+    graph.release()
+    again.finish()
+    graph.check_finished()
+    assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"], "none is trained twice"
+
+
+def test_the_first_ctrl_c_keeps_a_snapshot_of_each_from_which_they_go_on(graph: FaultyChain) -> None:
+    run = start_amid_both(graph)
+    run.kill(signal.SIGINT)
+    run.wait_until(lambda: run.said().count("asked Caffe for a snapshot") == 2)
+    graph.release()
+    run.finish(130)
+    assert graph.cluster.leftovers() == {}
+    graph.behave()
+    graph.run("--side-by-side")
+    for phase in BOTH:
+        assert f"Resuming from {graph.tmp}/{phase}_iter_5.solverstate" in log(graph, phase, 2)
+    graph.check_finished()
+
+
+def test_the_second_ctrl_c_stops_both_at_once(graph: FaultyChain) -> None:
+    run = start_amid_both(graph)
+    run.kill(signal.SIGINT)
+    run.wait_until(lambda: run.said().count("asked Caffe for a snapshot") == 2)
+    run.kill(signal.SIGINT)
+    run.finish(130)
+    assert graph.cluster.leftovers() == {}
