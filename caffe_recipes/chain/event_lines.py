@@ -106,7 +106,7 @@ def _resumed_iteration(arguments: Sequence[str]) -> int | None:
 
 def _branched(said: Said, recipe: Recipe, folder: str) -> str:
     log = f"{folder}/branches/{said['phase']}/logs"
-    return f"{said['phase']}: beside the main line, on {describe_names(said['hosts'])}; log: {log}"
+    return f"{said['phase']}: a branch, on {describe_names(said['hosts'])}; log: {log}"
 
 
 def _finished(said: Said, recipe: Recipe, folder: str) -> str:

@@ -62,9 +62,10 @@ class Branches:
 
     def start(self, setting: Setting, left: str | None = None, *, goes_on: bool = True) -> None:
         """Train on more hosts: first what a killed run has left there, then what is ready."""
-        first = next((step for step in self._waiting if step.phase == left), None)
-        if first is not None:
-            self._waiting.remove(first)
+        with self._news:
+            first = next((step for step in self._waiting if step.phase == left), None)
+            if first is not None:
+                self._waiting.remove(first)
         thread = threading.Thread(target=self._work, args=(setting, first, goes_on), daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -111,7 +112,7 @@ class Branches:
 
     def _work(self, setting: Setting, first: Training | None, goes_on: bool) -> None:
         try:
-            training = first or self._next()
+            training = first or (self._next() if goes_on else None)
             while training is not None:
                 self._training.append(training.phase)
                 try:
@@ -175,7 +176,7 @@ class Branches:
             journal.append("created", recipe=setting.recipe.name, id=name)
         journal.start(state.job, state.restarts)
         reporter = run.reporter.beside(phase)
-        reporter.say(f"beside the main line, on {describe_names(hosts)}; log: {folder}/logs")
+        reporter.say(f"a branch, on {describe_names(hosts)}; log: {folder}/logs")
         return replace(
             run,
             id=name,

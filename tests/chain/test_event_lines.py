@@ -19,5 +19,8 @@ def test_a_launch_that_resumes_is_told_as_the_run_tells_it(place: Place) -> None
         "arguments": ["train", "--snapshot=/a b/x_iter_6.solverstate"],
     }
     assert describe_event(said, recipe, "runs/small-1") == "init: 2 iterations from the checkpoint at 6"
+    branched = {"event": "branched", "phase": "last", "folder": "", "hosts": ["n3", "n4"]}
+    told = "last: a branch, on n3, n4; log: runs/small-1/branches/last/logs"
+    assert describe_event(branched, recipe, "runs/small-1") == told
     said["arguments"] = ["train", "--solver=/a_iter_6.solverstate"]
     assert describe_event(said, recipe, "runs/small-1") == "init: 8 iterations from the nets' fillers"

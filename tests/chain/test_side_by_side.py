@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.chain.shown_log import LogOptions, show_log
 from caffe_recipes.chain.status import StatusOptions, find_standing
 from caffe_recipes.chain.status_lines import detail_standing, standing_as_json
 from caffe_recipes.errors import InputError, RunFailed
@@ -107,15 +108,19 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
     (beside,) = standing_as_json(standing)["beside"]
     assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
+    written: list[bytes] = []
+    show_log("small", LogOptions(str(graph.root), phase="side"), written.append, lambda text: None)
+    assert b"".join(written).decode() == log(graph, "side")
     (graph.root / "release").touch()
     finish(run, graph)
     check_end(graph)
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"]
-    assert "side: beside the main line, on node2; log: runs/small-1/branches/side/logs" in said(graph)
+    assert "side: a branch, on node2; log: runs/small-1/branches/side/logs" in said(graph)
 
 
 def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:
     graph.edit(SIDE, SIDE + SIDE.replace("side", "deep").replace("weights: init", "weights: side"))
+    (graph.root / "hosts").write_text("localhost\nnode2\nnode3\n")
     beside = graph.run(hostfile=graph.root / "hosts", side_by_side=True)
     in_turn = graph.run(hostfile=graph.root / "hosts", new=True)
     assert beside.evaluations == in_turn.evaluations
