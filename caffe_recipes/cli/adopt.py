@@ -6,16 +6,15 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli import making, options
+from caffe_recipes.cli import making
 from caffe_recipes.cli.making import COUNT
+from caffe_recipes.cli.paths import FOLDER, PATH
 from caffe_recipes.making.adopt import adopt as make
 from caffe_recipes.making.adopted_machine import Said
 
-_PATH = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=options.NamedPath())
+@click.argument("folder", metavar="FOLDER", type=PATH)
 @making.out
 @click.option(
     "--name", metavar="NAME", callback=making.read_name, help="The recipe's name [default: the folder's]"
@@ -23,7 +22,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--script",
     metavar="FILE",
-    type=_PATH,
+    type=PATH,
     help="A script, README or log with the commands: order, weights, ranks [default: one in the folder]",
 )
 @click.option("--ranks", metavar="N", type=COUNT, help="MPI ranks that train.")
@@ -34,7 +33,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--caffe-root",
     metavar="DIR",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=FOLDER,
     help="Where the solvers' net: paths start.",
 )
 def adopt(

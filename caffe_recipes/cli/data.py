@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cli.progress import Progress
 from caffe_recipes.cli.tfrecords import check_tfrecords, tfrecords
 from caffe_recipes.data.check import check_lmdb
@@ -17,7 +18,6 @@ from caffe_recipes.data.records_check import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import write_whole
 
-_PATH = click.Path(readable=False, path_type=Path)  # what cannot be read is told on one line
 _ANY_LABEL = 2**31
 _SIDE_PX = click.IntRange(1, 65_500)  # a JPEG's most
 _DIGITS = Path("examples/digits")
@@ -33,16 +33,16 @@ data.add_command(tfrecords)
 
 @data.command()
 @click.argument("name", required=False, type=click.Choice(["digits"]))
-@click.option("--images", metavar="LIST|FOLDER|TAR", type=_PATH, help="What the LMDB is made of.")
+@click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="What the LMDB is made of.")
 @click.option(
     "--out",
     metavar="LMDB",
-    type=_PATH,
+    type=PATH,
     help="What is built; of digits the folder [default: examples/digits].",
 )
-@click.option("--root", metavar="DIR", type=_PATH, help="Folder of a LIST's paths [default: the list's].")
-@click.option("--labels", metavar="FILE", type=_PATH, help="Labels of a TAR of images alone.")
-@click.option("--class-list", metavar="FILE", type=_PATH, help="Names of classes, or a manifest with them.")
+@click.option("--root", metavar="DIR", type=PATH, help="Folder of a LIST's paths [default: the list's].")
+@click.option("--labels", metavar="FILE", type=PATH, help="Labels of a TAR of images alone.")
+@click.option("--class-list", metavar="FILE", type=PATH, help="Names of classes, or a manifest with them.")
 @click.option("--classes", metavar="N", type=click.IntRange(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
 @click.option("--resize-height", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-width.")
 @click.option("--resize-width", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-height.")
@@ -117,7 +117,7 @@ def build(
 
 
 @data.command()
-@click.argument("lmdb", metavar="LMDB|TFRECORDS", type=_PATH)
+@click.argument("lmdb", metavar="LMDB|TFRECORDS", type=PATH)
 @click.option(
     "--classes",
     metavar="N",
@@ -137,7 +137,7 @@ def build(
     help="Count the classes of batches of N.",
 )
 @click.option("--shuffled", is_flag=True, help="Exit 1 unless the records are shuffled.")
-@click.option("--sheet", metavar="FILE.png", type=_PATH, help="Draw 64 images with their labels.")
+@click.option("--sheet", metavar="FILE.png", type=PATH, help="Draw 64 images with their labels.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     lmdb: Path,

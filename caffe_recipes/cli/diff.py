@@ -61,6 +61,8 @@ def diff(
     if git:
         click.echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
         return
+    if "" in rest:
+        raise InputError("PATH", "'' is no path", "is a variable unset?")
     if not sides:
         raise click.UsageError("Missing argument 'A'.", ctx)
     if (images is None) != (ranks is None):

@@ -10,6 +10,7 @@ import click
 from caffe_recipes.chain.ensemble.measure import EnsembleOptions, measure_ensemble
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RUN
+from caffe_recipes.cli.paths import PATH
 
 
 def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -32,7 +33,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 )
 @click.option(
     "--lmdb",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Images with labels [default: the recipe's test LMDB]",
 )

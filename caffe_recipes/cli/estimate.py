@@ -13,6 +13,7 @@ from caffe_recipes.chain.staging import find_rates
 from caffe_recipes.cli import options
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.tree import write_file
 from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
@@ -24,8 +25,6 @@ from caffe_recipes.review.estimate.sweep import sweep_shapes
 from caffe_recipes.review.estimate.text import estimate_values, render_estimate, render_sweep
 from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.review.pictures import format_of
-
-_PATH = click.Path(path_type=Path)
 
 
 def _start(context: click.Context, option: click.Parameter, text: str | None) -> datetime:
@@ -43,7 +42,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--log",
     "logs",
-    type=options.NamedPath(),
+    type=PATH,
     metavar="FILE|DIR",
     multiple=True,
     help="Caffe's log, or a run's folder, of the recipe's own shape: its pace counts.",
@@ -72,7 +71,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
     multiple=True,
     help="Several at once: nodes, batch_per_rank or global_batch, as 64,128 or 64..512:64 or 64..1024:x2.",
 )
-@click.option("--plot", type=_PATH, metavar="FILE", help="Draw what is swept: a .svg, .png or .pdf.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw what is swept: a .svg, .png or .pdf.")
 @click.option(
     "--start",
     metavar="TIME",

@@ -8,6 +8,7 @@ import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import CheckFailed, RecipeError
 from caffe_recipes.generate.dialect import find_parts
 from caffe_recipes.generate.files import generate_all
@@ -18,9 +19,7 @@ from caffe_recipes.recipe.translate import translate
 
 @click.command()
 @click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
-@click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path), default=".", help="Folder to write into."
-)
+@click.option("--out", metavar="DIR", type=PATH, default=".", help="Folder to write into.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
 @click.option(
     "--dialect",

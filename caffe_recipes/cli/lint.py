@@ -9,6 +9,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.paths import FOLDER, PATH
 from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.explain import explain
 from caffe_recipes.review.lint.reading.reader import Options
@@ -46,13 +47,13 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 @click.option(
     "--caffe-root",
     metavar="DIR",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=FOLDER,
     help="Where the solvers' net: paths start.",
 )
 @click.option(
     "--script",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A script, README or log with the commands: ranks, weights, order, MLSL's cores.",
 )
 @click.option(

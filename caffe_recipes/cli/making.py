@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.making.output import check_output, write_new
 
@@ -62,7 +63,7 @@ def _new_file(context: click.Context, option: click.Parameter, path: Path | None
 out = click.option(
     "--out",
     metavar="FILE.yaml",
-    type=click.Path(path_type=Path),
+    type=PATH,
     callback=_new_file,
     help="Write the recipe here, where nothing is yet [default: print it]",
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from caffe_recipes.cli.paths import refuse_empty
+
 # As chain/submitting/submissions.py has it, which a shell that completes is not to wait for.
 SUBMITTED = ".submissions.jsonl"
 
@@ -20,6 +22,12 @@ class Name(click.types.StringParamType):
     def __init__(self, *suffixes: str, shipped: bool = True) -> None:
         self.suffixes = suffixes
         self.shipped = shipped
+        if not shipped:
+            self.name = "path"
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
+        """Read it; raises InputError if it is empty."""
+        return str(super().convert(refuse_empty(self.name, value, param), param, context))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

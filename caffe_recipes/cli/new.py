@@ -10,6 +10,7 @@ import click
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import making, options
 from caffe_recipes.cli.making import COUNT
+from caffe_recipes.cli.paths import PATH_TEXT
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.making.new import Wish, make_new
 
@@ -65,9 +66,14 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
 @click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
 @click.option(
-    "--lmdb", metavar="DIR", default=Wish.lmdb, show_default=True, help="The training LMDB on every node."
+    "--lmdb",
+    metavar="DIR",
+    type=PATH_TEXT,
+    default=Wish.lmdb,
+    show_default=True,
+    help="The training LMDB on every node.",
 )
-@click.option("--test-lmdb", metavar="DIR", default=Wish.test_lmdb, show_default=True)
+@click.option("--test-lmdb", metavar="DIR", type=PATH_TEXT, default=Wish.test_lmdb, show_default=True)
 @click.option(
     "--name",
     metavar="NAME",

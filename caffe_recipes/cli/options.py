@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.cli.paths import PATH, PATH_TEXT
 from caffe_recipes.cluster.staging.costs import WAYS
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.values import FASTEST, SLOWEST
-
-_PATH = click.Path(path_type=Path)
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -27,24 +25,6 @@ def read_speed(context: click.Context, option: click.Parameter, value: float | N
         hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
         raise InputError("--images-per-s", f"{value:g} is no speed", hint)
     return value
-
-
-class NamedPath(click.Path):
-    """A path that is not empty, as `"$LOG"` is while LOG is not set: it would be taken for this folder."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        context: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """Read it; click says which option is wrong."""
-        if value == "":
-            self.fail("the path is empty.", param, context)
-        return super().convert(value, param, context)
 
 
 class Seconds(click.FloatRange):
@@ -67,20 +47,23 @@ def _complete_profile(context: click.Context, option: click.Parameter, typed: st
 
 hostfile = click.option(
     "--hostfile",
-    type=_PATH,
+    type=PATH,
     metavar="FILE",
     help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
 )
 profile = click.option(
     "--profile",
+    type=PATH_TEXT,
     metavar="NAME|FILE.yaml",
     shell_complete=_complete_profile,
     help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
 )
-caffe = click.option("--caffe", metavar="PATH", help="The Caffe binary, instead of the recipe's trainer.")
+caffe = click.option(
+    "--caffe", metavar="PATH", type=PATH_TEXT, help="The Caffe binary, instead of the recipe's trainer."
+)
 caffe_root = click.option(
     "--caffe-root",
-    type=_PATH,
+    type=PATH,
     metavar="DIR",
     envvar="CAFFE_ROOT",
     show_envvar=True,
@@ -88,6 +71,7 @@ caffe_root = click.option(
 )
 runs_root = click.option(
     "--caffe-root",
+    type=PATH_TEXT,
     metavar="DIR",
     envvar="CAFFE_ROOT",
     default=".",
@@ -99,7 +83,7 @@ on = click.option(
 )
 lmdb_source = click.option(
     "--lmdb-source",
-    type=_PATH,
+    type=PATH,
     metavar="DIR",
     envvar="LMDB_SOURCE",
     show_envvar=True,

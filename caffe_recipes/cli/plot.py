@@ -8,6 +8,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.generate.tree import write_file
 from caffe_recipes.review.iterations import find_epochs_per_iter
 from caffe_recipes.review.pictures import format_of
@@ -29,7 +30,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
     "-o",
     "--out",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="A .svg, .png or .pdf.",
 )

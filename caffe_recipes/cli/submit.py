@@ -14,6 +14,7 @@ from caffe_recipes.chain.submitting.planned import SubmitOptions
 from caffe_recipes.chain.submitting.submit import Means, describe_submission, submit_chain
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.times import parse_limit
 from caffe_recipes.cluster.staging.costs import How
@@ -89,7 +90,7 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Holds jobs/, as for `generate` [default: this folder, else the Caffe root]",
 )

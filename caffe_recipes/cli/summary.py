@@ -9,11 +9,11 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.summary import Options, read_net, summarize
 from caffe_recipes.review.summary_text import render_csv, render_json, render_table
 
-_PATH = click.Path(path_type=Path)
 _MOST_DIM = 2**31 - 1
 
 
@@ -38,11 +38,11 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--input", "image", callback=_image, metavar="C,H,W", help="Size of images that nothing here tells."
 )
-@click.option("--caffe-root", type=_PATH, metavar="DIR", help="Folder that Caffe is started in.")
+@click.option("--caffe-root", type=PATH, metavar="DIR", help="Folder that Caffe is started in.")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
 @click.option(
-    "--graph", type=_PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
+    "--graph", type=PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
 )
 @click.option("--max-bytes", type=int, default=MOST_BYTES, help="Read files of more than 16 MB.")
 def summary(

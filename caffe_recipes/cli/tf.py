@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.schedule.horovod import of_another_run
@@ -23,7 +24,7 @@ def tf() -> None:
 
 
 @tf.command()
-@click.argument("log", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("log", metavar="FILE", type=PATH)
 @click.option("--recipe", metavar="NAME|FILE.yaml", type=RECIPE, default=_RECIPE, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of all evaluations.")
 def log(log: Path, recipe: str, as_json: bool) -> None:

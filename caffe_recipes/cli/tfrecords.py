@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cli.progress import Progress
 from caffe_recipes.errors import CheckFailed, InputError
 
-_PATH = click.Path(readable=False, path_type=Path)  # what cannot be read is told on one line
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -22,8 +22,8 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 
 
 @click.command()
-@click.argument("lmdb", type=_PATH)
-@click.option("--out", metavar="DIR", type=_PATH, required=True, help="Folder of the files.")
+@click.argument("lmdb", type=PATH)
+@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder of the files.")
 @click.option(
     "--shards",
     metavar="N",
@@ -44,7 +44,7 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     help="Files are NAME-00000-of-01024 and so on.",
 )
 @click.option(
-    "--class-list", metavar="FILE", type=_PATH, help="Names of classes [default: the LMDB's manifest's]"
+    "--class-list", metavar="FILE", type=PATH, help="Names of classes [default: the LMDB's manifest's]"
 )
 def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_list: Path | None) -> None:
     """Write an LMDB's images as TFRecords of ImageNet's kind, classes shuffled across all files.

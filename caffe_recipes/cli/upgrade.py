@@ -11,6 +11,7 @@ from caffe_recipes.caffe.documents import Document, load_document, parse_documen
 from caffe_recipes.caffe.prototxt import render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.cli.names import PROTOTXT
+from caffe_recipes.cli.paths import PATH_TEXT
 from caffe_recipes.cli.streams import STDIN, max_bytes_option, print_text, read_stdin
 from caffe_recipes.errors import CheckFailed
 from caffe_recipes.review.rewrites import Rewrite, check_writable, render_diff, save_rewrites
@@ -21,7 +22,13 @@ from caffe_recipes.review.rewrites import Rewrite, check_writable, render_diff, 
 @click.option(
     "--write", "-w", is_flag=True, help="Write each file in place; what is up to date is not touched."
 )
-@click.option("--out", "-o", metavar="FILE", help="Write the one upgraded file there; - is standard output.")
+@click.option(
+    "--out",
+    "-o",
+    metavar="FILE",
+    type=PATH_TEXT,
+    help="Write the one upgraded file there; - is standard output.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and say what would change.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @max_bytes_option

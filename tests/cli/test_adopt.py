@@ -51,12 +51,6 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_an_empty_path_is_not_this_folder() -> None:
-    done = run("adopt", "", cwd=DIGITS)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "'FOLDER': the path is empty." in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -94,13 +94,6 @@ def test_a_count_given_twice_is_one_estimate() -> None:
     assert estimate(RECIPE, "--nodes", 64, "--nodes", 64).stdout.startswith(f"recipe  {RECIPE}\n")
 
 
-def test_an_empty_path_is_not_this_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.log").touch()
-    done = estimate(RECIPE, "--log", "", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "'--log': the path is empty." in done.stderr
-
-
 def test_no_nodes_are_refused() -> None:
     done = estimate(RECIPE, "--nodes", 0)
     assert done.returncode == 2

@@ -1,0 +1,92 @@
+"""Paths on the command line: no command takes an empty one, which would be this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from caffe_recipes.cli.main import COMMANDS, commands
+from caffe_recipes.errors import InputError
+
+SAID = r"'{}' is no (path|name|run); is a variable unset\?"
+
+# The text that commands take and that is no path, and what is read with checks of its own.
+NO_PATHS = {
+    "--account",
+    "--constraint",
+    "--explain",
+    "--input",
+    "--mail",
+    "--members",
+    "--name",
+    "--on",
+    "--partition",
+    "--phase",
+    "--prefix",
+    "--qos",
+    "--ranks",
+    "--sbatch-option",
+    "--stage",
+    "--start",
+    "--sweep",
+    "--time",
+    "--until",
+}
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for name, lazy in COMMANDS.items():
+        command = getattr(import_module(lazy.module), lazy.attribute)
+        inner = command.commands if isinstance(command, click.Group) else {}
+        yield from ((f"{name} {word}", one) for word, one in inner.items())
+        yield name, command
+
+
+def all_paths() -> list[tuple[str, click.Command, click.Parameter]]:
+    """Give every parameter that takes text which is none of NO_PATHS, so that a new one is asked after."""
+    return [
+        (name, command, param)
+        for name, command in all_commands()
+        for param in command.params
+        if isinstance(param.type, click.types.StringParamType | click.Path)
+        and not (isinstance(param, click.Option) and (param.is_flag or NO_PATHS.intersection(param.opts)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "param"),
+    [
+        pytest.param(command, param, id=f"{name} {param.human_readable_name}")
+        for name, command, param in all_paths()
+    ],
+)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_no_command_takes_an_empty_path(command: click.Command, param: click.Parameter, empty: str) -> None:
+    several = param.multiple or param.nargs == -1
+    with pytest.raises(InputError, match=SAID.format(empty)) as raised:
+        param.process_value(click.Context(command), (empty,) if several else empty)
+    assert raised.value.where in (*param.opts, param.human_readable_name)
+
+
+def test_the_paths_of_commands_are_found() -> None:
+    found = {f"{name} {param.name}" for name, _, param in all_paths()}
+    assert {"generate out", "run caffe_root", "run recipe", "data build images", "tf log log"} <= found
+
+
+def test_an_unset_variable_writes_nothing_and_the_option_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(commands, ["generate", "digits-local", "--out", ""])
+    assert str(done.exception) == "--out: '' is no path; is a variable unset?"
+    assert not list(tmp_path.iterdir())
+
+
+def test_diff_takes_no_empty_path_behind_its_dashes() -> None:
+    done = CliRunner().invoke(commands, ["diff", "HEAD", "--", ""])
+    assert str(done.exception) == "PATH: '' is no path; is a variable unset?"
