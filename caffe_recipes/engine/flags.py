@@ -53,7 +53,9 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
             if following is None:
                 raise InputError("caffe-torch", f"{word} has no value", f"write {word} <{name}>")
             value = following
-        given[name] = _number(word, value) if _KINDS[name] is int else value
+        if name in _PATHS and not value.strip():
+            raise InputError("caffe-torch", f"-{name} '{value}' is no path", "is a variable unset?")
+        given[name] = _number(name, value) if _KINDS[name] is int else value
     for name in _OF_GLOG:
         given.pop(name, None)
     if len(commands) != 1:
@@ -68,8 +70,16 @@ _OF_GLOG = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str
 _KINDS = {field.name: type(field.default) for field in fields(Flags)} | _OF_GLOG
 
 
-def _number(word: str, value: str) -> int:
+_PATHS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is a variable that is not set
+_INT32 = range(-(2**31), 2**31)  # as gflags' DEFINE_int32
+
+
+def _number(name: str, value: str) -> int:
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
-        raise InputError("caffe-torch", f"{word} {value} is no whole number", "give one") from None
+        raise InputError("caffe-torch", f"-{name} {value[:80]} is no whole number", "give one") from None
+    if number not in _INT32:
+        hint = f"give {_INT32[-1]} or less" if number > 0 else f"give {_INT32[0]} or more"
+        raise InputError("caffe-torch", f"-{name} {value[:80]} is no int32, as Caffe's flag is", hint)
+    return number
