@@ -71,7 +71,9 @@ def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> Source:
         raise fail(
             f"{where}:{line}", f"not YAML: {error.problem or error.context}", "mend the syntax"
         ) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise fail(where, "an alias holds itself, or values nest too deep", "write them out") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise fail(where, f"not YAML: {' '.join(str(error).split())[:200]}", "mend the syntax") from error
     if not isinstance(raw, dict):
         raise fail(f"{where}:1", f"not a {kind}", f"a {kind} is a mapping that starts with `name:`")

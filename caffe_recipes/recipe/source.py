@@ -102,7 +102,7 @@ def _parse(text: str, where: str | Path, row: str | None) -> tuple[Source, Famil
     if is_family(text):
         return parse_row(text, where, row)
     if row is not None:
-        raise RecipeError(where, f"is no family, and has no row '{row[:100]}'", "give the file's path alone")
+        raise RecipeError(where, f"has no rows, so none named '{row[:100]}'", "give the file's path alone")
     return parse_yaml(text, where, "recipe", RecipeError), None
 
 

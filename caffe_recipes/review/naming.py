@@ -82,8 +82,11 @@ def need_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
 
 def recipe_named(text: str) -> str:
     """Give what `load_recipe` reads; InputError for a folder, a net, and a file that is not there."""
-    if find_named(text) is None and (text.endswith(RECIPE_SUFFIXES) or not _is_path(text)):
+    named = find_named(text)
+    if named is None and (text.endswith(RECIPE_SUFFIXES) or not _is_path(text)):
         return text  # `load_recipe` says why it cannot be read, or which names there are
+    if named is not None and named.kind == "net" and _is_yaml_file(named.path):
+        return text  # a row is meant: `load_recipe` says that there is none
     return need_named(text, ["recipe", "file"], "a recipe's name, or its YAML").path
 
 

@@ -169,7 +169,7 @@ def test_a_row_of_a_file_is_named_behind_its_path(tmp_path: Path) -> None:
 
 def test_a_file_without_rows_refuses_one(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_bytes(shipped_recipes()["digits-local"].file.read_bytes())
-    with pytest.raises(RecipeError, match="is no family, and has no row 'x'"):
+    with pytest.raises(RecipeError, match="has no rows, so none named 'x'"):
         load_recipe(f"{tmp_path}/one.yaml:x")
 
 

@@ -260,6 +260,13 @@ def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
     assert "aliases" in str(refuse(bomb))
 
 
+@pytest.mark.parametrize(
+    "text", ["name: &a\n  x: *a\n", "name: &a [*a]\n", "name: " + "[" * 3000 + "]" * 3000]
+)
+def test_what_nests_without_end_is_told_in_plain_words(text: str) -> None:
+    assert "an alias holds itself, or values nest too deep; write them out" in str(refuse(text))
+
+
 def test_what_was_given_is_shown_in_part_where_it_is_long() -> None:
     number, key = "9" * 5000, "k" * 5000
     for text in (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, shipped_recipes
 from caffe_recipes.review import naming
 from caffe_recipes.review.naming import find_named, need_named, nothing_named, recipe_named, shipped_names
 
@@ -121,3 +121,9 @@ def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
     assert named is not None
     assert (named.path, named.net) == ("family.yaml:row", "train_val")
     assert recipe_named("family.yaml:row") == "family.yaml:row"
+
+
+def test_what_stands_behind_a_recipe_without_rows_is_left_to_be_told_as_a_row(here: Path) -> None:
+    (here / "mine.yaml").write_text("name: mine\n")
+    with pytest.raises(InputError, match=r"mine\.yaml: has no rows, so none named 'big'"):
+        load_recipe(recipe_named("mine.yaml:big"))
