@@ -9,10 +9,10 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli.names import RECIPE
 from caffe_recipes.cli.paths import PATH
-from caffe_recipes.errors import CheckFailed, RecipeError
+from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 from caffe_recipes.generate.dialect import find_parts
 from caffe_recipes.generate.files import generate_all
-from caffe_recipes.generate.tree import find_differences, find_stale, write_files
+from caffe_recipes.generate.tree import find_differences, find_foreign, find_stale, write_files
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.translate import translate
 
@@ -21,6 +21,7 @@ from caffe_recipes.recipe.translate import translate
 @click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
 @click.option("--out", metavar="DIR", type=PATH, default=".", help="Folder to write into.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
+@click.option("--overwrite", is_flag=True, help="Overwrite files that `generate` did not write.")
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
@@ -28,7 +29,7 @@ from caffe_recipes.recipe.translate import translate
     show_default=True,
     help="The Caffe to write for; for another than the default into prototxt/<recipe>-<dialect>/.",
 )
-def generate(recipes: tuple[str, ...], out: Path, check: bool, dialect: str) -> None:
+def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write the solvers, nets and script of recipes into prototxt/<recipe>/ and jobs/<recipe>/."""
     loaded = [load_recipe(recipe) for recipe in recipes]
     inexact = [f"{recipe.name}: {part}" for recipe in loaded for part in find_parts(recipe, dialect)]
@@ -48,6 +49,11 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, dialect: str) -> 
             raise CheckFailed("", paths, "run caffe-recipes generate, and remove what is stale")
         click.echo(f"{len(files)} files are as generated")
         return
+    foreign = [] if overwrite else find_foreign(files, out)
+    if foreign:
+        others = f", nor {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        what = f"was not written by generate{others}"
+        raise InputError(out / foreign[0], what, "move it away, or give --overwrite")
     written = write_files(files, out)
     for path in written:
         click.echo(f"wrote {click.format_filename(out / path)}")

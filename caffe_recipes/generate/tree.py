@@ -47,6 +47,15 @@ def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
     return [path for path, head in others if is_generated(head) and not is_shared(head)]
 
 
+def find_foreign(files: Mapping[str, str], out: Path) -> list[str]:
+    """Return the paths of `files` where a file lies that differs and lacks our header: one written by hand.
+
+    Raises InputError where a path cannot be read.
+    """
+    on_disk = ((path, text, _read(out / path)) for path, text in files.items())
+    return [path for path, text, seen in on_disk if seen not in (None, text) and not is_generated(seen or "")]
+
+
 def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     """Write what differs, each file in one step, and return the paths written.
 

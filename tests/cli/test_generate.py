@@ -41,13 +41,36 @@ def test_the_default_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_second_call_changes_one_file_that_was_edited(tmp_path: Path) -> None:
     call("digits-local", "--out", tmp_path)
-    (tmp_path / SOLVER).write_text("base_lr: 1")
+    (tmp_path / SOLVER).write_text(FILES[SOLVER] + "base_lr: 1")
     done = call("digits-local", "--out", tmp_path)
     assert done.output.splitlines() == [
         f"wrote {tmp_path / SOLVER}",
         f"1 written, {len(FILES) - 1} unchanged",
     ]
     assert state_of(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("text", ["base_lr: 1", ""])
+def test_a_file_written_by_hand_is_kept_unless_it_may_be_overwritten(tmp_path: Path, text: str) -> None:
+    file = tmp_path / SOLVER
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    done = call("digits-local", "--out", tmp_path)
+    assert isinstance(done.exception, InputError)
+    said = "was not written by generate; move it away, or give --overwrite"
+    assert str(done.exception) == f"{file}: {said}"
+    assert state_of(tmp_path) == {SOLVER: text}
+    assert call("digits-local", "--out", tmp_path, "--overwrite").exit_code == 0
+    assert state_of(tmp_path) == FILES
+
+
+def test_several_files_written_by_hand_are_counted(tmp_path: Path) -> None:
+    for path in FILES:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("mine")
+    done = call("digits-local", "--out", tmp_path)
+    assert f"was not written by generate, nor {len(FILES) - 1} more;" in str(done.exception)
+    assert set(state_of(tmp_path).values()) == {"mine"}
 
 
 def test_check_is_silent_but_for_a_count_where_nothing_differs(tmp_path: Path) -> None:
