@@ -19,21 +19,25 @@ _OPTION = "--side-by-side"
 class Group:
     """Hosts that train branches; `left` is the phase that a killed run's trainer still trains there.
 
-    They go on with others if they are `spares`, and not merely where that trainer happens to be.
+    They go on with others if these are the run's to give, and it does not merely happen to be there.
     """
 
     hosts: tuple[str, ...]
     left: str | None = None
-    spares: bool = True
+    goes_on: bool = True
 
 
 @dataclass(frozen=True)
 class BranchPlan:
-    """What a run trains one after another, and what beside that by which groups of hosts."""
+    """What a run trains one after another, and what beside that by which groups of hosts.
+
+    `is_held` tells that a killed run had its main line's hosts train branches, and that they still do.
+    """
 
     main: tuple[Training, ...]
     beside: tuple[Training, ...] = ()
     groups: tuple[Group, ...] = ()
+    is_held: bool = False
 
 
 def plan_branches(setting: Setting, plan: Plan, state: RunState) -> tuple[Setting, BranchPlan]:
@@ -48,7 +52,11 @@ def plan_branches(setting: Setting, plan: Plan, state: RunState) -> tuple[Settin
     if setting.side_by_side and all(step.phase in on_line for step in plan.trainings):
         raise InputError(_OPTION, f"nothing branches off in {setting.recipe.name}", "leave it out")
     beside = _find_beside(setting, plan, state, on_line)
-    left = _find_left(setting, plan, state)
+    waiting = {step.phase for step in beside}
+    main = [step for step in plan.trainings if step.phase not in waiting]
+    left = _find_left(setting, plan, state, is_done=all(step.phase in state.finished for step in main))
+    own = {host.name for host in setting.hosts}
+    held = [launch for launch in left if own & {*launch.hosts}]
     busy = {name for launch in left for name in launch.hosts}
     free = [name for name in setting.spares if name not in busy]
     count = min(len(free) // nodes, len(beside) - len(left)) if setting.side_by_side else 0
@@ -59,19 +67,26 @@ def plan_branches(setting: Setting, plan: Plan, state: RunState) -> tuple[Settin
     kept = len(free) - count * nodes
     new = (Group(tuple(free[at : at + nodes])) for at in range(len(free) - nodes, kept - 1, -nodes))
     adopted = (
-        Group(launch.hosts, launch.phase, setting.side_by_side and {*launch.hosts} <= {*setting.spares})
+        Group(
+            launch.hosts,
+            launch.phase,
+            launch in held or (setting.side_by_side and {*launch.hosts} <= {*setting.spares}),
+        )
         for launch in left
     )
-    waiting = {step.phase for step in beside}
     # A launch that is left is gone on with before another is journaled over it.
     early = {*state.finished, state.launch.phase if state.launch else ""}
-    main = [step for step in plan.trainings if step.phase not in waiting]
     main.sort(key=lambda step: step.phase not in early)
-    return replace(setting, spares=tuple(free[:kept])), BranchPlan(tuple(main), beside, (*adopted, *new))
+    return replace(setting, spares=tuple(free[:kept])), BranchPlan(
+        tuple(main), beside, (*adopted, *new), bool(held)
+    )
 
 
-def _find_left(setting: Setting, plan: Plan, state: RunState) -> list[Launch]:
-    """Return the trainers of a killed run that still train branches; raises InputError for one in the way."""
+def _find_left(setting: Setting, plan: Plan, state: RunState, *, is_done: bool) -> list[Launch]:
+    """Return the trainers of a killed run that still train branches; raises InputError for one in the way.
+
+    On the main line's hosts that is one only before the main line `is_done`: then they train branches, too.
+    """
     own = (state.launch,) if state.launch else ()
     beside = branch_launches(setting.root, state)
     lives = [each for each in (*own, *beside) if Trainer(setting.root / each.log).is_running()]
@@ -80,7 +95,7 @@ def _find_left(setting: Setting, plan: Plan, state: RunState) -> list[Launch]:
         what = f"phase {launch.phase} of a killed run still trains"
         if launch.phase not in planned:
             raise InputError("--until", what, "go on without it, or wait for its end")
-        if launch in beside and hosts & {*launch.hosts}:
+        if launch in beside and hosts & {*launch.hosts} and not is_done:
             where = ", ".join(sorted(hosts & {*launch.hosts}))
             raise InputError(where, what, "go on with the hostfile of before, or wait for its end")
     return [launch for launch in lives if launch in beside]

@@ -15,6 +15,7 @@ from caffe_recipes.chain.checkpoints import (
     render_checkpoint_solver,
     verify_checkpoint,
 )
+from caffe_recipes.chain.folder import write_hostfile
 from caffe_recipes.chain.follow import end_everywhere, follow
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.chain.judge import judge
@@ -54,6 +55,7 @@ def train(run: Run, training: Training) -> None:
     names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
+    write_hostfile(run.path(run.folder), launch.hosts)
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
     run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})

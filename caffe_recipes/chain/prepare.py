@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 
-from caffe_recipes.chain.folder import write_hostfile
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.staging import find_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_names
@@ -16,7 +15,6 @@ from caffe_recipes.generate.tree import write_files
 def prepare(run: Run) -> None:
     """Place, build and stage; raises InputError if a disk or a host does not let us."""
     with run.lock.preparing:
-        write_hostfile(run.path(run.folder), [host.name for host in run.setting.hosts])
         _place(run)
         _build(run)
         _make_folders(run)

@@ -111,20 +111,23 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     with Branches(run, planned.beside) as branches:
         for group in planned.groups:
             if group.left:
-                branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.spares)
+                branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.goes_on)
         run = insist(run, prepare)
+        launch = run.journal.state().launch
+        left = launch.phase if launch and Trainer(run.path(launch.log)).is_running() else None
         for group in planned.groups:
             if not group.left:  # staged from here, the user may stop it at once
                 there = replace(run, setting=on_hosts(run.setting, group.hosts))
                 branches.start(insist(there, stage_lmdb).setting)
         for training in planned.main:
-            branches.check()
             if training.phase in run.journal.state().finished:
                 run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
-            else:
-                run = insist(run, partial(train, training=training))
-                branches.look()
-        if planned.beside:  # what is left of them
+                continue
+            if training.phase != left:  # else it trains already, and is not to be left alone
+                branches.check()
+            run = insist(run, partial(train, training=training))
+            branches.look()
+        if planned.beside and not planned.is_held:  # what is left of them
             branches.start(run.setting)
     for testing in run.plan.testings:
         if testing.phase not in run.journal.state().evaluations:

@@ -103,7 +103,7 @@ class Branches:
                             thread.join(_LOOK_S)
                 return
             except Interrupted:
-                until = time.monotonic() + _URGENT_S
+                until = until or time.monotonic() + _URGENT_S
 
     def _tell_of(self, error: BaseException) -> None:
         if self._training and not isinstance(error, Interrupted):

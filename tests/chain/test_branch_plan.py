@@ -121,10 +121,10 @@ def test_a_trainer_that_a_killed_run_left_keeps_its_hosts(graph: Place) -> None:
         assert plan.groups == (Group(("n2",), "side"), Group(("n3",)), Group(("n1",)))
         assert setting.spares == ()
         setting, plan = planned(graph, "a", "n1", "n2", state=state, side_by_side=False)
-        assert plan.groups == (Group(("n2",), "side", spares=False),)
+        assert plan.groups == (Group(("n2",), "side", goes_on=False),)
         assert setting.spares == ("n1",)
         _, plan = planned(graph, "a", state=state)
-        assert plan.groups == (Group(("n2",), "side", spares=False),), "though it is in no hostfile now"
+        assert plan.groups == (Group(("n2",), "side", goes_on=False),), "though it is in no hostfile now"
 
 
 def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None:
@@ -134,6 +134,17 @@ def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None
         pytest.raises(InputError, match=r"n2: phase side of a killed run still trains; go on with the host"),
     ):
         planned(graph, "n2", "n1", state=state)
+
+
+def test_behind_the_main_line_it_is_the_main_lines_hosts_that_go_on(graph: Place) -> None:
+    folders = {phase: f"runs/small-1/branches/{phase}" for phase in ("side", "late")}
+    state = RunState(finished=done("init", "cyc1", "last"), branches=folders)
+    with left(graph, "late", "a"):
+        for side_by_side in (True, False):
+            _, plan = planned(graph, "a", state=state, side_by_side=side_by_side)
+            assert (plan.groups, plan.is_held) == ((Group(("a",), "late"),), True)
+        _, plan = planned(graph, "a", "n1", "n2", state=state)
+        assert plan.groups == (Group(("a",), "late"), Group(("n2",)), Group(("n1",)))
 
 
 def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Place) -> None:
