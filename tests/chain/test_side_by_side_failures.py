@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.chain import prepare, runner
 from caffe_recipes.chain.policy import Policy
+from caffe_recipes.chain.prepare import prepare
 from caffe_recipes.chain.run import Run
 from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.staging.stage import stage
 from caffe_recipes.errors import ClusterError, RunFailed
 from tests.chain.conftest import Place
 from tests.chain.two_lines import (
@@ -38,14 +39,14 @@ def graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plac
 def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
     graph: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, failures = prepare.stage, [ClusterError("node2", "is full for a moment")]
+    failures = [ClusterError("node2", "is full for a moment")]
 
     def fail_once(hosts: Sequence[Host], *rest: Any) -> Any:  # noqa: ANN401 - as `stage` takes and gives
         if [host.name for host in hosts] == ["node2"] and failures:
             raise failures.pop()
         return stage(hosts, *rest)
 
-    monkeypatch.setattr(prepare, "stage", fail_once)
+    monkeypatch.setattr("caffe_recipes.chain.prepare.stage", fail_once)
     graph.run(hostfile=graph.root / "hosts", side_by_side=True, policy=Policy("retry", retries=1))
     assert not failures
     run = graph.root / "runs/small-1"
@@ -80,10 +81,9 @@ def test_a_branch_that_fails_first_leaves_no_trainer_of_the_main_line_behind(
     first.kill()
     first.wait()
     log_of_side = graph.root / "runs/small-1/branches/side/logs/side-1.log"
-    prepare_all = runner.prepare
 
     def prepare_until_the_branch_has_failed(run: Run) -> None:
-        prepare_all(run)
+        prepare(run)
         with log_of_side.open("a") as log:
             log.write("I1122 13:00:00.000000 1 solver.cpp:312] Iteration 4, loss = nan\n")
         for thread in threading.enumerate():
@@ -91,7 +91,7 @@ def test_a_branch_that_fails_first_leaves_no_trainer_of_the_main_line_behind(
                 thread.join()
         threading.Timer(1, (graph.root / "release").touch).start()
 
-    monkeypatch.setattr(runner, "prepare", prepare_until_the_branch_has_failed)
+    monkeypatch.setattr("caffe_recipes.chain.runner.prepare", prepare_until_the_branch_has_failed)
     with pytest.raises(RunFailed, match="phase side: failed: the loss is nan"):
         graph.run(hostfile=graph.root / "hosts")
     graph.wait_for_no_process()
