@@ -52,17 +52,21 @@ def check_snapshots(look: Look) -> list[Finding]:
     facts = look.first
     if facts is None:
         return look.skip("snapshots", [look.setting.hosts[0].name])
+    shown = ", ".join(look.setting.show(path) for path in _snapshot_folders(look))
+    return tell("snapshots", judge_snapshots(look, facts), f"{facts.host}: in {shown}")
+
+
+def judge_snapshots(look: Look, facts: NodeFacts) -> list[Trouble]:
+    """Return what is wrong where Caffe would write the snapshots of unfinished phases on a host."""
     names = {name for phase in _unfinished_phases(look) for name in _written(look, phase)}
     troubles = [_judge(facts, stray) for stray in facts.strays if stray.path in names]
-    folders = {prefix.rpartition("/")[0] or "/": None for prefix in snapshot_prefixes(look.setting)}
-    for path in folders:
+    for path in _snapshot_folders(look):
         if not facts.folders[path].writable:
             troubles.append(Trouble(facts.host, "cannot be written to", "mend its mode or owner", path))
         elif facts.folders[path].open_to_all:
             what = "anybody can exchange what is written there"
             troubles.append(Trouble(facts.host, what, "set its sticky bit: chmod +t", path))
-    shown = ", ".join(look.setting.show(path) for path in folders)
-    return tell("snapshots", troubles, f"{facts.host}: in {shown}")
+    return troubles
 
 
 def check_disk(look: Look, room_at: Callable[[Path], int] = _room_at) -> list[Finding]:
@@ -73,12 +77,8 @@ def check_disk(look: Look, room_at: Callable[[Path], int] = _room_at) -> list[Fi
     facts = look.first
     if facts is None:
         return look.skip("disk", [look.setting.hosts[0].name])
-    # None where only the images tell the number of channels.
-    sizes = {step.net: weights_bytes(build_net(look.setting.recipe, step.net)) for step in look.unfinished}
-    keeps = _nearest(look.setting.root / RUNS)
-    here = _Disk(_HERE, str(keeps), room_at(keeps))
-    disks = _count_snapshots(look, facts, here, {net: size or 0 for net, size in sizes.items()})
-    _add_lmdb(look, facts, disks)
+    sizes = _sizes(look)
+    disks = _count(look, facts, sizes, room_at)
     found: list[Finding] = []
     for subject, rows in (
         ("disk", [disk for name, disk in disks.items() if name != _HERE]),
@@ -92,6 +92,28 @@ def check_disk(look: Look, room_at: Callable[[Path], int] = _room_at) -> list[Fi
         free = describe_bytes(min((disk.free_bytes for disk in rows), default=0))
         found += tell(subject, troubles, f"{free} free on {rows[0].host} for {wanted}" if rows else "")
     return found or [Finding("disk", "nothing more to write")]
+
+
+def judge_disk(look: Look, facts: NodeFacts) -> list[Trouble]:
+    """Return the disks that lack room if Caffe writes the snapshots of unfinished phases on a host."""
+    disks = _count(look, facts, _sizes(look), _room_at)
+    return [_lacks_room(disk) for disk in disks.values() if disk.free_bytes < disk.needed_bytes]
+
+
+def _sizes(look: Look) -> dict[str, int | None]:
+    """Return the bytes of each unfinished net; None where only the images tell the number of channels."""
+    return {step.net: weights_bytes(build_net(look.setting.recipe, step.net)) for step in look.unfinished}
+
+
+def _count(
+    look: Look, facts: NodeFacts, sizes: Mapping[str, int | None], room_at: Callable[[Path], int]
+) -> dict[str, _Disk]:
+    """Return the disks that are written to, with all that is still to come there."""
+    keeps = _nearest(look.setting.root / RUNS)
+    here = _Disk(_HERE, str(keeps), room_at(keeps))
+    disks = _count_snapshots(look, facts, here, {net: size or 0 for net, size in sizes.items()})
+    _add_lmdb(look, facts, disks)
+    return disks
 
 
 def _count_snapshots(look: Look, facts: NodeFacts, here: _Disk, sizes: Mapping[str, int]) -> dict[str, _Disk]:
@@ -150,6 +172,11 @@ def _add_lmdb(look: Look, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:
 def _judge(facts: NodeFacts, stray: Stray) -> Trouble:
     what = _STRAYS[stray.kind].format(stray.owner)
     return Trouble(facts.host, what, "have it removed, or snapshot to another folder", stray.path)
+
+
+def _snapshot_folders(look: Look) -> list[str]:
+    prefixes = snapshot_prefixes(look.setting)
+    return list(dict.fromkeys(prefix.rpartition("/")[0] or "/" for prefix in prefixes))
 
 
 def _unfinished_phases(look: Look) -> list[Phase]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from caffe_recipes.chain.preflight.disk import judge_disk, judge_snapshots
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell
 from caffe_recipes.chain.preflight.look import Look, lmdb_path, look_at_nodes
 from caffe_recipes.chain.preflight.machine import (
@@ -18,12 +19,14 @@ from caffe_recipes.chain.preflight.machine import (
 from caffe_recipes.chain.preflight.trainer import judge_programs, try_trainer
 from caffe_recipes.chain.units import describe_bytes
 from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.recipe.graph import main_line
 
 
 def check_spares(look: Look) -> list[Finding]:
     """Look at the spares as at the hosts: what fails on one is a warning, and the spare unfit.
 
-    The trainer is tried on them only if the policy may put one in a host's place, or branches train on them.
+    The trainer is tried on them only if the policy may put one in a host's place, or branches train on them:
+    then each must be able to hold the branches' snapshots, as any may come to be the first of its group.
     """
     if not look.setting.spares:
         return []
@@ -45,6 +48,8 @@ def _judge(look: Look, spares: Sequence[Host]) -> list[Trouble]:
     names = set(look.setting.spares)
     troubles = [trouble for judge in _JUDGES for trouble in judge(whole) if trouble.host in names]
     troubles += _without_room(there)
+    if look.setting.side_by_side:
+        troubles += _unable_to_lead(there, {trouble.host for trouble in troubles if trouble.fails})
     unfit = {trouble.host for trouble in troubles if trouble.fails}
     gets_ranks = look.setting.side_by_side or look.setting.policy.on_failure == "replace"
     if gets_ranks and not look.under_way:
@@ -65,6 +70,19 @@ def _without_room(look: Look) -> Iterator[Trouble]:
         if facts.sizes[lmdb_path(look.setting)][0] is None and free < size:
             what = f"{describe_bytes(free)} are free, the LMDB needs {describe_bytes(size)}"
             yield Trouble(facts.host, what, "make room", lmdb)
+
+
+def _unable_to_lead(look: Look, unfit: Collection[str]) -> Iterator[Trouble]:
+    """Yield what is wrong on the spares that are not known to be unfit if they are to hold snapshots."""
+    on_line = {phase.name for phase in main_line(look.setting.recipe)}
+    branches = tuple(step for step in look.unfinished if step.phase not in on_line)
+    plan = replace(look.plan, trainings=branches)
+    for spare in look.hosts if branches else ():
+        lead = replace(look, setting=replace(look.setting, hosts=(spare,)), plan=plan)
+        facts = look.facts[spare.name]
+        if spare.name not in unfit:
+            troubles = (*judge_snapshots(lead, facts), *judge_disk(lead, facts))
+            yield from (trouble for trouble in troubles if trouble.host == spare.name)
 
 
 _JUDGES: Sequence[Callable[[Look], Sequence[Trouble]]] = (

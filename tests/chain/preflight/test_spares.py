@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import RunState
+from caffe_recipes.chain.journal import Finish, RunState
 from caffe_recipes.chain.plan import plan_chain
 from caffe_recipes.chain.policy import Policy
 from caffe_recipes.chain.preflight.findings import Finding
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.chain.conftest import Place
 
 Change = Callable[[str], str]
+SIDE = "weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 4, snapshot_prefix: tmp/side}\n"
+FOLDER = r"^(caffe-recipes: folder \d+) (\d+) "
 
 
 @pytest.fixture
@@ -120,6 +122,30 @@ def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: Look, pla
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
     assert "ends with 1 and without `Optimization Done.`; it says last: no licence" in found[0].said
     assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda said: re.sub(FOLDER, r"\1 9 ", said, flags=re.M), "9 bytes are free, "),
+        (lambda said: re.sub(f"{FOLDER}1", r"\1 \2 0", said, flags=re.M), "cannot be written to"),
+    ],
+)
+def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, change: Change, said: str) -> None:
+    last = "  - {name: last, "
+    place.edit(last, f"{last.replace('last', 'side')}{SIDE}{last}weights: cyc1, ")
+    place.edit("data/train_lmdb, images: 128", "no_such_lmdb, images: 128")
+    setting = find_setting(load_recipe(place.recipe), Options(root=place.root), open_host)
+    look = look_at_nodes(setting, plan_chain(setting.recipe, "runs/small-1"), RunState())
+    assert [one.mark for one in told(look, spare("n9", change))] == ["ok"]
+    beside = replace(look, setting=replace(look.setting, side_by_side=True))
+    assert [one.mark for one in told(beside, spare("n9"))] == ["ok"]
+    found = told(beside, spare("n8"), spare("n9", change))
+    assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
+    assert said in found[0].said
+    line = {phase.name: Finish(phase.name, "", "", 1.0, None, None) for phase in setting.recipe.phases}
+    trained = replace(beside, state=RunState(finished=line))
+    assert [one.mark for one in told(trained, spare("n9", change))] == ["ok"], "no branch is left"
 
 
 def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
