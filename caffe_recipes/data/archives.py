@@ -26,6 +26,7 @@ from caffe_recipes.data.pictures import (
 from caffe_recipes.errors import DataError
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+_COPY_AGAIN = "copy the archive again, and compare its digest"
 
 
 def is_archive(path: Path) -> bool:
@@ -71,11 +72,11 @@ def _read_images(path: Path) -> Iterator[Picture]:
     try:
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
-            for name, offset, size in _members(path, file, 0, whole):
+            for name, offset, size in _members(str(path), file, 0, whole):
                 if name.endswith(".tar"):
                     inner = _Part(file, offset, size)
                     folder = PurePosixPath(name).stem
-                    for image, start, length in _members(path, inner, offset, size):
+                    for image, start, length in _members(f"{path}: {name}", inner, offset, size):
                         if is_image(image):
                             yield Picture(f"{folder}/{image}", 0, length, str(path), start)
                 elif is_image(name):
@@ -84,25 +85,36 @@ def _read_images(path: Path) -> Iterator[Picture]:
         raise DataError(path, f"cannot be read: {error.strerror}", "give a tar file") from None
 
 
-def _members(path: Path, file: BinaryIO | _Part, base: int, size: int) -> Iterator[tuple[str, int, int]]:
+def _members(where: str, file: BinaryIO | _Part, base: int, size: int) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, size) of a tar's files; it is `size` bytes from `base` in the outermost file."""
-    hint = "copy the archive again, and compare its digest"
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.isreg():
                     if member.offset_data + member.size > size:
-                        raise DataError(path, f"is cut short in '{member.name}'", hint)
+                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_AGAIN)
                     name = str(PurePosixPath(member.name))  # './a' is 'a'
                     yield name, base + member.offset_data, member.size
+            _check_end(where, file, tar.offset)
     except tarfile.TarError as error:
         file.seek(0)
         kind = _COMPRESSED.get(file.read(2))
         if kind:
             raise DataError(
-                path, f"is compressed by {kind}", "decompress it: images are read in any order"
+                where, f"is compressed by {kind}", "decompress it: images are read in any order"
             ) from None
-        raise DataError(path, f"is no whole tar: {error}", hint) from None
+        raise DataError(where, f"is no whole tar: {error}", _COPY_AGAIN) from None
+
+
+def _check_end(where: str, file: BinaryIO | _Part, offset: int) -> None:
+    """Raise DataError unless a tar's end stands behind its last member: tarfile takes all else for one."""
+    file.seek(offset)
+    end = file.read(2 * tarfile.BLOCKSIZE)
+    if any(end[: tarfile.BLOCKSIZE]) and len(end) >= tarfile.BLOCKSIZE:
+        raise DataError(where, f"is damaged: holds no header at byte {offset:,}", _COPY_AGAIN)
+    if len(end) < 2 * tarfile.BLOCKSIZE:
+        what = "ends in a header" if any(end) else "lacks a tar's end, two blocks of zeros"
+        raise DataError(where, f"is cut short: {what}", _COPY_AGAIN)
 
 
 class _Part(io.RawIOBase):

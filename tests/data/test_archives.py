@@ -120,6 +120,31 @@ def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, part: float) ->
         load_archive(write(tmp_path, whole[: int(len(whole) * part)]))
 
 
+@pytest.mark.parametrize(
+    ("length", "what"),
+    [
+        (2048 + 100, "ends in a header"),
+        (3072, "lacks a tar's end, two blocks of zeros"),  # at a member's boundary
+        (3072 + 512, "lacks a tar's end, two blocks of zeros"),
+    ],
+)
+def test_a_tar_that_is_cut_between_its_images_is_refused(tmp_path: Path, length: int, what: str) -> None:
+    cut = pack({f"{number}.jpg": b"x" * 512 for number in range(3)})[:length]
+    labels = write(tmp_path, b"".join(b"%d.jpg 0\n" % number for number in range(3)), "val.txt")
+    with pytest.raises(DataError, match=rf"images\.tar: is cut short: {what}; copy the archive again"):
+        load_archive(write(tmp_path, cut), labels)
+    train = pack({"n01.tar": cut, "n02.tar": pack({"1.jpg": b"x"})})
+    with pytest.raises(DataError, match=rf"images\.tar: n01\.tar: is cut short: {what}; copy"):
+        load_archive(write(tmp_path, train))
+
+
+def test_a_header_that_is_damaged_is_no_end(tmp_path: Path) -> None:
+    whole = bytearray(pack({f"a/{number}.jpg": b"x" * 512 for number in range(3)}))
+    whole[2048 + 10] ^= 1
+    with pytest.raises(DataError, match=r"images\.tar: is damaged: holds no header at byte 2,048; copy"):
+        load_archive(write(tmp_path, bytes(whole)))
+
+
 def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is compressed by gzip; decompress it"):
         load_archive(write(tmp_path, gzip.compress(train_tar())))
