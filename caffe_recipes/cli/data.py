@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -106,6 +107,8 @@ def build(
     )
     check_settings(settings)  # before a million images are looked for
     found = load_pictures(images, root=root, labels=labels, class_list=class_list)
+    if found.left_out:
+        click.echo(f"{click.format_filename(images)}: {_tell_left_out(found.left_out)}", err=True)
     order = (1 if seed is None else seed) if shuffle else None
     plan = plan_build(found, settings, seed=order, classes=classes)
     cores = len(os.sched_getaffinity(0))
@@ -114,6 +117,13 @@ def build(
     click.echo(
         f"{click.format_filename(out)}: {built.images:,} images of {len(built.labels):,} classes{left_out}"
     )
+
+
+def _tell_left_out(names: Sequence[str]) -> str:
+    first = click.format_filename(names[0])
+    if len(names) == 1:
+        return f"left out 1 file that is no image by its name: '{first}'"
+    return f"left out {len(names):,} files that are no images by their names, '{first}' to begin with"
 
 
 @data.command()

@@ -43,7 +43,9 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
     A class is an inner tar or a folder, labelled in the order of the names unless `known` says otherwise. An
     archive of images alone needs `labels`, a list of them.
     """
-    pictures = sorted(_read_images(path), key=lambda picture: picture.name)
+    files = sorted(_read_files(path), key=lambda picture: picture.name)
+    pictures = [picture for picture in files if is_image(picture.name)]
+    left_out = tuple(picture.name for picture in files if not is_image(picture.name))
     if not pictures:
         raise DataError(path, "holds no images", "give ImageNet's own tar, or a list or folder of images")
     for picture in pictures:
@@ -52,7 +54,7 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
     if labels is not None:
         by_name, classes = load_labels(labels, [picture.name for picture in pictures], known)
         labelled = [picture._replace(label=by_name[picture.name]) for picture in pictures]
-        return Pictures(path, labelled, classes)
+        return Pictures(path, labelled, classes, left_out)
     if flat:
         what = f"does not tell the classes of its images, of '{flat[0].name}' to begin with"
         raise DataError(path, what, "give the list of their labels with --labels")
@@ -60,15 +62,15 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
     check_nesting((picture.name for picture in pictures), path, hint)
     numbers = number_classes({_class_of(picture) for picture in pictures}, known, path)
     labelled = [picture._replace(label=numbers[_class_of(picture)]) for picture in pictures]
-    return Pictures(path, labelled, name_classes(numbers))
+    return Pictures(path, labelled, name_classes(numbers), left_out)
 
 
 def _class_of(picture: Picture) -> str:
     return picture.name.partition("/")[0]
 
 
-def _read_images(path: Path) -> Iterator[Picture]:
-    """Yield an archive's images, without labels, named `class/file` or `file`."""
+def _read_files(path: Path) -> Iterator[Picture]:
+    """Yield an archive's files, without labels, named `class/file` or `file`."""
     try:
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
@@ -77,9 +79,8 @@ def _read_images(path: Path) -> Iterator[Picture]:
                     inner = _Part(file, offset, size)
                     folder = PurePosixPath(name).stem
                     for image, start, length in _members(f"{path}: {name}", inner, offset, size):
-                        if is_image(image):
-                            yield Picture(f"{folder}/{image}", 0, length, str(path), start)
-                elif is_image(name):
+                        yield Picture(f"{folder}/{image}", 0, length, str(path), start)
+                else:
                     yield Picture(name, 0, size, str(path), offset)
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", "give a tar file") from None

@@ -21,7 +21,7 @@ from caffe_recipes.errors import DataError
 def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
     """Find the images of a folder's classes, sorted by name; `known` names the classes in label order.
 
-    Other files than images, and names that begin with a dot, are passed over. Raises DataError.
+    Other files than images, and names that begin with a dot, are left out. Raises DataError.
     """
     try:
         with os.scandir(folder) as entries:
@@ -40,22 +40,28 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
         raise DataError(folder / loose, "lies beside the folders of classes", hint)
     labels = number_classes(set(names), known, folder)
     pictures: list[Picture] = []
+    left_out: list[str] = []
     for name in names:
         before = len(pictures)
-        for path, size in _find_images(folder / name):
+        for path in _find_files(folder / name):
             relative = os.path.relpath(path, folder)
+            if not is_image(relative):
+                left_out.append(relative)
+                continue
+            if not path.is_file():
+                raise DataError(path, "is no file, or a link to none", "mend or remove it")
             check_name(relative, folder)
-            pictures.append(Picture(relative, labels[name], size, path))
+            pictures.append(Picture(relative, labels[name], path.stat().st_size, str(path)))
         if len(pictures) == before:
             hint = "remove the folder, or put the class's images there"
             raise DataError(folder / name, "holds no images", hint)
     # Only now: a folder of no images is told for what it is.
     check_nesting((picture.name for picture in pictures), folder, f"give --images {folder}/{{}}")
-    return Pictures(folder, pictures, name_classes(labels))
+    return Pictures(folder, pictures, name_classes(labels), tuple(sorted(left_out)))
 
 
-def _find_images(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (path, size) of each image at or beneath a folder, sorted."""
+def _find_files(folder: Path) -> Iterator[Path]:
+    """Yield each file at or beneath a folder, sorted."""
 
     def fail(error: OSError) -> None:
         raise DataError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
@@ -63,9 +69,4 @@ def _find_images(folder: Path) -> Iterator[tuple[str, int]]:
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders.sort()
         for name in sorted(files):
-            path = Path(parent, name)
-            if not is_image(name):
-                continue
-            if not path.is_file():
-                raise DataError(path, "is no file, or a link to none", "mend or remove it")
-            yield str(path), path.stat().st_size
+            yield Path(parent, name)

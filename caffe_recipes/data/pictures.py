@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from caffe_recipes.errors import DataError
 
-# What is taken for an image in folders and archives; a list may name any file.
-SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+# What is taken for an image in folders and archives; a list may name any file. A GIF is, to be refused.
+SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MOST_LABEL = 2**31 - 1
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test"))
 _MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's
@@ -34,11 +34,15 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """All images that `where` names, in its order; `classes` are their names by label, if they have any."""
+    """All images that `where` names, in its order; `classes` are their names by label, if they have any.
+
+    `left_out` are the files beside them that are no images by their names, sorted.
+    """
 
     where: Path
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @contextmanager

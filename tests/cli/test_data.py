@@ -133,6 +133,25 @@ def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
     assert call(*words, "--skip-bad")[1] == f"{tmp_path / 'lmdb'}: 3 images of 3 classes, 1 left out\n"
 
 
+def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images")
+    (folder / "a/z.gif").write_bytes(b"GIF89a")
+    words = "build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1"
+    code, _, err = call(*words)
+    assert code == 2
+    assert "z.gif: is a GIF, which Caffe's OpenCV does not read" in err
+    assert "left out" not in err
+    (folder / "a/.DS_Store").write_text("x")
+    code, out, err = call(*words, "--skip-bad")
+    assert (code, out.endswith(", 1 left out\n")) == (0, True)
+    assert f"{folder}: left out 1 file that is no image by its name: 'a/.DS_Store'\n" in err
+    (folder / "a/README.txt").write_text("x")
+    err = call(*words, "--skip-bad")[2]
+    assert (
+        f"{folder}: left out 2 files that are no images by their names, 'a/.DS_Store' to begin with\n" in err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

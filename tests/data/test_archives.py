@@ -156,6 +156,13 @@ def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> 
         load_archive(tmp_path / "none.tar")
 
 
+def test_members_that_are_no_images_are_left_out_and_told(tmp_path: Path) -> None:
+    inner = pack({"1.gif": b"GIF8", "._1.jpg": b"x"})
+    found = load_archive(write(tmp_path, pack({"readme.txt": b"hello", "n01.tar": inner})))
+    assert [picture.name for picture in found.pictures] == ["n01/1.gif"]
+    assert found.left_out == ("n01/._1.jpg", "readme.txt")
+
+
 def test_an_archive_is_known_by_its_name_or_what_is_in_it(tmp_path: Path) -> None:
     assert is_archive(write(tmp_path, train_tar(), "images"))
     assert is_archive(write(tmp_path, b"", "x.tar"))

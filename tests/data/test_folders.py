@@ -29,9 +29,16 @@ def test_sorted_subfolders_are_the_classes_and_their_images_are_sorted(tmp_path:
     assert {picture.size_bytes for picture in found.pictures} == {5}
 
 
-def test_what_is_no_image_is_passed_over(tmp_path: Path) -> None:
+def test_a_gif_is_an_image_of_its_class(tmp_path: Path) -> None:
+    folder = write(tmp_path, "a/1.jpg", "a/2.gif", "a/3.GIF")
+    assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg", "a/2.gif", "a/3.GIF"]
+
+
+def test_what_is_no_image_is_left_out_and_of_class_folders_told(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", ".loose.jpg")
-    assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg"]
+    found = load_folder(folder)
+    assert [picture.name for picture in found.pictures] == ["a/1.jpg"]
+    assert found.left_out == ("a/._1.jpg", "a/notes.txt")
 
 
 def test_a_list_of_classes_gives_the_labels_though_some_classes_are_missing(tmp_path: Path) -> None:
