@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from caffe_recipes.errors import DataError
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MOST_LABEL = 2**31 - 1
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test"))
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")  # but blanks of all kinds
 _MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's
 
 
@@ -115,15 +117,16 @@ def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes.
-
-    Raises DataError.
+    """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes but
+    control characters, which tell that it is no text. Raises DataError.
     """
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", "give a text file") from None
     for number, line in enumerate(lines, 1):
+        if _CONTROL.search(line):
+            raise DataError(f"{path}:{number}", "is no text", "save it as UTF-8, if it is one")
         words = os.fsdecode(line.strip()).rsplit(None, 1)
         if words:
             yield f"{path}:{number}", words

@@ -153,22 +153,24 @@ def _fill(datums: Datums, folder: Path, plan: RecordSet, tell: Tell) -> None:
 def _examples(datums: Datums, part: Sequence[int], classes: tuple[str, ...] | None) -> Iterator[bytes]:
     for index in part:
         key, datum = datums.keys[index], datums[index]
+        record = f"record '{key.decode(errors='backslashreplace')}'"
+        if classes is not None and datum.label >= len(classes):
+            what = f"{record} has label {datum.label}, and {len(classes):,} classes are named, from 0"
+            raise DataError(datums.path, what, "name all classes with --class-list, or mend the LMDB")
         try:
             yield build_example(features_of(key, datum, classes))
         except ValueError as error:
-            what = f"record '{key.decode(errors='backslashreplace')}' {error}"
-            raise DataError(datums.path, what, "mend the LMDB") from None
+            raise DataError(datums.path, f"{record} {error}", "mend the LMDB") from None
 
 
 def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> dict[str, bytes | int]:
     """Return a record's features as imagenet_to_gcs.py names them; raises ValueError, saying what is wrong.
 
-    A key is `%08d_<path>`. `image/class/label` counts from 1; what is not known of a class is empty.
+    A key is `%08d_<path>`; `classes` name every label. `image/class/label` counts from 1; what is not known
+    of a class is empty.
     """
     if not datum.HasField("label") or datum.label < 0:
         raise ValueError("has no label" if not datum.HasField("label") else f"has label {datum.label}")
-    if classes is not None and datum.label >= len(classes):
-        raise ValueError(f"has label {datum.label}, which is none of the {len(classes):,} classes from 0")
     encoded, height, width = _as_jpeg(datum)
     synset = classes[datum.label] if classes is not None else ""
     name = key.decode(errors="surrogateescape").partition("_")[2]
@@ -178,7 +180,7 @@ def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> d
         "image/colorspace": b"RGB",
         "image/channels": 3,
         "image/class/label": datum.label + 1,
-        "image/class/synset": synset.encode(),
+        "image/class/synset": os.fsencode(synset),  # of a folder's name, which may be of any bytes
         "image/class/text": b"",
         "image/format": b"JPEG",
         "image/filename": os.fsencode(PurePosixPath(name).name),

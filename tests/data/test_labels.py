@@ -82,6 +82,7 @@ def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) 
     ("name", "text", "what"),
     [
         ("x", "", "names no classes"),
+        ("x", "a\nb\x01\n", "x:2: is no text"),
         ("x", "a\nb\na\n", "names class 'a' twice"),
         ("x.json", "{", "names no classes"),
         ("x.json", '{"classes": null}', "names no classes"),

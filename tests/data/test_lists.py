@@ -58,7 +58,8 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor are 1 more"),
         ("no.jpg 1\n", ":1", "image 'no.jpg' is not there; "),
         ("folder 1\n", ":1", "image 'folder' is not there"),
-        ("a\0.jpg 1\n", ":1", "image 'a\0.jpg' is not there"),
+        ("a.jpg 0\na\0.jpg 1\n", ":2", "is no text; save it as UTF-8"),
+        ("GIF89a\x10\x07\n", ":1", "is no text"),
         ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the most of an LMDB's key"),
     ],
 )

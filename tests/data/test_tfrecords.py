@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -212,7 +213,6 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
         (pb.Datum(data=b"no image", label=0, encoded=True), "is no image that OpenCV decodes"),
         (pb.Datum(data=jpeg(0), encoded=True), "has no label"),
         (pb.Datum(data=jpeg(0), label=-1, encoded=True), "has label -1"),
-        (pb.Datum(data=jpeg(0), label=2, encoded=True), "has label 2, which is none of the 2 classes"),
         (pb.Datum(channels=5, height=1, width=1, data=b"12345", label=0), "is raw, of 5 channels"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -224,6 +224,20 @@ def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
     with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {said}.*; mend the LMDB"):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
+
+
+def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:
+    write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0)), ("b.jpg", datum(0, 2))])
+    what = r"lmdb: record '00000001_b.jpg' has label 2, and 2 classes are named, from 0; name all classes"
+    with pytest.raises(DataError, match=what):
+        write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
+    assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
+
+
+def test_a_class_is_named_by_any_bytes_as_its_folder_is(tmp_path: Path) -> None:
+    write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0))])
+    write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=1, classes=(os.fsdecode(b"caf\xe9"),))
+    assert [one["image/class/synset"] for one in examples(tmp_path / "out")] == [(b"caf\xe9",)]
 
 
 def test_what_is_wrong_with_records_is_told_once_and_counted(tmp_path: Path) -> None:
