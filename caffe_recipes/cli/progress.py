@@ -8,6 +8,7 @@ from collections.abc import Callable
 import click
 
 _TELL_EVERY_S = 10
+_IN_SECONDS_S = 90  # below, whole minutes would be off by a third and more
 
 
 class Progress:
@@ -23,8 +24,11 @@ class Progress:
         now = self._clock()
         if self._start is None:  # what an earlier build did tells nothing of the pace
             self._start = done, now
+            if done:
+                click.echo(f"going on: {done:,} of {total:,} images were there", err=True)
         elif now - self._last >= _TELL_EVERY_S and done > self._start[0]:
             self._last = now
             pace = (done - self._start[0]) / (now - self._start[1])
-            left = (total - done) / pace / 60
-            click.echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left:.0f} min left", err=True)
+            left_s = (total - done) / pace
+            left = f"{left_s:.0f} s" if left_s < _IN_SECONDS_S else f"{left_s / 60:.0f} min"
+            click.echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left} left", err=True)

@@ -12,13 +12,32 @@ def test_progress_is_told_every_ten_seconds_by_this_build_s_pace(capsys: pytest.
     tell = Progress(lambda: now[0])
     for second, done in ((0, 1000), (5, 1500), (10, 2000), (15, 2500), (25, 3500)):
         now[0] = second
-        tell(done, 10_000)
+        tell(done, 14_000)
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines() == [
-        "2,000 of 10,000 images, 100 images/s, 1 min left",
-        "3,500 of 10,000 images, 100 images/s, 1 min left",
+    assert said.err.splitlines()[1:] == [
+        "2,000 of 14,000 images, 100 images/s, 2 min left",
+        "3,500 of 14,000 images, 100 images/s, 2 min left",
     ]
+
+
+def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    tell = Progress(lambda: now[0])
+    for second, done in ((0, 0), (10, 100), (20, 910)):
+        now[0] = second
+        tell(done, 1000)
+    assert [line.split(", ")[-1] for line in capsys.readouterr().err.splitlines()] == [
+        "2 min left",
+        "2 s left",
+    ]
+
+
+def test_a_build_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = Progress(lambda: 0.0)
+    tell(1234, 9000)
+    tell(1235, 9000)
+    assert capsys.readouterr().err == "going on: 1,234 of 9,000 images were there\n"
 
 
 def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,5 +45,5 @@ def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[s
     tell = Progress(lambda: now[0])
     for second in (0, 20):
         now[0] = second
-        tell(7, 9)
+        tell(0, 9)
     assert capsys.readouterr().err == ""
