@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 
+_MOST_BYTES = 2**31 - 1 - 64  # protobuf's most of a message, less what a Datum's other fields take
+_TOO_MUCH = f"more than a Datum holds ({_MOST_BYTES / 1e9:.1f} GB)"
+_MOST_PIXELS = 2**30  # of an image that OpenCV decodes, by itself
+
 Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
 
 
@@ -88,6 +92,15 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix[1:].lower()
 
 
+def tell_excess(height: int, width: int, settings: Settings) -> str:
+    """Say why no Datum can be of an image of this size in pixels; say nothing if one can."""
+    size = f"{height} x {width} pixels are"
+    if settings.is_encoded:
+        return "" if height * width <= _MOST_PIXELS else f"{size} more than OpenCV decodes ({_MOST_PIXELS:,})"
+    made_bytes = height * width * (1 if settings.is_gray else 3)
+    return "" if made_bytes <= _MOST_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
+
+
 def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.Datum, tuple[int, ...]]:
     """Make a Datum of an image's file, and give the image's (height, width[, channels]).
 
@@ -100,16 +113,22 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
     if settings.is_encoded and not settings.resizes and is_same:
         shape = _look(data, settings)
         if not settings.is_gray or len(shape) == 2:
-            return pb.Datum(data=data, label=label, encoded=True), shape
+            return _encoded_datum(data, label), shape
     pixels = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
     pixels = _resize(pixels, settings)
     if settings.is_encoded:
-        return pb.Datum(data=encode(pixels, wanted), label=label, encoded=True), pixels.shape
+        return _encoded_datum(encode(pixels, wanted), label), pixels.shape
     planes = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     height, width = pixels.shape[:2]
     datum = pb.Datum(channels=pixels.size // (height * width), height=height, width=width)
     datum.data, datum.label, datum.encoded = planes.tobytes(), label, False
     return datum, pixels.shape
+
+
+def _encoded_datum(data: bytes, label: int) -> pb.Datum:
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"is {len(data) / 1e9:.1f} GB, {_TOO_MUCH}")
+    return pb.Datum(data=data, label=label, encoded=True)
 
 
 def decode(data: bytes, flag: int) -> Pixels:
@@ -162,7 +181,13 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
     height, width = settings.resize_height_px, settings.resize_width_px
     if settings.shorter_side_px:
         height, width = shorter_side(pixels.shape[0], pixels.shape[1], settings.shorter_side_px)
-    if not height:
+    is_resized = bool(height)
+    if not is_resized:
+        height, width = pixels.shape[:2]
+    excess = tell_excess(height, width, settings)
+    if excess:
+        raise ValueError(excess)
+    if not is_resized:
         return pixels
     try:
         resized: NDArray[Any] = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)

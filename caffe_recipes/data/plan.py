@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from caffe_recipes.data.pictures import Picture, Pictures
-from caffe_recipes.data.pixels import Settings, can_encode, suffix_of
+from caffe_recipes.data.pixels import Settings, can_encode, suffix_of, tell_excess
 from caffe_recipes.errors import DataError, InputError
 
 T = TypeVar("T")
@@ -70,7 +70,10 @@ def shuffle(items: Sequence[T], seed: int) -> list[T]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise InputError for settings that contradict each other, which convert_imageset would not tell."""
+    """Raise InputError for settings that contradict each other, or make images that no Datum holds.
+
+    convert_imageset would not tell.
+    """
     both = settings.resize_height_px, settings.resize_width_px
     if any(both) and not all(both):
         raise InputError("--resize-height, --resize-width", "only one of them is given", "give both")
@@ -78,6 +81,10 @@ def check_settings(settings: Settings) -> None:
         raise InputError("--shorter-side", "stands beside --resize-height", "give one of them")
     if settings.encode_type is not None and not settings.is_encoded:
         raise InputError("--encode-type", "stands beside --raw", "give one of them")
+    least = settings.shorter_side_px
+    excess = tell_excess(*(both if all(both) else (least, least)), settings)
+    if excess:
+        raise InputError("--shorter-side" if least else "--resize-height", excess, "give fewer pixels")
 
 
 def _check_labels(found: Pictures, classes: int | None) -> None:

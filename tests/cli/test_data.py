@@ -160,6 +160,12 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
             ["--resize-height", "8", "--resize-width", "8", "--shorter-side", "8"],
             "stands beside --resize-height",
         ),
+        (
+            ["--raw", "--resize-height", "65500", "--resize-width", "65500"],
+            "65500 x 65500 pixels are 12.9 GB raw, more than a Datum holds (2.1 GB)",
+        ),
+        (["--raw", "--gray", "--shorter-side", "65500"], "65500 x 65500 pixels are 4.3 GB raw"),
+        (["--shorter-side", "32769"], "32769 x 32769 pixels are more than OpenCV decodes (1,073,741,824)"),
         (["--raw", "--encode-type", "jpg"], "--encode-type: stands beside --raw"),
         (["--seed", "3"], "--seed: has no effect without --shuffle"),
         (["--root", "."], "--root: does not go with a folder of images"),

@@ -27,6 +27,20 @@ def by_pillow(mode: str, kind: str, orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
+def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = encode(".png", 8, 3000)
+    with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than OpenCV decodes"):
+        convert(long, "a.png", 0, Settings(shorter_side_px=15_000))
+    with pytest.raises(ValueError, match=r"8000 x 3000000 pixels are 72\.0 GB raw"):
+        convert(long, "a.png", 0, Settings(shorter_side_px=8000, is_encoded=False))
+    monkeypatch.setattr("caffe_recipes.data.pixels._MOST_BYTES", 8 * 3000 * 3 - 1)
+    with pytest.raises(ValueError, match=r"8 x 3000 pixels are 0\.0 GB raw"):
+        convert(long, "a.png", 0, Settings(is_encoded=False))
+    monkeypatch.setattr("caffe_recipes.data.pixels._MOST_BYTES", len(long) - 1)
+    with pytest.raises(ValueError, match=r"is 0\.0 GB, more than a Datum holds"):
+        convert(long, "a.png", 0, Settings())
+
+
 @pytest.mark.parametrize(
     ("data", "size"),
     [
