@@ -18,6 +18,7 @@ import lmdb
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.disk import writing
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import name_beside
 
@@ -214,20 +215,19 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
     """Write (name, Datum) pairs as an LMDB at `path`, keys `%08d_name` as convert_imageset; give the count.
 
     The LMDB is built beside `path` and renamed when whole. Raises DataError if `path` is there already, or
-    cannot be written.
+    cannot be written, and RunFailed if its disk is full.
     """
     path = Path(path)
     if path.exists():
         raise DataError(path, "is there already", "remove it, or give another path")
     temporary = name_beside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        count = _write(temporary, items)
-        if not count:
-            raise DataError(path, "would hold no records", "give at least one image")
-        temporary.rename(path)
-    except OSError as error:
-        raise DataError(path, f"cannot be written: {error.strerror}", "check its folder") from None
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            count = _write(temporary, items)
+            if not count:
+                raise DataError(path, "would hold no records", "give at least one image")
+            temporary.rename(path)
     except lmdb.Error as error:
         raise DataError(path, f"cannot be written: {error}", "check its disk") from None
     finally:

@@ -17,8 +17,9 @@ from pathlib import Path
 import lmdb
 
 from caffe_recipes.caffe.datums import commit_records, open_datums
+from caffe_recipes.caffe.disk import writing
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
-from caffe_recipes.data.partial import GOES_ON, check_plan, locked, writing
+from caffe_recipes.data.partial import GOES_ON, check_plan, locked
 from caffe_recipes.data.plan import Plan
 from caffe_recipes.data.workers import Made, WorkerKilled, convert_all, convert_some
 from caffe_recipes.errors import DataError, RunFailed
@@ -81,7 +82,7 @@ def build_lmdb(
         return _check_same(plan, out)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with writing(out):
+        with writing(out, GOES_ON):
             partial.mkdir(parents=True, exist_ok=True)
             with locked(partial):
                 return _build(plan, out, partial, workers, skip_bad, tell)

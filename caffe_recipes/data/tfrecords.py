@@ -17,9 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
+from caffe_recipes.caffe.disk import writing
 from caffe_recipes.data.jpegs import jpeg_shape
 from caffe_recipes.data.opencv import require_opencv
-from caffe_recipes.data.partial import check_plan, locked, writing
+from caffe_recipes.data.partial import GOES_ON, check_plan, locked
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import write_whole
 from caffe_recipes.tensorflow.examples import build_example
@@ -88,7 +89,7 @@ def write_tfrecords(
         if os.path.lexists(out):
             return _check_same(plan, out)
         partial = out.with_name(f".{out.name}.partial")
-        with writing(out):
+        with writing(out, GOES_ON):
             partial.mkdir(parents=True, exist_ok=True)
             with locked(partial):
                 check_plan(partial, plan.plan)

@@ -15,6 +15,13 @@ from caffe_recipes.data.lists import load_list
 from caffe_recipes.data.pixels import Settings
 from caffe_recipes.data.plan import Plan, plan_build
 
+CALL = "from caffe_recipes.cli.main import main; main()"
+# A file that may grow no further stands for a disk that is full.
+FULL = (
+    "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));" + CALL
+)
+
 
 def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     """Make a colour image that is smooth, as photos are."""

@@ -22,9 +22,8 @@ from caffe_recipes.data.manifest import Manifest, manifest_path
 from caffe_recipes.data.pixels import Settings
 from caffe_recipes.data.records_check import check_records
 from caffe_recipes.errors import DataError, RunFailed
-from tests.data.conftest import names, plan_of, records, write_images
+from tests.data.conftest import CALL, FULL, names, plan_of, records, write_images
 
-CALL = "from caffe_recipes.cli.main import main; main()"
 SQUARE = Settings(resize_height_px=16, resize_width_px=24)
 
 
@@ -59,13 +58,6 @@ def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Pa
     (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
     with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged .*; remove it, and build again"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
-
-
-# A file that may grow no further stands for a disk that is full.
-FULL = (
-    "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));" + CALL
-)
 
 
 def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import check_datums, open_datums, write_datums
 from caffe_recipes.data.digits import DigitsLmdbs, build_digits, enlarge, split_stratified
 from caffe_recipes.errors import DataError
+from tests.data.conftest import FULL
 
 if TYPE_CHECKING:
     from numpy import uint8
@@ -142,6 +143,16 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="digits_train_lmdb: cannot be written"):
         build_digits(tmp_path / "file")
+
+
+def test_a_full_disk_is_a_failed_run_of_which_nothing_is_left(tmp_path: Path) -> None:
+    words = ["data", "build", "digits", "--out", str(tmp_path / "digits")]
+    full = FULL.replace("2**22", "2**16")
+    done = subprocess.run([sys.executable, "-c", full, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"Error: {tmp_path / 'digits/digits_train_lmdb'}: cannot be written: ")
+    assert done.stderr.endswith("; make room on its disk\n")
+    assert list((tmp_path / "digits").iterdir()) == []
 
 
 def test_a_split_takes_the_same_part_of_every_class_and_loses_none() -> None:
