@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -159,9 +159,19 @@ def load_pixels(datum: pb.Datum) -> NDArray[Any]:
     return values.reshape(shape).transpose(1, 2, 0)
 
 
-def encode(pixels: Pixels, suffix: str) -> bytes:
-    """Encode with OpenCV's own settings: JPEG's quality is 95."""
-    return bytes(cv2.imencode(f".{suffix}", pixels)[1])
+def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
+    """Encode, by default with OpenCV's own settings: JPEG's quality is 95.
+
+    Raises ValueError for what a type cannot hold: a JPEG has 65,500 pixels a side at most.
+    """
+    try:
+        is_done, data = cv2.imencode(f".{suffix}", pixels, settings)
+    except cv2.error:  # of what a newer one gives back as undone
+        is_done = False
+    if not is_done:
+        size = " x ".join(map(str, pixels.shape[:2]))
+        raise ValueError(f"is {size} pixels, and cannot be encoded as {suffix}")
+    return bytes(data)
 
 
 def shorter_side(height: int, width: int, shorter_px: int) -> tuple[int, int]:

@@ -198,7 +198,7 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     import numpy as np
 
     from caffe_recipes.caffe.datums import datum_shape
-    from caffe_recipes.data.pixels import decode
+    from caffe_recipes.data.pixels import decode, encode
 
     if datum.encoded:
         pixels = decode(datum.data, cv2.IMREAD_COLOR)
@@ -208,5 +208,5 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
             raise ValueError(f"is raw, of {channels} channels: neither grey nor in colours of a byte each")
         pixels = np.frombuffer(datum.data, np.uint8).reshape(channels, height, width).transpose(1, 2, 0)
     settings = [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
-    jpeg = bytes(cv2.imencode(".jpg", np.ascontiguousarray(pixels), settings)[1])
+    jpeg = encode(np.ascontiguousarray(pixels), "jpg", settings)
     return jpeg, pixels.shape[0], pixels.shape[1]

@@ -27,6 +27,11 @@ def by_pillow(mode: str, kind: str, orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
+def test_an_image_that_its_type_cannot_hold_is_refused_rather_than_left_empty() -> None:
+    with pytest.raises(ValueError, match="is 30 x 90000 pixels, and cannot be encoded as jpg"):
+        convert(encode(".png", 1, 3000), "a.jpg", 0, Settings(shorter_side_px=30))
+
+
 def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     long = encode(".png", 8, 3000)
     with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than OpenCV decodes"):

@@ -213,6 +213,10 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
         (pb.Datum(data=b"no image", label=0, encoded=True), "is no image that OpenCV decodes"),
         (pb.Datum(data=jpeg(0), encoded=True), "has no label"),
         (pb.Datum(data=jpeg(0), label=-1, encoded=True), "has label -1"),
+        (
+            pb.Datum(channels=1, height=1, width=65_501, data=bytes(65_501), label=0),
+            "is 1 x 65501 pixels, and cannot be encoded as jpg",
+        ),
         (pb.Datum(channels=5, height=1, width=1, data=b"12345", label=0), "is raw, of 5 channels"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
