@@ -156,7 +156,7 @@ def _examples(datums: Datums, part: Sequence[int], classes: tuple[str, ...] | No
         key, datum = datums.keys[index], datums[index]
         record = f"record '{key.decode(errors='backslashreplace')}'"
         if classes is not None and datum.label >= len(classes):
-            what = f"{record} has label {datum.label}, and {len(classes):,} classes are named, from 0"
+            what = f"{record} has label {datum.label}, and the names of classes end at {len(classes) - 1}"
             raise DataError(datums.path, what, "name all classes with --class-list, or mend the LMDB")
         try:
             yield build_example(features_of(key, datum, classes))

@@ -232,7 +232,7 @@ def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
 
 def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:
     write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0)), ("b.jpg", datum(0, 2))])
-    what = r"lmdb: record '00000001_b.jpg' has label 2, and 2 classes are named, from 0; name all classes"
+    what = r"lmdb: record '00000001_b.jpg' has label 2, and the names of classes end at 1; name all classes"
     with pytest.raises(DataError, match=what):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
