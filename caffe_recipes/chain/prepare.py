@@ -8,12 +8,12 @@ from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.staging import find_means, refusal
 from caffe_recipes.chain.units import describe_bytes, describe_names
 from caffe_recipes.cluster.staging.stage import stage
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, RunFailed
 from caffe_recipes.generate.tree import write_files
 
 
 def prepare(run: Run) -> None:
-    """Place, build and stage; raises InputError if a disk or a host does not let us."""
+    """Place, build and stage; raises InputError or RunFailed if a disk or a host does not let us."""
     with run.lock.preparing:
         _place(run)
         _build(run)
@@ -34,7 +34,11 @@ def _build(run: Run) -> None:
         from caffe_recipes.data.digits import build_digits
 
         run.reporter.say(f"building {', '.join(run.setting.show(path) for path in missing)}")
-        build_digits(missing[0].parent)
+        try:
+            build_digits(missing[0].parent)
+        except RunFailed as error:  # a disk that is full
+            run.journal.append("failed", reason=str(error))
+            raise
         run.journal.append("built", lmdbs=[str(path) for path in missing])
 
 
