@@ -11,13 +11,17 @@ from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.paths import FOLDER, PATH
 from caffe_recipes.making.adopt import adopt as make
 from caffe_recipes.making.adopted_machine import Said
+from caffe_recipes.making.output import choose_name
 
 
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=PATH)
 @making.out
 @click.option(
-    "--name", metavar="NAME", callback=making.read_name, help="The recipe's name [default: the folder's]"
+    "--name",
+    metavar="NAME",
+    callback=making.read_name,
+    help="The recipe's name [default: --out's, or the folder's]",
 )
 @click.option(
     "--script",
@@ -54,5 +58,5 @@ def adopt(
     """
     said = Said(ranks, ranks_per_node, images, test_images, classes, caffe_root)
     home = out.parent if out else Path()
-    made = make(folder, said, name=name, script=script, home=home)
-    making.give_recipe(made.text, made.notes, out)
+    made = make(folder, said, name=choose_name(name, out), script=script, home=home)
+    making.give_recipe(made, out)

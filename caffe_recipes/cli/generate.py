@@ -12,6 +12,7 @@ from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 from caffe_recipes.generate.dialect import find_parts
 from caffe_recipes.generate.files import generate_all
+from caffe_recipes.generate.header import find_misnamed
 from caffe_recipes.generate.tree import find_differences, find_foreign, find_stale, write_files
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.translate import translate
@@ -39,6 +40,9 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
         raise RecipeError("", what, "nothing is written")
+    for recipe, given in zip(loaded, recipes, strict=True):
+        if warning := find_misnamed(recipe, given):
+            click.echo(f"warning: {warning}", err=True)
     files = generate_all(translate(recipe, dialect) for recipe in loaded)
     if check:
         differences = find_differences(files, out)

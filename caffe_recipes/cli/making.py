@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
+from caffe_recipes.generate.header import find_misnamed
+from caffe_recipes.making.made import Made
 from caffe_recipes.making.output import check_output, write_new
 
 _MOST_EPOCHS = 100_000
@@ -69,13 +70,16 @@ out = click.option(
 )
 
 
-def give_recipe(text: str, notes: Iterable[str], path: Path | None) -> None:
+def give_recipe(made: Made, path: Path | None) -> None:
     """Print a recipe's YAML, or write it; what is to be said of it goes to standard error."""
+    notes = list(made.notes)
     if path is not None:
-        write_new(path, text)
+        write_new(path, made.text)
+        misnamed = find_misnamed(made.recipe, str(path))
+        notes += [f"warning: {misnamed}"] if misnamed else []
     for note in notes:
         click.echo(note, err=True)
     if path is None:
-        click.echo(text.encode(), nl=False)
+        click.echo(made.text.encode(), nl=False)
     else:
         click.echo(f"wrote {click.format_filename(path)}")

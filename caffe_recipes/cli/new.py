@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.paths import PATH_TEXT
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.making.new import Wish, make_new
+from caffe_recipes.making.output import choose_name
 
 
 def _epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -78,7 +80,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     "--name",
     metavar="NAME",
     callback=making.read_name,
-    help="The recipe's name [default: resnet<depth>-<batch>-<epochs>ep]",
+    help="The recipe's name [default: --out's, or resnet<depth>-<batch>-<epochs>ep]",
 )
 @options.profile
 @making.out
@@ -120,9 +122,9 @@ def new(
         test_images,
         lmdb,
         test_lmdb,
-        name,
+        choose_name(name, out),
         load_profile(profile) if profile else None,
         int(depth),
     )
     made = make_new(wish)
-    making.give_recipe(made.text, [f"warning: {note}" for note in made.notes], out)
+    making.give_recipe(replace(made, notes=tuple(f"warning: {note}" for note in made.notes)), out)

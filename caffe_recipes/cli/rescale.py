@@ -9,6 +9,7 @@ import click
 from caffe_recipes.cli import making
 from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.making.output import choose_name
 from caffe_recipes.making.rescale import Change
 from caffe_recipes.making.rescale import rescale as make
 from caffe_recipes.recipe.source import load_recipe
@@ -36,7 +37,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     "--name",
     metavar="NAME",
     callback=making.read_name,
-    help="The new recipe's name [default: the old one's, and what is other]",
+    help="The new recipe's name [default: --out's, or the old one's, and what is other]",
 )
 @making.out
 def rescale(
@@ -55,6 +56,6 @@ def rescale(
     The rate is scaled with the batch, up to 6.4 at 16,384 images, and iterations against it; the first
     warm-up keeps its epochs. What is known to be lost at such a batch and length is warned of.
     """
-    change = Change(nodes, batch, epochs, ranks_per_node, batch_per_rank, smooth, name)
+    change = Change(nodes, batch, epochs, ranks_per_node, batch_per_rank, smooth, choose_name(name, out))
     made = make(load_recipe(recipe_named(recipe)), change, out.parent if out else Path())
-    making.give_recipe(made.text, made.notes, out)
+    making.give_recipe(made, out)

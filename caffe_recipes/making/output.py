@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from caffe_recipes.config.values import FileName
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.tree import write_file
 from caffe_recipes.review.naming import RECIPE_SUFFIXES
@@ -18,6 +21,20 @@ def check_output(path: Path) -> None:
         raise InputError(path, "is there already", "remove it, or give another --out")
     if not path.absolute().parent.is_dir():
         raise InputError(path, "its folder is not there", "make it first")
+
+
+def choose_name(name: str | None, path: Path | None) -> str | None:
+    """Return a recipe's name: as it is given, else as its file is called, so that its jobs find it.
+
+    None without either. Raises InputError for a file whose name no recipe can have.
+    """
+    if name is not None or path is None:
+        return name
+    try:
+        return TypeAdapter(FileName).validate_python(path.stem)
+    except ValidationError:
+        what = f"'{path.stem[:100]}' is no recipe's name: letters, digits, '.', '_' and '-' are"
+        raise InputError(path, what, "give another --out, or a --name") from None
 
 
 def write_new(path: Path, text: str) -> None:

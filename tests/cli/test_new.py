@@ -50,12 +50,28 @@ def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> No
     assert again.stderr == "Error: a.yaml: is there already; remove it, or give another --out\n"
 
 
+def test_jobs_of_a_recipe_look_for_the_file_that_it_was_written_to(tmp_path: Path) -> None:
+    run("new", *words_of(WHOLE), *MACHINE, "--out", "mine.yaml", cwd=tmp_path)
+    generated = run("generate", "mine.yaml", cwd=tmp_path)
+    assert (generated.returncode, generated.stderr) == (0, "")
+    assert "recipe=mine.yaml status" in (tmp_path / "jobs/mine/chain.sbatch").read_text()
+
+
+def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:
+    done = run("new", *words_of(WHOLE), *MACHINE, "--out", "a.yaml", "--name", "b", cwd=tmp_path)
+    told = "warning: a.yaml: its jobs look for b.yaml; rename the file or the recipe\n"
+    assert (done.returncode, done.stderr) == (0, told)
+    assert run("generate", "a.yaml", cwd=tmp_path).stderr == told
+    done = run("new", *words_of(WHOLE), *MACHINE, "--out", "digits-local.yaml", cwd=tmp_path)
+    assert "its jobs run the recipe digits-local that ships; give this one another name" in done.stderr
+
+
 def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), "--depth", "18", *MACHINE, "--out", "a.yaml", cwd=tmp_path)
     told = "warning: ResNet-18: the paper and the runs with LARS are ResNet-50's\n"
     assert (done.returncode, done.stderr) == (0, told)
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
-    assert 'name: "ResNet-18"' in (tmp_path / "prototxt/resnet18-4096-90ep/train_val.prototxt").read_text()
+    assert 'name: "ResNet-18"' in (tmp_path / "prototxt/a/train_val.prototxt").read_text()
     refused = run("new", *words_of(WHOLE), "--depth", "20", cwd=tmp_path)
     assert refused.returncode == 2
     assert "'20' is not one of '18', '34', '50', '101', '152'" in refused.stderr
@@ -106,6 +122,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 epochs are none to train"),
         ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
         ({"--out": "there.yaml"}, "there.yaml: is there already"),
+        ({"--out": "a b.yaml"}, "a b.yaml: 'a b' is no recipe's name: letters, digits, '.', '_' and '-' are"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(changed: dict[str, str], said: str, tmp_path: Path) -> None:
