@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -34,7 +34,15 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         raise InputError(recipe, "has no run of TensorFlow", f"give one that has, as {_RECIPE}")
     found = load_evaluations(log)
     if as_json:
-        values = [{**asdict(one), "differs": of_another_run(loaded, one.step)} for one in found]
+        # JSON knows no nan.
+        values = [
+            {
+                **asdict(replace(one, loss=None) if one.has_diverged else one),
+                "has_diverged": one.has_diverged,
+                "differs": of_another_run(loaded, one.step),
+            }
+            for one in found
+        ]
         click.echo(json.dumps(values, indent=2))
         return
     for one in found:
@@ -42,6 +50,8 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
         parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
         click.echo(f"step {one.step:,}: {', '.join(parts) or 'nothing is said of it'}")
+        if one.has_diverged:
+            click.echo("  the loss is no number: the training has diverged")
         differs = of_another_run(loaded, one.step)
         if differs:
             click.echo(f"  not this recipe's: {differs}")

@@ -6,6 +6,7 @@ As seen in the source of the Horovod run, each line behind glog's prefix or none
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ class Evaluation:
     loss: float | None
     batches: int | None = None
     batches_in_all: int | None = None
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss is no finite number."""
+        return self.loss is not None and not math.isfinite(self.loss)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,10 @@ def _parse_values(text: str) -> dict[str, float]:
 
 
 def load_evaluations(path: Path) -> tuple[Evaluation, ...]:
-    """Read a log's evaluations; InputError if it cannot be read, or no evaluation of it has ended."""
+    """Read a log's evaluations.
+
+    InputError if it cannot be read, if no evaluation of it has ended, and for an accuracy that is none.
+    """
     try:
         text = path.read_bytes().decode(errors="replace")
     except OSError as error:
@@ -101,4 +110,9 @@ def load_evaluations(path: Path) -> tuple[Evaluation, ...]:
         how_far = f": it ends at batch {log.unfinished[0]} of {log.unfinished[1]}" if log.unfinished else ""
         hint = "give what the evaluation printed, to its end"
         raise InputError(path, f"has no line 'Saving dict for global step'{how_far}", hint)
+    for one in log.evaluations:
+        for rank, top in ((1, one.top1), (5, one.top5)):
+            if top is not None and not 0 <= top <= 1:
+                what = f"a top-{rank} accuracy of {top:g} is not between 0 and 1"
+                raise InputError(f"{path}:{one.line}", what, "give it as a fraction, as 0.75 for 75 %")
     return log.evaluations

@@ -44,6 +44,18 @@ def test_json_has_the_values_unrounded(tmp_path: Path) -> None:
     assert "a batch of 8,192" in found["differs"]
 
 
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "eval.log"
+    log.write_text("Saving dict for global step 4680: top_1_accuracy = 0.001, loss = nan\n")
+    done = CliRunner().invoke(tf, ["log", str(log)], catch_exceptions=False)
+    assert done.output == (
+        "step 4,680: top-1 0.1 %, loss nan\n  the loss is no number: the training has diverged\n"
+    )
+    done = CliRunner().invoke(tf, ["log", str(log), "--json"], catch_exceptions=False)
+    (found,) = json.loads(done.output, parse_constant=pytest.fail)
+    assert (found["loss"], found["has_diverged"]) == (None, True)
+
+
 def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
     words = ["log", write_log(tmp_path, 4680), "--recipe", "digits-local"]
     with pytest.raises(InputError, match="digits-local: has no run of TensorFlow; give one that has"):

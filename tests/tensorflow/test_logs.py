@@ -57,6 +57,15 @@ def test_an_evaluation_that_was_cut_off_says_how_far_it_came(tmp_path: Path) -> 
         load_evaluations(log)
 
 
+@pytest.mark.parametrize("top", ["75.00", "-0.1", "nan"])
+def test_an_accuracy_that_is_no_fraction_is_refused(tmp_path: Path, top: str) -> None:
+    log = tmp_path / "eval.log"
+    log.write_text(f"x\nSaving dict for global step 9: top_1_accuracy = {top}, loss = 2.0\n")
+    what = r"eval.log:2: a top-1 accuracy of \S+ is not between 0 and 1; give it as a fraction"
+    with pytest.raises(InputError, match=what):
+        load_evaluations(log)
+
+
 def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: cannot be read: No such file or directory"):
         load_evaluations(tmp_path / "nowhere")
