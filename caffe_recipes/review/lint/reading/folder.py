@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.documents import Document
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reading.commands import check_commands, check_started, name_of
 from caffe_recipes.review.lint.reading.files import (
@@ -27,6 +27,7 @@ from caffe_recipes.review.lint.rules import finding
 _MOST_FILES = 10_000
 _MOST_SCRIPT_BYTES = 1_000_000
 _SCRIPTS = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
+_OF_SOLVERS = re.compile(rb"(?m)^\s*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
 _FIRST = {
     "": 0,
     "solver": 0,
@@ -44,13 +45,14 @@ _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1
 def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Finding]:
     """Find what is wrong with the prototxts below a folder, the solvers of each folder in it as a chain.
 
-    Raises InputError for a folder without prototxts.
+    Raises InputError for a folder without prototxts, or that cannot be read, and PrototxtError for a solver
+    that cannot: the chain without it would be another.
     """
     groups = _prototxts(folder)
     if not groups:
         raise InputError(folder, "holds no .prototxt file", "give a folder with solvers and nets")
     for home, paths in groups.items():
-        documents = [document for path in paths if (document := reader.read_leniently(path))]
+        documents = [document for path in paths if (document := _read(reader, path))]
         solvers = [document for document in documents if is_solver(document)]
         text = script if script != Script() else find_script(home, solvers)
         yield from check_commands(text)
@@ -79,6 +81,24 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
             yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, started))
         for document in documents:
             yield from lint_single(reader, document)
+
+
+def _read(reader: Reader, path: Path) -> Document[Any] | None:
+    """Read a prototxt; what cannot be read is found if it is no solver, by its name and text."""
+    try:
+        return reader.read(path)
+    except PrototxtError:
+        if "solver" in path.name.lower() or _OF_SOLVERS.search(_beginning(path)):
+            raise
+        return reader.read_leniently(path)
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_SCRIPT_BYTES)
+    except OSError:
+        return b""
 
 
 def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[list[Document[Any]], str]:
@@ -126,7 +146,7 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
     """List the prototxts below a folder by the folder that holds them; hidden folders are left alone."""
     groups: dict[Path, list[Path]] = {}
     count = 0
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = [Path(root) / name for name in sorted(files) if name.endswith(".prototxt")]
         count += len(found)
@@ -135,6 +155,10 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
         if found:
             groups[Path(root)] = found
     return groups
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
 
 
 def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.findings import Finding
 from caffe_recipes.review.lint.reading.commands import name_of
 from caffe_recipes.review.lint.reading.folder import name_rank
@@ -141,6 +142,25 @@ def test_what_cannot_be_read_is_a_finding_and_the_rest_is_looked_at(lint_folder:
         "unreadable",
         "unreadable",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("solver_2.prototxt", "layer {"), ("phase_2.prototxt", "# x\nbase_lr: 1\ngama: 2")]
+)
+def test_a_solver_that_cannot_be_read_stops_it(lint_folder: LintFolder, name: str, text: str) -> None:
+    with pytest.raises(PrototxtError, match=name):
+        lint_folder({"solver_1.prototxt": HALF, name: text, "solver_3.prototxt": END})
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    lint_folder: LintFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(InputError, match="own: cannot be read: Permission denied; check its permissions"):
+        lint_folder({})
 
 
 def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> None:
