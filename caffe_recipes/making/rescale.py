@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +196,7 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
     """Return what of the source's accepted findings there still is; and what few iterations bring."""
     found = _findings(made)
     accept = [one for one in recipe.accept if any(_accepts(one, finding) for finding in found)]
-    kept = [one.model_dump(exclude_none=True) for one in accept]
+    kept = [_retold(one, recipe, made).model_dump(exclude_none=True) for one in accept]
     before = {(one.id, one.phase) for one in _findings(recipe)}
     for one in found:
         is_old = (one.id, one.phase) in before or any(_accepts(each, one) for each in accept)
@@ -204,6 +205,18 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
             reason = f"{last} iterations are few for a rate to go to 0"
             kept.append({"finding": one.id, "phase": one.phase, "reason": reason})
     return kept
+
+
+def _retold(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
+    """Return an accepted finding whose reason has the new recipe's iterations where it has the old one's."""
+    named = {phase.name: phase.last_iter for phase in made.phases}
+    told = {
+        str(phase.last_iter): str(named[phase.name])
+        for phase in recipe.phases
+        if phase.name in named and one.phase in (None, phase.name)
+    }
+    reason = re.sub(r"(?<![\d^.,])\d+(?![.,]?\d)", lambda found: told.get(found[0], found[0]), one.reason)
+    return one.model_copy(update={"reason": reason})
 
 
 def _findings(recipe: Recipe) -> list[Finding]:

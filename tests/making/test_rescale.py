@@ -105,6 +105,17 @@ def test_twice_the_batch_has_twice_the_rate_and_half_the_iterations() -> None:
     assert recipe.phases[2].warmup_start_lr == pytest.approx(0.51)
 
 
+@pytest.mark.parametrize("name", ["digits-local", "digits-cyclic"])
+def test_the_reason_of_an_accepted_finding_has_the_new_iterations(name: str) -> None:
+    made = rescale(load_recipe(name), Change(batch=32)).recipe
+    (reason,) = [one.reason for one in made.accept if one.finding == "final-rate-high"]
+    last = made.phases[-1].last_iter
+    assert last != load_recipe(name).phases[-1].last_iter
+    assert (
+        reason == f"power 2, as published, over so few as {last} iterations ends at 1 / {last}^2 of base_lr"
+    )
+
+
 def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
     made = rescale(load_recipe(SMALL), Change(batch=65_536))
     first = made.recipe.phases[0]
