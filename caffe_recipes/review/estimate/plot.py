@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
 _LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
 _MOST_LINES = 8
+_ALIKE = 0.01  # as near as two thin lines can be told apart
 _DIGIT_IN, _GAP_IN = 0.075, 0.1  # of a tick's label
 
 
@@ -74,6 +75,9 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Fi
         _draw_line(hours, line, lambda each: each.node_hours, index, name)
     label = "of it training" if len(lines) == 1 else "of the first one training"
     _draw_training(times, next(iter(lines.values())), unit, label)
+    if any(each.pace.notes for line in lines.values() for each in line):
+        mark = {"color": "white", "markeredgecolor": line_colour(0), "markersize": 3.2}
+        times.plot([], [], "o", **mark, label="beyond what is known")
     _scale(times, estimates)
     times.tick_params(labelbottom=False)
     times.set_title(estimates[0].recipe, fontsize=8, loc="left")
@@ -103,8 +107,13 @@ def _draw_training(axes: Axes, line: Sequence[Estimate], unit: Unit, label: str)
     """Draw, thin, the training alone, and what it would be if every node were as fast as among the fewest."""
     nodes = [each.shape.nodes for each in line]
     training = [each.duration.training_s / unit.seconds for each in line]
-    axes.plot(nodes, training, color="black", linewidth=0.5, label=label, zorder=2)
     ideal = [training[0] * nodes[0] / each for each in nodes]
+    # One would lie on the other.
+    is_linear = all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(training, ideal, strict=True))
+    label += ": linear scaling" if is_linear and len(nodes) > 1 else ""
+    axes.plot(nodes, training, color="black", linewidth=0.5, label=label, zorder=2)
+    if is_linear:
+        return
     axes.plot(
         nodes, ideal, color="0.6", linewidth=0.5, linestyle=(0, (1, 2)), label="linear scaling", zorder=1
     )

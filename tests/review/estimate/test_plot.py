@@ -48,6 +48,21 @@ def test_batches_that_take_the_same_time_share_a_line() -> None:
     assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images a rank" in texts_in(svg)
 
 
+def test_open_marks_are_explained_where_there_are_some() -> None:
+    known, beyond = (render_sweep_plot(sweep(Shape(256, 1, 32), Shape(n, 1, 32)), "svg") for n in (512, 2048))
+    assert "beyond what is known" not in texts_in(known)
+    assert "beyond what is known" in texts_in(beyond)
+
+
+def test_a_training_that_scales_linearly_is_one_line_with_that() -> None:
+    shapes = [Shape(64, 2, 32), Shape(128, 2, 32)]
+    texts = texts_in(
+        render_sweep_plot(estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, Known()), "svg")
+    )
+    assert "of it training: linear scaling" in texts
+    assert not {"of it training", "linear scaling"} & texts
+
+
 def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
     texts = texts_in(render_sweep_plot(sweep(*(Shape(n, 1, 16) for n in (64, 65, 66, 1000))), "svg"))
     assert {"64", "1,000"} <= texts
