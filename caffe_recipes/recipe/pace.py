@@ -24,12 +24,16 @@ _PAPER_CROP_PX = 224
 
 @dataclass(frozen=True)
 class Pace:
-    """Images a second of all ranks, who says so, and a word on each doubt."""
+    """Images a second of all ranks, who says so, and a word on each doubt.
+
+    `is_elsewhere`: it is the pace of another machine than the one that is asked for, or may be.
+    """
 
     images_per_s: float
     kind: Kind
     said: str
     notes: tuple[str, ...] = ()
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,18 +85,26 @@ def reported_pace(recipe: Recipe) -> Pace | None:
     return None
 
 
+def node_of(recipe: Recipe) -> tuple[int | None, int | None]:
+    """Return a node's sockets, and the cores of each, on the recipe's machine; None where it is silent."""
+    return recipe.cluster.sockets_per_node, recipe.cluster.cores_per_socket
+
+
 def given_pace(images_per_s: float) -> Pace:
     """Return the rate that the user gives."""
     return Pace(images_per_s, "given", "as given")
 
 
-def measured_pace(recipe: Recipe, machine: str | None, shape: Shape) -> Pace | None:
+def measured_pace(
+    recipe: Recipe, machine: str | None, shape: Shape, node: tuple[int | None, int | None] | None = None
+) -> Pace | None:
     """Return what the paper's table of a machine says of a shape; None without one, or for another net.
 
-    `machine` is a profile's name; one without a table is known by the recipe's sockets and cores, if at all.
+    `machine` is a profile's name; one without a table is known by its sockets and the cores of each, `node`,
+    by default the recipe's, if at all.
     """
-    cluster = recipe.cluster
-    cores = (cluster.sockets_per_node or 0, cluster.cores_per_socket or 0)
+    sockets, cores_of_each = node or node_of(recipe)
+    cores = (sockets or 0, cores_of_each or 0)
     table = TABLES.get(machine or "") or TABLES_BY_CORES.get(cores)
     if table is None or recipe.net.builder not in ("resnet50", None):
         return None
@@ -109,12 +121,13 @@ def measured_pace(recipe: Recipe, machine: str | None, shape: Shape) -> Pace | N
 def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
     """Put first the pace that counts: of the kind that is asked for, else the first of KINDS.
 
-    A measured one with a doubt goes last: what a source reports of its own run is nearer.
+    A measured one with a doubt goes behind them: what a source reports of its own run is nearer. Those of
+    other machines go last.
     """
 
-    def rank(pace: Pace) -> tuple[bool, bool, int]:
+    def rank(pace: Pace) -> tuple[bool, bool, bool, int]:
         doubtful = pace.kind == "measured" and bool(pace.notes)
-        return pace.kind != by, doubtful, KINDS.index(pace.kind)
+        return pace.kind != by, pace.is_elsewhere, doubtful, KINDS.index(pace.kind)
 
     return sorted(paces, key=rank)
 

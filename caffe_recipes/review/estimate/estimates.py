@@ -14,6 +14,7 @@ from caffe_recipes.cluster.staging.costs import Rates
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe
+from caffe_recipes.recipe.measured import TABLES
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import (
     Kind,
@@ -23,6 +24,7 @@ from caffe_recipes.recipe.pace import (
     logged_pace,
     measured_pace,
     moved_pace,
+    node_of,
     order_paces,
     reported_pace,
     shape_of,
@@ -52,12 +54,12 @@ def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tu
     What counts on the recipe's own shape counts on all, so that they can be compared.
     """
     of_own, size = tuple(_own_paces(recipe, known)), model_bytes(recipe)
-    at_own = order_paces(_paces(recipe, shape_of(recipe), of_own, known), known.by)
+    at_own = _ordered(recipe, shape_of(recipe), of_own, known, known.by)
     by = at_own[0].kind if at_own else None
     estimates = (
         estimate_recipe(
             recipe,
-            order_paces(_paces(recipe, shape, of_own, known), by),
+            _ordered(recipe, shape, of_own, known, by),
             shape=shape,
             rates=known.rates,
             model_bytes=size,
@@ -97,12 +99,32 @@ def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
         yield given_pace(known.images_per_s)
     reported = reported_pace(recipe)
     if reported:
-        yield reported
+        yield replace(reported, is_elsewhere=_is_elsewhere(recipe, known.profile))
+
+
+def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
+    """Whether a profile is of other nodes than the recipe's, or does not say of which; not without one."""
+    own = node_of(recipe)
+    return profile is not None and own[0] is not None and own != _node_of(profile)
+
+
+def _node_of(profile: Profile) -> tuple[int | None, int | None]:
+    return profile.node.sockets, profile.node.cores_per_socket
+
+
+def _ordered(
+    recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known, by: Kind | None
+) -> list[Pace]:
+    """Return all paces for a shape, the one that counts first; those of another machine say so."""
+    paces = order_paces(_paces(recipe, shape, of_own, known), by)
+    machine = known.profile.name if known.profile else ""
+    note = f"on the recipe's own machine; how fast {machine} is, is not known: give --log or --images-per-s"
+    return [replace(pace, notes=(note, *pace.notes)) if pace.is_elsewhere else pace for pace in paces]
 
 
 def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -> list[Pace]:
     paces = [moved_pace(pace, recipe, shape) for pace in of_own]
-    measured = measured_pace(recipe, known.profile.name if known.profile else None, shape)
+    measured = _measured(recipe, shape, known.profile)
     paces += [measured] if measured else []
     if known.by and not any(pace.kind == known.by for pace in paces):
         there = ", ".join(pace.kind for pace in paces) or "none"
@@ -110,6 +132,14 @@ def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -
         hint = f"there are: {there}; {how}"
         raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
     return paces
+
+
+def _measured(recipe: Recipe, shape: Shape, profile: Profile | None) -> Pace | None:
+    """Return what the paper measured on a profile's machine, or on the recipe's where that tells no cores."""
+    if profile is None or (profile.name not in TABLES and profile.node.cores is None):
+        found = measured_pace(recipe, None, shape)
+        return found and replace(found, is_elsewhere=_is_elsewhere(recipe, profile))
+    return measured_pace(recipe, profile.name, shape, _node_of(profile))
 
 
 def _refusals(estimate: Estimate, known: Known) -> Iterator[str]:

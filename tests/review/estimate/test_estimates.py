@@ -54,6 +54,28 @@ def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
     assert [each.others[0].notes == () for each in found] == [True, False]
 
 
+@pytest.mark.parametrize("name", ["local", "mpich"])
+def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None:
+    recipe = load_recipe("paper-t2-8192-256n")
+    (own,) = estimate_shapes(recipe, [shape_of(recipe)], Known())
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile(name)))
+    said = f"on the recipe's own machine; how fast {name} is, is not known: give --log or --images-per-s"
+    assert [pace.notes for pace in (found.pace, *found.others)] == [(said,), (said,)]
+    assert (found.pace.images_per_s, own.pace.notes) == (own.pace.images_per_s, ())
+    known = Known(images_per_s=7000, profile=load_profile(name))
+    (given,) = estimate_shapes(recipe, [shape_of(recipe)], known)
+    assert (given.pace.kind, given.pace.notes) == ("given", ())
+
+
+def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
+    recipe = load_recipe("paper-t2-8192-256n")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-skx")))
+    assert found.pace.said == "the paper's Table VI, as of nodes with 2 x 24 cores"
+    assert [other.notes[0].partition(";")[0] for other in found.others] == ["on the recipe's own machine"]
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-knl")))
+    assert (found.pace.said, found.others[0].notes) == ("the paper's Table V", ())
+
+
 def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
     assert kinds(recipe, Known((log,), profile=load_profile("stampede2-skx"), by="measured"))[0] == "measured"
 
