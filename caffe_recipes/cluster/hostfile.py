@@ -124,7 +124,8 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     for localhost beside others, to which it is not the host that it is here.
     """
     if len(hosts) < nodes:
-        room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks_per_node} ranks"
+        ranks = f"{ranks_per_node} rank{'s' if ranks_per_node > 1 else ''}"
+        room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks}"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise ClusterError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]

@@ -83,7 +83,8 @@ def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[st
     if layer.type != "Data" or layer.include[0].phase != pb.TRAIN:
         return {}
     cluster = recipe.cluster
-    ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {cluster.ranks} ranks"
+    counted = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {counted}"
     beside = {"data_param.batch_size": f"of each rank{ranks}"}
     if layer.transform_param.HasField("random_aspect_ratio_param"):
         change = layer.transform_param.random_aspect_ratio_param.aspect_ratio_change

@@ -42,10 +42,11 @@ def render_solver(recipe: Recipe, phase: Phase) -> str:
 def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mapping[str, Comment]:
     cluster, images = recipe.cluster, recipe.data.train.images
     batch, times = images_per_iter(recipe, phase), f" x {phase.iter_size}" if phase.iter_size else ""
+    ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
     header = [
         header_line(recipe),
         f"{phase.name}, phase {recipe.phases.index(phase) + 1} of {len(recipe.phases)}. {batch:,} images an "
-        f"iteration ({cluster.ranks} ranks x {cluster.batch_per_rank}{times}), {images:,} an epoch.",
+        f"iteration ({ranks} x {cluster.batch_per_rank}{times}), {images:,} an epoch.",
         *_stop_lines(phase),
     ]
     header += [phase.comment] if phase.comment else []

@@ -265,6 +265,7 @@ def _comments(
 ) -> dict[Location, list[str]]:
     """Say where each number is from."""
     joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
+    ranks = f"{recipe.cluster.ranks:,} rank{'s' if recipe.cluster.ranks > 1 else ''}"
     comments: dict[Location, list[str]] = {
         (): [
             "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
@@ -273,7 +274,7 @@ def _comments(
         ("net",): ["zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
         ("data",): ["The transformation is that of the published nets."],
-        ("cluster",): [f"{recipe.cluster.ranks:,} ranks x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
+        ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
         ("solver", "momentum"): ["Section IV-B."],
         ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
         ("phases",): [

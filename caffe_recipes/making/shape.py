@@ -46,7 +46,7 @@ def find_shape(
     each = batch_per_rank or batch // ranks
     if not each or each * ranks != batch:
         counted = f"{nodes:,} node{'s' if nodes > 1 else ''}"
-        shared = f"{counted} x {ranks_per_node:,} ranks"
+        shared = f"{counted} x {ranks_per_node:,} rank{'s' if ranks_per_node > 1 else ''}"
         if batch_per_rank:
             what = f"{shared} of {batch_per_rank:,} images are not a batch of {batch:,}"
             raise InputError(option, what, "leave one of them out")

@@ -118,7 +118,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--epochs": "6"}, "--epochs: 6 epochs do not hold 5 of warm-up"),
         ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
         ({"--cycles": "9"}, "--cycles: 90 epochs do not hold 5 of warm-up, 135 of 9 cycles"),
-        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 ranks do not divide a batch of 4,096; take 4 or 8"),
+        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 rank do not divide a batch of 4,096; take 4 or 8"),
         ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 epochs are none to train"),
         ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
         ({"--out": "there.yaml"}, "there.yaml: is there already"),

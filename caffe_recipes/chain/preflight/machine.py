@@ -13,7 +13,7 @@ from caffe_recipes.chain.plan import find_servers
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, fold_names, tell, trouble_of
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.preflight.nodes import NodeFacts
-from caffe_recipes.chain.units import describe_bytes
+from caffe_recipes.chain.units import describe_bytes, describe_count
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 
 MOST_SKEW_S = 2.0
@@ -26,8 +26,9 @@ def check_hosts(look: Look) -> list[Finding]:
     """Name the hosts that cannot be reached, each in its own words, and those with another Caffe root."""
     cluster = look.setting.recipe.cluster
     named = fold_names([host.name for host in look.setting.hosts])
-    ranks = f"{cluster.nodes} x {cluster.ranks_per_node} ranks of {cluster.batch_per_rank} images"
-    return tell("hosts", judge_hosts(look), f"{named}: {ranks}")
+    ranks = describe_count(cluster.ranks_per_node, "rank")
+    images = describe_count(cluster.batch_per_rank, "image")
+    return tell("hosts", judge_hosts(look), f"{named}: {cluster.nodes} x {ranks} of {images}")
 
 
 def judge_hosts(look: Look) -> list[Trouble]:

@@ -162,7 +162,8 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
     nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
     images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
-    yield "shape", f"{nodes} x {cluster.ranks_per_node} ranks x {images}"
+    ranks = f"{cluster.ranks_per_node} rank{'s' if cluster.ranks_per_node > 1 else ''}"
+    yield "shape", f"{nodes} x {ranks} x {images}"
     yield "MLSL", _servers(cluster.mlsl)
     yield "trainer", recipe.trainer
     leaves = find_leaves(recipe)

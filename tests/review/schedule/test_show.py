@@ -16,6 +16,11 @@ from caffe_recipes.review.schedule.show import recipe_values, render_list, rende
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
+def test_one_rank_is_no_ranks() -> None:
+    shape = "256 nodes x 1 rank x 32 images = 8,192 images an iteration"
+    assert shape in render_recipe(load_recipe("paper-t2-8192-256n"))
+
+
 def call(*words: str | Path) -> Result:
     return CliRunner().invoke(show, [str(word) for word in words])
 
