@@ -118,7 +118,9 @@ def _ordered(
     """Return all paces for a shape, the one that counts first; those of another machine say so."""
     paces = order_paces(_paces(recipe, shape, of_own, known), by)
     machine = known.profile.name if known.profile else ""
-    note = f"on the recipe's own machine; how fast {machine} is, is not known: give --log or --images-per-s"
+    note = "on the recipe's own machine"
+    if all(pace.is_elsewhere for pace in paces):
+        note += f"; how fast {machine} is, is not known: give --log or --images-per-s"
     return [replace(pace, notes=(note, *pace.notes)) if pace.is_elsewhere else pace for pace in paces]
 
 

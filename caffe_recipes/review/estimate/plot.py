@@ -76,8 +76,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Fi
     label = "of it training" if len(lines) == 1 else "of the first one training"
     _draw_training(times, next(iter(lines.values())), unit, label)
     if any(each.pace.notes for line in lines.values() for each in line):
-        mark = {"color": "white", "markeredgecolor": line_colour(0), "markersize": 3.2}
-        times.plot([], [], "o", **mark, label="beyond what is known")
+        _mark(times, [], [], "white", line_colour(0), label="beyond what is known")
     _scale(times, estimates)
     times.tick_params(labelbottom=False)
     times.set_title(estimates[0].recipe, fontsize=8, loc="left")
@@ -100,7 +99,11 @@ def _draw_line(
     axes.plot(nodes, values, **line_style(index), linewidth=1.3, label=name, zorder=3)
     for each, x, y in zip(line, nodes, values, strict=True):
         fill = "white" if each.pace.notes else colour
-        axes.plot(x, y, "o", color=fill, markeredgecolor=colour, markersize=3.2, zorder=4)
+        _mark(axes, [x], [y], fill, colour)
+
+
+def _mark(axes: Axes, x: list[float], y: list[float], fill: str, edge: str, label: str | None = None) -> None:
+    axes.plot(x, y, "o", color=fill, markeredgecolor=edge, markersize=3.2, zorder=4, label=label)
 
 
 def _draw_training(axes: Axes, line: Sequence[Estimate], unit: Unit, label: str) -> None:
