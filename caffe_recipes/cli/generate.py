@@ -40,9 +40,6 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
         raise RecipeError("", what, "nothing is written")
-    for recipe, given in zip(loaded, recipes, strict=True):
-        if warning := find_misnamed(recipe, given):
-            click.echo(f"warning: {warning}", err=True)
     files = generate_all(translate(recipe, dialect) for recipe in loaded)
     if check:
         differences = find_differences(files, out)
@@ -64,3 +61,6 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     click.echo(f"{len(written)} written, {len(files) - len(written)} unchanged")
     for path in find_stale(files, out):
         click.echo(f"stale: {click.format_filename(out / path)} is generated no more; remove it", err=True)
+    for recipe, given in zip(loaded, recipes, strict=True):
+        if warning := find_misnamed(recipe, given):
+            click.echo(f"warning: {warning}", err=True)
