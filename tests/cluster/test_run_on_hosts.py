@@ -27,7 +27,7 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-RESCALED = Change(nodes=4, batch=256, name="digits")
+RESCALED = Change(nodes=4, batch=256)
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 
@@ -38,6 +38,7 @@ class Chain:
         self.cluster, self.root, self.run = cluster, root, root / "runs/digits-1"
         root.mkdir()
         recipe = yaml.safe_load(rescale(load_recipe("digits-local"), RESCALED).text)
+        recipe["name"] = "digits"
         recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
         recipe["phases"] = [
             {**phase, "snapshot_prefix": f"/tmp/digits_{phase['name']}"} for phase in recipe["phases"]
