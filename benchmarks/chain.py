@@ -7,7 +7,7 @@ launcher a real hydra; a stand-in for Caffe leaves a snapshot of ResNet-50's 102
 
 joins: on 8 hosts, from the exit of a phase's last rank to the start of the next mpiexec, less one scp of the
 same snapshot. whole: on 64 hosts, the whole command against the authors' own script, which is the same five
-launches and an scp after each. A phase of the stand-in takes 30 s, where the real ones take 17 to 85 min.
+launches and an scp after each. A phase of the stand-in takes 45 s, where the real ones take 17 to 85 min.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def main() -> None:
     if what in ("", "joins"):
         time_joins(int(hosts or 8))
     if what in ("", "whole"):
-        time_whole(int(hosts or 64), float(seconds or 30))
+        time_whole(int(hosts or 64), float(seconds or 45))
 
 
 if __name__ == "__main__":
