@@ -1,6 +1,6 @@
 """The digits' five phases by `caffe-recipes run` on four hosts of two ranks each, under one real hydra.
 
-Rescaled to four times the batch: at the recipe's own, eight ranks on two cores mostly wait for each other.
+The recipe's own batch and schedules: only the shape is of four nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-RESCALED = Change(nodes=4, batch=256)
+ON_FOUR_NODES = Change(nodes=4)
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 
@@ -37,7 +37,7 @@ class Chain:
     def __init__(self, cluster: Cluster, root: Path) -> None:
         self.cluster, self.root, self.run = cluster, root, root / "runs/digits-1"
         root.mkdir()
-        recipe = yaml.safe_load(rescale(load_recipe("digits-local"), RESCALED).text)
+        recipe = yaml.safe_load(rescale(load_recipe("digits-local"), ON_FOUR_NODES).text)
         recipe["name"] = "digits"
         recipe["data"]["train"]["lmdb"] = "/tmp/digits_lmdb"
         recipe["phases"] = [
@@ -96,7 +96,7 @@ def test_the_digits_train_on_four_hosts_and_a_killed_run_goes_on_to_the_same_mod
 ) -> None:
     undisturbed, killed = Chain(cluster, shared / "undisturbed"), Chain(cluster, shared / "killed")
     said = undisturbed.finish()
-    assert "node[1-4]: 4 x 2 ranks of 32 images" in said
+    assert "node[1-4]: 4 x 2 ranks of 8 images" in said
     assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2," in said
     assert (undisturbed.run / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
     assert undisturbed.hosts_with("lmdb/data.mdb") == ["node1", "node2", "node3", "node4"]
