@@ -162,7 +162,8 @@ def _memories(look: Look) -> tuple[dict[str, int], dict[str, int]]:
 def _other_roots(look: Look) -> Iterator[Trouble]:
     """Yield the hosts whose Caffe root is missing, or is another folder than ours."""
     root = str(look.setting.root)
-    hint = "the Caffe root must be on a file system of all hosts"
+    shared = look.setting.profile.shared_folder
+    hint = f"the Caffe root must be {f'below {shared}' if shared else 'on a file system of all hosts'}"
     ours = str(Path(root).stat().st_ino)
     for facts in look.facts.values():
         if facts.root_inode is None:
@@ -198,6 +199,7 @@ def _judge_cores(look: Look, facts: NodeFacts, needed: int) -> Iterator[Trouble]
             listed = ",".join(map(str, missing))
             said = f"has no core {listed}, where {what} are pinned; its last is {last}"
             yield Trouble(facts.host, said, f"correct {hint} in the recipe, or give other hosts")
+    yield from _judge_numbering(look, facts)
     if there.cores < needed:
         threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads} threads"
         servers = f" and {needed - cluster.ranks_per_node * cluster.omp_num_threads} cores of MLSL's"
@@ -211,6 +213,27 @@ def _judge_cores(look: Look, facts: NodeFacts, needed: int) -> Iterator[Trouble]
     if said_cores and (said_cores, said_sockets) != (there.cores, sockets):
         what = f"has {there}, {said_sockets} x {said_cores // (said_sockets or 1)} are expected"
         yield Trouble(facts.host, what, "check the profile, the recipe's cluster, and the host", fails=False)
+
+
+def _judge_numbering(look: Look, facts: NodeFacts) -> Iterator[Trouble]:
+    """Yield a host whose numbering of cores crowds MLSL's servers on a socket, or is not the profile's.
+
+    One list of cores is for all hosts, and a socket's ranks are as slow as its servers leave them.
+    """
+    socket_of, sockets = facts.processors.socket_of, facts.processors.sockets or 1
+    if sockets == 1 or not {0, 1} <= socket_of.keys():
+        return
+    servers = Counter(socket_of[core] for core in _server_cores(look) if core in socket_of)
+    counts = [servers[socket] for socket in sorted(set(socket_of.values()))]
+    numbering = "by-socket" if socket_of[0] == socket_of[1] else "alternate"
+    if max(counts) - min(counts) > 1:
+        cores = ",".join(map(str, _server_cores(look)))
+        shares = " and ".join(map(str, counts))
+        what = f"numbers its cores {numbering}: of MLSL's servers on {cores} {shares} are on its sockets"
+        yield Trouble(facts.host, what, "give each socket its part in mlsl.server_affinity", fails=False)
+    elif look.setting.profile.node.core_numbering not in (None, numbering):
+        what = f"numbers its cores {numbering}, the profile says {look.setting.profile.node.core_numbering}"
+        yield Trouble(facts.host, what, "check the profile, and where threads are pinned", fails=False)
 
 
 def _said_node(look: Look) -> tuple[int | None, int | None]:

@@ -104,7 +104,9 @@ say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
 unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
 say usable "$(nproc)"
 say cpuinfo
-tr -d '\t' </proc/cpuinfo | sort -u
+tr -d '\t' </proc/cpuinfo | while IFS= read -r line; do
+    case $line in processor* | 'physical id'* | 'cpu cores'*) echo "$line" ;; esac
+done
 say meminfo
 cat /proc/meminfo
 say tmp "$(df --output=size -B1 /tmp 2>/dev/null | tail -n 1 | tr -d ' ')"

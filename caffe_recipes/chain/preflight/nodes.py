@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -19,12 +19,13 @@ _MARK = "caffe-recipes: "
 class Processors:
     """What a node computes on: the numbers of its logical processors, its sockets and cores.
 
-    `sockets` is None where the kernel does not say.
+    `sockets` is None where the kernel does not say, and `socket_of` a processor is then empty.
     """
 
     numbers: frozenset[int]
     cores: int
     sockets: int | None
+    socket_of: Mapping[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Write them as people do: sockets x cores."""
@@ -131,21 +132,28 @@ def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tupl
 
 
 def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
-    """Read the distinct lines of /proc/cpuinfo; without `physical id` a processor is taken for a core.
+    """Read the lines of /proc/cpuinfo; without `physical id` a processor is taken for a core.
 
-    >>> str(parse_cpuinfo(["processor: 0", "processor: 1", "physical id: 0", "cpu cores: 2"], usable=2))
-    '1 x 2 cores'
+    >>> lines = ["processor: 0", "physical id: 0", "cpu cores: 1", "processor: 1", "physical id: 1"]
+    >>> str(parse_cpuinfo(lines, usable=2))
+    '2 x 1 cores'
     """
-    values: dict[str, set[int]] = {}
+    numbers, cores, socket_of = [], 0, {}
     for line in lines:
         found = re.fullmatch(r"(processor|physical id|cpu cores)\s*:\s*(\d+)", line.strip())
-        if found:
-            values.setdefault(found[1], set()).add(int(found[2]))
-    numbers = frozenset(values.get("processor", range(usable)))
-    sockets = len(values.get("physical id", ()))
-    if not sockets or "cpu cores" not in values:
-        return Processors(numbers, len(numbers), None)
-    return Processors(numbers, min(len(numbers), sockets * max(values["cpu cores"])), sockets)
+        if not found:
+            continue
+        if found[1] == "processor":
+            numbers.append(int(found[2]))
+        elif found[1] == "cpu cores":
+            cores = max(cores, int(found[2]))
+        elif numbers:
+            socket_of[numbers[-1]] = int(found[2])
+    there = frozenset(numbers or range(usable))
+    sockets = len(set(socket_of.values()))
+    if not sockets or not cores:
+        return Processors(there, len(there), None)
+    return Processors(there, min(len(there), sockets * cores), sockets, socket_of)
 
 
 def _parse_rank(line: str) -> tuple[str, int]:

@@ -73,6 +73,20 @@ def test_two_names_of_one_machine_are_told(look: Look) -> None:
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 
 
+def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: Look) -> None:
+    root = look.setting.root
+    known = {
+        name: replace(facts, boot_id=name, node_name=name, root_inode=str(root.stat().st_ino))
+        for name, facts in look.facts.items()
+    }
+    known["n2"] = replace(known["n2"], root_inode=None)
+    said = only(check_hosts(replace(look, facts=known)))[2]
+    assert said == f"n2:{root}: no such folder there; the Caffe root must be on a file system of all hosts"
+    profile = look.setting.profile.model_copy(update={"shared_folder": "/work"})
+    said = only(check_hosts(replace(look, facts=known, setting=replace(look.setting, profile=profile))))[2]
+    assert said.endswith("the Caffe root must be below /work")
+
+
 def test_ranks_of_another_launch_are_told_with_their_hosts(look: Look) -> None:
     assert check_launches(look) == []
     ranks = frozenset({("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)})
@@ -111,6 +125,36 @@ def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: Look) -> None
         "n2: has 2 x 20 cores, 2 x 24 are expected",
         "n2: has 2 x 20 cores, the others 2 x 24 cores",
     ]
+
+
+def numbered(socket_of: dict[int, int]) -> Processors:
+    return Processors(frozenset(range(48)), 48, 2, socket_of)
+
+
+def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look: Look) -> None:
+    alternating = numbered({core: core % 2 for core in range(48)})
+    there = replace(
+        look, facts={name: replace(facts, processors=alternating) for name, facts in look.facts.items()}
+    )
+    assert only(check_cores(there)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
+    by_socket = numbered({core: core // 24 for core in range(48)})
+    mark, hosts, said = only(check_cores(changed(there, processors=by_socket)))
+    assert (mark, hosts) == ("warn", ("n2",))
+    assert said.startswith(
+        "n2: numbers its cores by-socket: of MLSL's servers on 39,38,43,42 0 and 4 are on its sockets; give"
+    )
+
+
+def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: Look) -> None:
+    by_socket = changed(look, processors=numbered({core: core // 24 for core in range(48)}))
+    recipe = look.setting.recipe
+    assert recipe.cluster.mlsl is not None
+    spread = recipe.cluster.mlsl.model_copy(update={"server_affinity": (22, 23, 46, 47)})
+    cluster = recipe.cluster.model_copy(update={"mlsl": spread})
+    setting = replace(look.setting, recipe=recipe.model_copy(update={"cluster": cluster}))
+    mark, hosts, said = only(check_cores(replace(by_socket, setting=setting)))
+    assert (mark, hosts) == ("warn", ("n2",))
+    assert said.startswith("n2: numbers its cores by-socket, the profile says alternate; check the profile")
 
 
 def test_a_job_that_gives_part_of_a_node_is_told(look: Look) -> None:

@@ -120,7 +120,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
     stampede2 = parse_cpuinfo(cpuinfo(2, 24).splitlines(), usable=48)
     assert (str(stampede2), stampede2.cores, max(stampede2.numbers)) == ("2 x 24 cores", 48, 47)
+    assert [stampede2.socket_of[core] for core in (39, 38, 43, 42)] == [1, 0, 1, 0]
     hyperthreads = parse_cpuinfo([*cpuinfo(4, 24).splitlines(), "physical id: 0"], usable=96)
     assert hyperthreads.cores == 96
     arm = parse_cpuinfo(["processor\t: 0", "processor\t: 1", "BogoMIPS\t: 50"], usable=2)
-    assert (str(arm), arm.sockets) == ("2 cores", None)
+    assert (str(arm), arm.sockets, arm.socket_of) == ("2 cores", None, {})
