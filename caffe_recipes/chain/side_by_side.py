@@ -1,9 +1,5 @@
 """Branches that train beside the main line, each group of hosts carried by a thread of this process.
 
-A branch is a run in the run: it has a journal, logs and checkpoints of its own, in `branches/<phase>/` of the
-run's folder, and its ranks go by a name of their own. When it is finished the run's own journal says so, too,
-and nobody who reads that needs to know of branches.
-
 A line that fails begins nothing more. What the others then train is finished first, so that nothing is lost,
 and then the run fails. Told to stop, all end in order at once.
 """
@@ -13,21 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from types import TracebackType
 
-from caffe_recipes.chain.journal import name_branch
-from caffe_recipes.chain.phase import note_stop, train
-from caffe_recipes.chain.plan import Plan, Training
-from caffe_recipes.chain.prepare import prepare
-from caffe_recipes.chain.recovery import insist
+from caffe_recipes.chain.branch import train_branch
+from caffe_recipes.chain.plan import Training
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.chain.signals import Interrupted
-from caffe_recipes.chain.snapshots import verify_kept
-from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.parallel import open_all
 from caffe_recipes.errors import CaffeRecipesError, RunFailed
 from caffe_recipes.recipe.phases import Phase
@@ -116,7 +105,7 @@ class Branches:
             while training is not None:
                 self._training.append(training.phase)
                 try:
-                    self._train(training, setting)
+                    train_branch(self._run, training, setting)
                 finally:
                     self._training.remove(training.phase)
                 self.look()
@@ -142,50 +131,6 @@ class Branches:
                         return training
                 self._news.wait(_LOOK_S)
         return None
-
-    def _train(self, training: Training, setting: Setting) -> None:
-        """Train a branch to its end, and tell the run's journal of it."""
-        branch = self._open(training, setting)
-        with closing(branch.journal) as journal:
-            finish = journal.state().finished.get(training.phase)
-            if finish is not None:  # the run was killed before it could write that down
-                verify_kept(branch.path(finish.snapshot), finish.sha256, finish.phase)
-            else:
-                try:
-                    insist(insist(branch, prepare), partial(train, training=training))
-                except Interrupted as stop:
-                    note_stop(branch, stop)
-                    if training.phase not in journal.state().finished:
-                        raise
-            self._run.journal.append("finished", **asdict(journal.state().finished[training.phase]))
-
-    def _open(self, training: Training, setting: Setting) -> Run:
-        """Return the run that a branch is, told of in the journal of the whole."""
-        run, phase = self._run, training.phase
-        folder, state = f"{run.folder}/branches/{phase}", run.journal.state()
-        hosts = [host.name for host in setting.hosts]
-        run.journal.append("branched", phase=phase, folder=folder, hosts=hosts)
-        try:
-            for name in ("logs", "checkpoints"):
-                run.path(f"{folder}/{name}").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFailed(run.path(folder), f"cannot be made: {error.strerror}", "check the disk") from None
-        journal = run.journal.open_beside(run.path(folder) / "journal.jsonl")
-        name = name_branch(run.id, phase)
-        if not journal.state().id:
-            journal.append("created", recipe=setting.recipe.name, id=name)
-        journal.start(state.job, state.restarts)
-        reporter = run.reporter.beside(phase)
-        reporter.say(f"a branch, on {describe_names(hosts)}; log: {folder}/logs")
-        return replace(
-            run,
-            id=name,
-            setting=setting,
-            plan=Plan(run.plan.prototxts, (training,)),
-            folder=folder,
-            journal=journal,
-            reporter=reporter,
-        )
 
 
 def on_hosts(setting: Setting, names: Sequence[str]) -> Setting:
