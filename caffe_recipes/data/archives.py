@@ -6,9 +6,7 @@ labels a list tells. Only headers are read here; an image is its place in the fi
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -23,10 +21,8 @@ from caffe_recipes.data.pictures import (
     name_classes,
     number_classes,
 )
+from caffe_recipes.data.tars import load_members
 from caffe_recipes.errors import DataError
-
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
-_COPY_AGAIN = "copy the archive again, and compare its digest"
 
 
 def is_archive(path: Path) -> bool:
@@ -74,11 +70,10 @@ def _read_files(path: Path) -> Iterator[Picture]:
     try:
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
-            for name, offset, size in _members(str(path), file, 0, whole):
+            for name, offset, size in _files(str(path), file, 0, whole):
                 if name.endswith(".tar"):
-                    inner = _Part(file, offset, size)
                     folder = PurePosixPath(name).stem
-                    for image, start, length in _members(f"{path}: {name}", inner, offset, size):
+                    for image, start, length in _files(f"{path}: {name}", file, offset, size):
                         yield Picture(f"{folder}/{image}", 0, length, str(path), start)
                 else:
                     yield Picture(name, 0, size, str(path), offset)
@@ -86,59 +81,10 @@ def _read_files(path: Path) -> Iterator[Picture]:
         raise DataError(path, f"cannot be read: {error.strerror}", "give a tar file") from None
 
 
-def _members(where: str, file: BinaryIO | _Part, base: int, size: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, offset, size) of a tar's files; it is `size` bytes from `base` in the outermost file."""
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if member.isreg():
-                    if member.offset_data + member.size > size:
-                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_AGAIN)
-                    name = str(PurePosixPath(member.name))  # './a' is 'a'
-                    yield name, base + member.offset_data, member.size
-            _check_end(where, file, tar.offset)
-    except tarfile.TarError as error:
-        file.seek(0)
-        kind = _COMPRESSED.get(file.read(2))
-        if kind:
-            raise DataError(
-                where, f"is compressed by {kind}", "decompress it: images are read in any order"
-            ) from None
-        raise DataError(where, f"is no whole tar: {error}", _COPY_AGAIN) from None
-
-
-def _check_end(where: str, file: BinaryIO | _Part, offset: int) -> None:
-    """Raise DataError unless a tar's end stands behind its last member: tarfile takes all else for one."""
-    file.seek(offset)
-    end = file.read(2 * tarfile.BLOCKSIZE)
-    if any(end[: tarfile.BLOCKSIZE]) and len(end) >= tarfile.BLOCKSIZE:
-        raise DataError(where, f"is damaged: holds no header at byte {offset:,}", _COPY_AGAIN)
-    if len(end) < 2 * tarfile.BLOCKSIZE:
-        what = "ends in a header" if any(end) else "lacks a tar's end, two blocks of zeros"
-        raise DataError(where, f"is cut short: {what}", _COPY_AGAIN)
-
-
-class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._place)
-        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._place)
-        self._place += len(data)
-        return data
+def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, offset, size) of a tar's files; an image that has no bytes there is refused."""
+    for name, place in load_members(where, file, base, size).items():
+        if place is None and (is_image(name) or name.endswith(".tar")):
+            what = f"'{name}' is no plain file, nor a link to one that is packed there"
+            raise DataError(where, what, "pack it again, with tar's --dereference")
+        yield name, *(place or (0, 0))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -31,6 +34,31 @@ def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def encode(suffix: str, height: int = 30, width: int = 40, seed: int = 0) -> bytes:
     return bytes(cv2.imencode(suffix, noise(height, width, seed))[1])
+
+
+@dataclass(frozen=True)
+class Link:
+    """A tar's member that is a link."""
+
+    target: str
+    is_hard: bool = False
+
+
+def pack(
+    files: Mapping[str, bytes | Link] | Iterable[tuple[str, bytes | Link]], kind: int = tarfile.GNU_FORMAT
+) -> bytes:
+    """Make a tar; of pairs, a name may stand in it twice."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=kind) as tar:
+        for name, what in files.items() if isinstance(files, Mapping) else files:
+            info = tarfile.TarInfo(name)
+            data = what if isinstance(what, bytes) else b""
+            info.size = len(data)
+            if isinstance(what, Link):
+                info.type = tarfile.LNKTYPE if what.is_hard else tarfile.SYMTYPE
+                info.linkname = what.target
+            tar.addfile(info, io.BytesIO(data))
+    return whole.getvalue()
 
 
 def write_images(folder: Path, count: int = 10, classes: int = 3) -> Path:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,23 +14,13 @@ from caffe_recipes.data.pictures import Pictures, reading
 from caffe_recipes.data.pixels import Settings
 from caffe_recipes.data.plan import plan_build
 from caffe_recipes.errors import DataError
-from tests.data.conftest import encode, records
+from tests.data.conftest import Link, encode, pack, records
 
 IMAGES = {
     f"{synset}/{synset}_{number}.JPEG": encode(".jpg", 20 + number % 7, 30, number)
     for synset, numbers in (("n03", (10, 9)), ("n01", (1, 2, 3)), ("n02", (5,)))
     for number in numbers
 }
-
-
-def pack(files: Mapping[str, bytes], kind: int = tarfile.GNU_FORMAT) -> bytes:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w", format=kind) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return whole.getvalue()
 
 
 def train_tar(kind: int = tarfile.GNU_FORMAT) -> bytes:
@@ -173,3 +161,13 @@ def test_a_tar_whose_classes_are_a_level_deeper_is_refused(tmp_path: Path) -> No
     archive = write(tmp_path, pack({f"imgs/{name}": data for name, data in IMAGES.items()}))
     with pytest.raises(DataError, match=r"images.tar: class 'imgs' holds only folders; give a tar of what"):
         load_archive(archive)
+
+
+def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_links_are_told(
+    tmp_path: Path,
+) -> None:
+    files: dict[str, bytes | Link] = {"n01/a.jpg": b"a", "n01/notes": Link("gone"), "n02/b.jpg": b"b"}
+    assert load_archive(write(tmp_path, pack(files))).left_out == ("n01/notes",)
+    for link in (Link("/data/b.jpg"), Link("n02/gone.jpg", is_hard=True), Link("b.jpg")):
+        with pytest.raises(DataError, match=r"'n02/b\.jpg' is no plain file, nor a link .*--dereference"):
+            load_archive(write(tmp_path, pack({**files, "n02/b.jpg": link})))
