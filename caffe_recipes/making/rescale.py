@@ -15,10 +15,10 @@ from caffe_recipes.config.source import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.files import generate
 from caffe_recipes.making.joins import Settings
+from caffe_recipes.making.lengths import find_unruly
 from caffe_recipes.making.made import Made
 from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.making.shape import check_batch_per_rank, find_shape
-from caffe_recipes.making.shortened import find_shortened
 from caffe_recipes.making.smoothed import smooth
 from caffe_recipes.making.values import make_recipe, recipe_values, share_settings, write_recipe
 from caffe_recipes.making.warnings import find_warnings
@@ -72,7 +72,7 @@ def rescale(recipe: Recipe, change: Change, home: Path = Path()) -> Made:
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
     notes = tuple(_notes(recipe, made))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
-    warnings = (*known, *find_shortened(recipe, made))
+    warnings = (*known, *find_unruly(recipe, made))
     comments: dict[Location, list[str]] = {
         (): [f"`caffe-recipes rescale` of {recipe.name}.", *notes, *warnings]
     }

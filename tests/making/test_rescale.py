@@ -182,16 +182,32 @@ def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) 
         "and `new` keeps that",
         "warning: the shortest cycle is now 7.31 epochs instead of 15: the paper's are of 15 (section VI), "
         "and `new` keeps that",
+        "warning: the shortest rise is now 1.46 epochs instead of 3: the paper's are of 3 (section VI), "
+        "and `new` keeps that",
     ]
     (note,) = (note for note in rescale(load_recipe(LARGE), Change(epochs=30)).notes if "shortest" in note)
     assert "collapse is now 1.5 epochs instead of 4.5" in note
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: bool) -> None:
+    made = rescale(load_recipe(SMALL), Change(epochs=300, smooth=smooth))
+    said = [note.partition(" instead of ")[0] for note in made.notes if "longest" in note]
+    assert said == [
+        "warning: the longest collapse is now 20.7 epochs",
+        "warning: the longest cycle is now 63 epochs",
+        "warning: the longest rise is now 13.3 epochs",
+    ]
+    notes = rescale(load_recipe(LARGE), Change(epochs=150)).notes
+    assert not [note for note in notes if "longest" in note]  # 7.8 epochs are within 3 to 10
+
+
+@pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("name", ["paper-f4-4096-120ep", LARGE, SMALL, "digits-cyclic"])
-def test_parts_that_keep_their_length_are_not_warned_of(name: str) -> None:
+def test_parts_that_keep_their_length_are_not_warned_of(name: str, smooth: bool) -> None:
     source = load_recipe(name)
-    for change in (Change(batch=2 * source.cluster.global_batch), Change(epochs=200, smooth=True)):
-        assert not [note for note in rescale(source, change).notes if "shortest" in note]
+    made = rescale(source, Change(batch=2 * source.cluster.global_batch, smooth=smooth))
+    assert not [note for note in made.notes if "shortest" in note or "longest" in note]
 
 
 def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> None:
