@@ -78,9 +78,16 @@ def quiet_decoders() -> Iterator[None]:
         os.close(silent)
 
 
-def can_encode(suffix: str) -> bool:
-    """Tell if images can be written as, say, `jpg`."""
-    return bool(suffix) and bool(cv2.haveImageWriter(f"x.{suffix}"))
+def can_encode(suffix: str, *, is_gray: bool) -> bool:
+    """Tell if images can be written as, say, `jpg`, grey ones as grey: a WebP has colours, and a PGM none."""
+    if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
+        return False
+    pixels = np.zeros((64, 64) if is_gray else (64, 64, 3), np.uint8)
+    try:
+        with quiet_decoders():
+            return decode(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
+    except ValueError:
+        return False
 
 
 def suffix_of(name: str) -> str:
@@ -111,9 +118,14 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
     wanted = settings.encode_type or own
     is_same = wanted == own or (wanted, own) == ("jpg", "jpeg")
     if settings.is_encoded and not settings.resizes and is_same:
-        shape = _look(data, settings)
-        if not settings.is_gray or len(shape) == 2:
-            return _encoded_datum(data, label), shape
+        seen = _look(data, settings)
+        is_bytes = seen.dtype == np.uint8
+        if not is_bytes and not settings.is_gray and settings.encode_type is None:
+            # Of floats OpenCV makes no bytes: they have no white.
+            way = " (--encode-type makes them 8)" if seen.dtype == np.uint16 else ""
+            raise ValueError(f"has {8 * seen.itemsize} bits per channel, and Caffe reads 8{way}")
+        if is_bytes and (not settings.is_gray or seen.ndim == 2):
+            return _encoded_datum(data, label), seen.shape
     pixels = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
     pixels = _resize(pixels, settings)
     if settings.is_encoded:
@@ -206,12 +218,12 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
     return resized
 
 
-def _look(data: bytes, settings: Settings) -> tuple[int, ...]:
-    """Decode what is kept as it is, only to see that it can be, and give its shape.
+def _look(data: bytes, settings: Settings) -> NDArray[Any]:
+    """Decode what is kept as it is, only to see that it can be, in what shape and with what depth.
 
     A JPEG's pixels are left out where nobody asks for the shape: an eighth of a side takes half the time.
     """
     is_jpeg = data[:2] == b"\xff\xd8"
     if is_jpeg and not settings.is_gray and not settings.check_size:
-        return decode(data, cv2.IMREAD_REDUCED_COLOR_8).shape
-    return decode(data, cv2.IMREAD_UNCHANGED).shape
+        return decode(data, cv2.IMREAD_REDUCED_COLOR_8)
+    return decode(data, cv2.IMREAD_UNCHANGED)

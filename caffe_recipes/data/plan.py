@@ -52,8 +52,8 @@ def plan_build(
     check_settings(settings)
     pictures = found.pictures if seed is None else shuffle(found.pictures, seed)
     _check_labels(found, classes)
-    if settings.is_encoded and settings.resizes and settings.encode_type is None:
-        _check_suffixes(found)
+    if settings.is_encoded and (settings.resizes or settings.is_gray) and settings.encode_type is None:
+        _check_suffixes(found, is_gray=settings.is_gray)
     return Plan(pictures, found.classes, settings, seed)
 
 
@@ -98,12 +98,11 @@ def _check_labels(found: Pictures, classes: int | None) -> None:
         raise DataError(found.where, what, "mend the label, or --classes")
 
 
-def _check_suffixes(found: Pictures) -> None:
+def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
     """See that each image can be encoded again as what it is."""
     suffixes = Counter(suffix_of(picture.name) for picture in found.pictures)
-    bad = next((suffix for suffix in suffixes if not can_encode(suffix)), None)
+    bad = next((suffix for suffix in suffixes if not can_encode(suffix, is_gray=is_gray)), None)
     if bad is not None:
         name = next(picture.name for picture in found.pictures if suffix_of(picture.name) == bad)
-        raise DataError(
-            found.where, f"'{name}' cannot be encoded as its suffix says", "give --encode-type jpg"
-        )
+        what = f"'{name}' cannot be encoded as its suffix says{' in grey' if is_gray else ''}"
+        raise DataError(found.where, what, "give --encode-type jpg")

@@ -207,6 +207,19 @@ def test_an_image_whose_suffix_says_no_type_can_be_built_of_one_that_is_given(tm
     assert call(*words, "--encode-type", "png")[0] == 0
 
 
+def test_an_image_that_would_not_stay_grey_is_refused_before_any_is_converted(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "images")
+    (folder / "a/2.webp").write_bytes(cv2.imencode(".webp", np.zeros((9, 9, 3), np.uint8))[1].tobytes())
+    words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--gray", "--workers", "1")
+    code, _, err = call(*words)
+    assert code == 2
+    assert err == (
+        f"Error: {folder}: 'a/2.webp' cannot be encoded as its suffix says in grey; give --encode-type jpg\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    assert call(*words, "--encode-type", "png")[0] == 0
+
+
 def test_opencv_is_asked_for_only_where_images_are_looked_at(tmp_path: Path) -> None:
     path = write(tmp_path)
     code = (

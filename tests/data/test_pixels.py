@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.data.pixels import Settings, convert, load_pixels
+from caffe_recipes.data.pixels import Settings, can_encode, convert, load_pixels
 from tests.data.conftest import encode, noise
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the extra 'plot', is not installed")
@@ -154,3 +154,34 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
     argv = [sys.executable, "-c", call, str(tmp_path / "a.jpg")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 20
+
+
+DEEP = bytes(cv2.imencode(".png", noise(4, 6).astype(np.uint16) * 256)[1])
+FLOATS = bytes(cv2.imencode(".tiff", noise(4, 6).astype(np.float32))[1])
+
+
+def test_an_image_of_more_than_bytes_is_never_kept() -> None:
+    with pytest.raises(ValueError, match=r"has 16 bits per channel, and Caffe reads 8 \(--encode-type makes"):
+        convert(DEEP, "x.png", 0, Settings())
+    with pytest.raises(ValueError, match=r"has 32 bits per channel, and Caffe reads 8$"):
+        convert(FLOATS, "x.tiff", 0, Settings())
+    made, shape = convert(DEEP, "x.png", 0, Settings(encode_type="png"))
+    assert load_pixels(made).shape == shape == (4, 6, 3)
+    made, _ = convert(DEEP, "x.png", 0, Settings(is_gray=True))
+    assert load_pixels(made).shape == (4, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "in_colour", "in_grey"),
+    [
+        ("jpg", True, True),
+        ("jpeg", True, True),
+        ("png", True, True),
+        ("webp", True, False),
+        ("pgm", False, True),
+        ("txt", False, False),
+        ("", False, False),
+    ],
+)
+def test_grey_is_written_only_as_what_stays_grey(suffix: str, in_colour: bool, in_grey: bool) -> None:
+    assert (can_encode(suffix, is_gray=False), can_encode(suffix, is_gray=True)) == (in_colour, in_grey)
