@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ LOG = """\
 [0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
 [0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
 [0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
-_FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
+_FINISHED = {"seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
 EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
 
 
@@ -59,7 +60,9 @@ def launched(phase: str = "init", attempt: int = 1, run: str = "small-1") -> Eve
 
 def finished(phase: str) -> Event:
     """Tell of a phase's end."""
-    return "finished", {"phase": phase, "snapshot": f"runs/small-1/snapshots/{phase}.caffemodel", **_FINISHED}
+    snapshot = f"runs/small-1/snapshots/{phase}.caffemodel"
+    sha256 = hashlib.sha256(phase.encode()).hexdigest()
+    return "finished", {"phase": phase, "snapshot": snapshot, "sha256": sha256, **_FINISHED}
 
 
 def failed(phase: str, reason: str) -> Event:

@@ -88,12 +88,15 @@ def log_softmax(scores: Floats) -> Floats:
 def ranks_of(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int64]:
     """Return how many classes come before each row's label; of equal ones the later comes first, as in Caffe.
 
+    A label whose value is no number comes last: it is never right.
+
     >>> ranks_of(np.array([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]), np.array([2, 0], np.int32)).tolist()
     [1, 1]
     """
     own = np.take_along_axis(values, labels[:, None].astype(np.int64), 1)
     later = np.arange(values.shape[1]) > labels[:, None]
-    return np.asarray(((values > own) | ((values == own) & later)).sum(1))
+    behind = (values < own) | ((values == own) & ~later)
+    return np.asarray((~behind).sum(1))
 
 
 def _count_hits(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     members = find_members(folder, recipe, state, options.members)
     place = _find_place(folder)
     tested = _find_tested(recipe, place, options.lmdb)
-    found = [find_predictions(member, tested, place, say) for member in members]
+    found = find_predictions(members, tested, place, say)
     first = found[0]
     measured = measure_members([each.scores for each in found], first.labels, options.average)
     return Ensemble(

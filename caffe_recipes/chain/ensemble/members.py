@@ -31,7 +31,7 @@ def find_members(
 ) -> tuple[Member, ...]:
     """Return the members that are named; without names, those of the recipe that are finished.
 
-    Raises InputError for fewer than two, one named twice, a name that nothing has, an unfinished phase.
+    Raises InputError for fewer than two, one model named twice, a name that nothing has, an unfinished phase.
     """
     if named is None:
         names = [name for name in find_averaged(recipe) if name in state.finished]
@@ -41,6 +41,8 @@ def find_members(
     if twice is not None:
         raise InputError("--members", f"'{twice}' is named twice", "name each member once")
     members = tuple(_find_member(folder, recipe, state, name) for name in names)
+    if named is not None:
+        _check_different(members)
     if len(members) < 2:
         finished = ", ".join(state.finished) or "none yet"
         what = f"one member, {names[0]}" if names else "no finished member"
@@ -68,6 +70,16 @@ def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Me
     meant = f"did you mean '{near[0]}'? " if near else ""
     what = f"no phase '{name[:80]}' in {recipe.name}"
     raise InputError("--members", what, f"{meant}there are {', '.join(names)}; or give a {_MODEL}")
+
+
+def _check_different(members: Sequence[Member]) -> None:
+    """Refuse a model that is named twice, by its phase and as a file."""
+    seen: dict[str, str] = {}
+    for member in members:
+        other = seen.setdefault(member.sha256, member.name)
+        if other != member.name:
+            what = f"'{other}' and '{member.name}' are the same model"
+            raise InputError("--members", what, "leave one of them out")
 
 
 def _digest_of(path: Path) -> str:

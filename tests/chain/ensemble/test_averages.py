@@ -83,6 +83,15 @@ def test_of_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
     assert ranks_of(np.zeros((2, 3)), labels_of(2, 0)).tolist() == [0, 2]
 
 
+def test_what_is_no_number_is_never_right() -> None:
+    nothing = np.full((2, 3), np.nan, np.float32)
+    assert ranks_of(nothing, labels_of(2, 0)).tolist() == [3, 3]
+    for average in AVERAGES:
+        with np.errstate(invalid="ignore"):
+            found = measure_members([nothing, nothing], labels_of(2, 0), average)
+        assert (found.ensemble.top1, [each.top1 for each in found.single]) == (0, [0, 0])
+
+
 def test_a_probability_that_rounds_to_nothing_keeps_its_logarithm() -> None:
     scores = np.array([[0.0, 2000.0, -3000.0]])
     assert softmax(scores)[0, 0] == 0

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.chain.ensemble.averages import Labels, Scores
 from caffe_recipes.chain.ensemble.measure import Ensemble, EnsembleOptions, measure_ensemble
 from caffe_recipes.chain.ensemble.predictions import load_predictions
 from caffe_recipes.chain.ensemble.text import ensemble_as_json, render_ensemble
 from caffe_recipes.chain.folder import create_run
 from caffe_recipes.chain.plan import plan_prototxts
-from caffe_recipes.errors import DataError, InputError, WeightsError
+from caffe_recipes.errors import DataError, InputError, RunFailed, WeightsError
 from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Reported
@@ -169,6 +170,55 @@ def test_a_damaged_file_of_predictions_is_made_anew(root: Path) -> None:
     again, said = measure(root)
     assert (again, len(said)) == (found, 1)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda scores, labels: (scores[:5], labels[:5]),
+        lambda scores, labels: (scores[:, :5], labels),
+        lambda scores, labels: (scores[:, :9], labels % 9),
+        lambda scores, labels: (scores, np.roll(labels, 1)),
+        lambda scores, labels: (scores * np.float32("nan"), labels),
+    ],
+    ids=["images", "classes", "classes and labels", "labels", "NaN"],
+)
+def test_kept_predictions_that_are_not_of_the_lmdb_are_made_anew(
+    root: Path, spoil: Callable[[Scores, Labels], tuple[Scores, Labels]]
+) -> None:
+    found, _ = measure(root)
+    (path,) = (root / "runs/branched-1/snapshots").glob("right_iter_4.*.npz")
+    whole = path.read_bytes()
+    kept = load_predictions(path)
+    assert kept is not None
+    scores, labels = spoil(kept.scores, kept.labels)
+    np.savez(path, scores=scores, labels=labels)
+    again, said = measure(root)
+    assert (again, len(said) > 0) == (found, True)
+    assert path.read_bytes() == whole
+
+
+def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: Path) -> None:
+    found, _ = measure(root)
+    folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 6)
+    (folder / "logs").rmdir()
+    (folder / "logs").symlink_to("/proc")  # where not even root makes a file
+    again, said = measure(root, "branched-6")
+    assert again.measured == found.measured
+    assert said[1] == f"warning: {folder / 'logs'} cannot be written to: what left says is not kept"
+    assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
+
+
+def test_a_model_whose_scores_overflow_is_one_clear_error(root: Path) -> None:
+    model = root / "huge.caffemodel"
+    message = pb.NetParameter.FromString((root / "left_iter_0.caffemodel").read_bytes())
+    blob = next(layer for layer in message.layer if layer.name == "fc10").blobs[0]
+    values = [3e38] * len(blob.data)
+    del blob.data[:]
+    blob.data.extend(values)
+    model.write_bytes(message.SerializeToString())
+    with pytest.raises(RunFailed, match=r"the scores of record '.*' are not finite"):
+        measure(root, members=("left", str(model)))
 
 
 def test_another_lmdb_is_predicted_anew_and_both_are_kept(root: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+
+import pytest
 
 from caffe_recipes.chain.ensemble.members import find_members, unfinished_members
 from caffe_recipes.chain.journal import Finish, RunState
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 
@@ -15,7 +19,13 @@ PAPER = load_recipe("paper-f4-4096-120ep")
 def finished(recipe: Recipe, *left_out: str) -> RunState:
     """Return the state of a run whose phases have finished, but for those that are named."""
     names = [phase.name for phase in recipe.phases if phase.name not in left_out]
-    return RunState(finished={name: Finish(name, f"{name}.caffemodel", "", 1, None, None) for name in names})
+    return RunState(
+        finished={name: Finish(name, f"{name}.caffemodel", _digest_of(name), 1, None, None) for name in names}
+    )
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def names_of(recipe: Recipe, state: RunState, named: tuple[str, ...] | None = None) -> list[str]:
@@ -36,3 +46,10 @@ def test_a_member_that_is_not_finished_is_missing_and_no_other_phase_is() -> Non
     state = finished(PAPER, "c1", "c5")
     assert names_of(PAPER, state) == ["c2", "c3", "c4", "c6"]
     assert unfinished_members(PAPER, state) == ("c5",)
+
+
+def test_a_phase_and_its_own_file_are_one_model(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.caffemodel"
+    copy.write_bytes(b"c2")
+    with pytest.raises(InputError, match=r"--members: 'c2' and '.*copy\.caffemodel' are the same model"):
+        names_of(PAPER, finished(PAPER), ("c2", "c3", str(copy)))
