@@ -107,6 +107,8 @@ def estimate(
     if name is None:
         raise InputError("", "no recipe is given", "name one, or ask for --paper-tables")
     kind = format_of(plot) if plot else ""
+    if plot and not (sweeps or nodes):
+        raise InputError("--plot", "draws what is swept, and nothing is", "give --sweep or --nodes too")
     recipe = load_recipe(recipe_named(name))
     found = find_profile(recipe, profile)
     known = Known(logs, images_per_s, found if profile else None, find_rates(found), by)

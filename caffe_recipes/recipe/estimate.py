@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.costs import Rates, chain_s, copy_s
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.arithmetic import images_of, total_epochs
+from caffe_recipes.recipe.arithmetic import images_of
 from caffe_recipes.recipe.duration import Duration, duration_at
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Pace, Shape, shape_of
@@ -94,13 +94,14 @@ def estimate_recipe(
 ) -> Estimate:
     """Estimate a recipe by the first of some paces, each of `shape`, by default the recipe's own.
 
-    On another shape the images, and so the epochs, stay what they are, and the iterations change. Staging
+    On another shape the iterations change, and the epochs by less than one iteration of each phase. Staging
     takes the quickest of `copy` and `chain`, and the evaluation a third of the time of training its images;
     a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace,
     and for more images an iteration than there are.
     """
     if not paces:
-        hint = "give --log, --images-per-s, or for ResNet-50 --profile stampede2-knl or marenostrum4"
+        measured = "stampede2-knl, stampede2-skx or marenostrum4"
+        hint = f"give --log, --images-per-s, or for ResNet-50 --profile {measured}"
         raise InputError(recipe.name, "nothing is known of its speed", hint)
     shape, rates = shape or shape_of(recipe), rates or Rates()
     pace, train = paces[0], recipe.data.train
@@ -108,18 +109,20 @@ def estimate_recipe(
         what = f"{shape.global_batch:,} images an iteration are more than the {train.images:,} to train on"
         raise InputError(recipe.name, what, "take fewer nodes, or a smaller batch")
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
+    phases = tuple(_phases(recipe, shape, pace.images_per_s))
     staging = _staging(recipe, shape.nodes, rates)
     return Estimate(
         recipe=recipe.name,
         shape=shape,
         images=train.images,
-        epochs=total_epochs(recipe),
+        epochs=sum(phase.epochs for phase in phases),
         pace=pace,
         others=tuple(paces[1:]),
         epoch_s=train.images / pace.images_per_s,
-        phases=tuple(_phases(recipe, shape, pace.images_per_s)),
+        phases=phases,
         duration=replace(
             duration,
+            training_s=sum(phase.training_s for phase in phases),
             staging_s=staging[0].seconds if staging else 0.0,
             evaluation_s=duration.evaluation_s * _FORWARD,
         ),
@@ -146,9 +149,9 @@ def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
 
 def _phases(recipe: Recipe, shape: Shape, images_per_s: float) -> Iterator[PhaseTime]:
     for phase in recipe.phases:
-        images = images_of(recipe, phase)
-        # Rounded up: the last images are trained too.
-        iterations = math.ceil(images / (shape.global_batch * (phase.iter_size or 1)))
+        of_each = shape.global_batch * (phase.iter_size or 1)
+        iterations = max(round(images_of(recipe, phase) / of_each), 1)
+        images = iterations * of_each
         yield PhaseTime(phase.name, iterations, images / recipe.data.train.images, images / images_per_s)
 
 
@@ -173,5 +176,5 @@ def _notes(recipe: Recipe, shape: Shape) -> Iterator[str]:
     if shape.global_batch != own.global_batch:
         yield (
             f"{shape.global_batch:,} images an iteration, not the recipe's {own.global_batch:,}: "
-            "the same epochs; rates and accuracy are another matter"
+            "the same epochs, to half an iteration of each phase; rates and accuracy are another matter"
         )

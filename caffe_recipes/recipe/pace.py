@@ -159,14 +159,23 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
 
 
-def moved_pace(pace: Pace, recipe: Recipe, shape: Shape) -> Pace:
-    """Return the pace of the recipe's own shape for another: each node as fast; `measured` knows better."""
+def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pace] | None = None) -> Pace:
+    """Return the pace of the recipe's own shape for another; `measured` knows better.
+
+    `tabled` is what a table has for both, the own shape first: in that proportion. Without it each node is as
+    fast, and each image takes as long.
+    """
     own = shape_of(recipe)
     if pace.kind == "measured" or shape == own:
         return pace
+    nodes = "1 node" if own.nodes == 1 else f"{own.nodes} nodes"
+    if tabled is not None:
+        of_own, there = tabled
+        note = f"known for {nodes} of {own.batch_per_node} images each: in proportion to {there.said}"
+        rate = pace.images_per_s * there.images_per_s / of_own.images_per_s
+        return replace(pace, images_per_s=rate, notes=(*pace.notes, note, *there.notes))
     notes = []
     if shape.nodes != own.nodes:
-        nodes = "1 node" if own.nodes == 1 else f"{own.nodes} nodes"
         notes.append(f"known for {nodes}: a node is taken to be as fast among others")
     if shape.batch_per_node != own.batch_per_node:
         notes.append(

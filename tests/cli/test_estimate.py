@@ -78,6 +78,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--paper-tables"], "--paper-tables: are of the paper's runs, by its own speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
         ([RECIPE, "--plot", "a.txt"], "a.txt: no picture's name; end it in .svg, .png or .pdf"),
+        ([RECIPE, "--plot", "a.svg"], "--plot: draws what is swept, and nothing is; give --sweep or --nodes"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:

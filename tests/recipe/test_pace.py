@@ -161,5 +161,12 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
     assert note.startswith("known for 1 node: ")
 
 
+def test_a_pace_moves_as_a_table_has_it_where_there_is_one(recipe: Recipe) -> None:
+    of_own, there = Pace(5000, "measured", "table"), Pace(7500, "measured", "table", ("beyond",))
+    moved = moved_pace(given_pace(6400), recipe, Shape(128, 2, 16), (of_own, there))
+    assert moved.images_per_s == 9600
+    assert moved.notes == ("known for 64 nodes of 64 images each: in proportion to table", "beyond")
+
+
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(pace).failed == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.cluster.profiles import Profile, check_partition
+from caffe_recipes.cluster.profiles import Profile, check_partition, shipped_profiles
 from caffe_recipes.cluster.staging.costs import Rates
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.nets import build_net
@@ -32,6 +32,8 @@ from caffe_recipes.recipe.pace import (
 from caffe_recipes.review.counts import count_layers, total
 
 _FLOAT_BYTES = 4
+# Kinds of pace that the user did not measure.
+_OF_OTHERS: tuple[Kind, ...] = ("reported", "measured", "minutes")
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,20 @@ def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
 
 
 def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
-    """Whether a profile is of other nodes than the recipe's, or does not say of which; not without one."""
+    """Whether a profile is of another machine than the recipe's, or does not say of which; not without one.
+
+    What has the same nodes is taken for the same, but for a machine that the paper has measured on its own.
+    """
     own = node_of(recipe)
-    return profile is not None and own[0] is not None and own != _node_of(profile)
+    if profile is None or own[0] is None:
+        return False
+    return own != _node_of(profile) or (profile.name in TABLES and profile.name != _measured_on(recipe))
+
+
+def _measured_on(recipe: Recipe) -> str | None:
+    """Name the machine of the paper's run that a recipe is, if it is one."""
+    said = recipe.reported
+    return "marenostrum4" if said.cpus else "stampede2-knl" if said.table else None
 
 
 def _node_of(profile: Profile) -> tuple[int | None, int | None]:
@@ -119,13 +132,19 @@ def _ordered(
     paces = order_paces(_paces(recipe, shape, of_own, known), by)
     machine = known.profile.name if known.profile else ""
     note = "on the recipe's own machine"
+    alike = known.profile is not None and machine not in shipped_profiles()
     if all(pace.is_elsewhere for pace in paces):
         note += f"; how fast {machine} is, is not known: give --log or --images-per-s"
+    elif alike and paces[0].kind in _OF_OTHERS:
+        first = (
+            f"of nodes with as many cores; how fast {machine} is, is not known: give --log or --images-per-s"
+        )
+        paces = [replace(paces[0], notes=(first, *paces[0].notes)), *paces[1:]]
     return [replace(pace, notes=(note, *pace.notes)) if pace.is_elsewhere else pace for pace in paces]
 
 
 def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -> list[Pace]:
-    paces = [moved_pace(pace, recipe, shape) for pace in of_own]
+    paces = [moved_pace(pace, recipe, shape, _tabled(recipe, shape, known.profile, pace)) for pace in of_own]
     measured = _measured(recipe, shape, known.profile)
     paces += [measured] if measured else []
     if known.by and not any(pace.kind == known.by for pace in paces):
@@ -144,10 +163,23 @@ def _measured(recipe: Recipe, shape: Shape, profile: Profile | None) -> Pace | N
     return measured_pace(recipe, profile.name, shape, _node_of(profile))
 
 
+def _tabled(recipe: Recipe, shape: Shape, profile: Profile | None, pace: Pace) -> tuple[Pace, Pace] | None:
+    """Return what a table has for the recipe's own shape and another, of the machine that a pace is of."""
+    machine = None if pace.kind in _OF_OTHERS else profile
+    own, there = (_measured(recipe, each, machine) for each in (shape_of(recipe), shape))
+    return (own, there) if own and there else None
+
+
 def _refusals(estimate: Estimate, known: Known) -> Iterator[str]:
-    """Say which of the machine's partitions do not take the whole of it as one job."""
+    """Say what the machine does not give: links for the traffic, partitions for the whole as one job."""
     profile, hours = known.profile, estimate.total_s / 3600
     if profile is not None:
+        link, traffic = profile.rates.link_gb_per_s, estimate.traffic
+        if link and traffic:
+            needed = traffic.bytes_per_s / (2 * estimate.shape.ranks) / 1e9
+            if needed > link and estimate.shape.nodes > 1:
+                what = f"each rank sends and receives {needed:.2g} GB/s at such a pace"
+                yield f"{what}, more than the {link:g} GB/s of {profile.name}'s links: it is slower there"
         for name in profile.partitions:
             yield from check_partition(profile, name, nodes=estimate.shape.nodes, hours=hours)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
 _LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
 _MOST_LINES = 8
+_SAME = 0.002  # as iterations are whole
 _ALIKE = 0.01  # as near as two thin lines can be told apart
 _DIGIT_IN, _GAP_IN = 0.075, 0.1  # of a tick's label
 
@@ -39,16 +40,27 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str) -> bytes:
 
 def _merge(lines: dict[str, list[Estimate]]) -> dict[str, list[Estimate]]:
     """Make one of the lines that would lie on one another: by their pace their batches take the same time."""
-    alike: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    alike: list[list[str]] = []
     for name, line in lines.items():
-        alike.setdefault(tuple((each.shape.nodes, round(each.total_s)) for each in line), []).append(name)
+        group = next((names for names in alike if _lies_on(line, lines[names[0]])), None)
+        if group is None:
+            alike.append([name])
+        else:
+            group.append(name)
     merged = {}
-    for names in alike.values():
+    for names in alike:
         batches, kinds = zip(*(name.split(" ", 1) for name in names), strict=True)
         # The one that is known best tells how well all of them are.
         best = min(names, key=lambda name: sum(bool(each.pace.notes) for each in lines[name]))
         merged[f"{', '.join(batches)} {kinds[0]}"] = lines[best]
     return merged
+
+
+def _lies_on(line: Sequence[Estimate], other: Sequence[Estimate]) -> bool:
+    """Tell if two lines of the same counts of nodes cannot be told apart."""
+    return [each.shape.nodes for each in line] == [each.shape.nodes for each in other] and all(
+        math.isclose(one.total_s, two.total_s, rel_tol=_SAME) for one, two in zip(line, other, strict=True)
+    )
 
 
 def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Figure:

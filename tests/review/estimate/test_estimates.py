@@ -76,6 +76,47 @@ def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     assert (found.pace.said, found.others[0].notes) == ("the paper's Table V", ())
 
 
+def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(recipe: Recipe) -> None:
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("marenostrum4")))
+    assert (found.pace.kind, found.pace.said) == ("measured", "the paper's Table VI")
+    assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
+    theirs = load_recipe("paper-t7-8192-256n")
+    (found,) = estimate_shapes(theirs, [shape_of(theirs)], Known(profile=load_profile("marenostrum4")))
+    assert not any(pace.is_elsewhere for pace in (found.pace, *found.others))
+
+
+def test_a_machine_of_the_user_s_with_as_many_cores_is_said_to_be_unknown(recipe: Recipe) -> None:
+    ours = load_profile("stampede2-skx").model_copy(update={"name": "ours"})
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=ours))
+    assert found.pace.kind == "reported"
+    assert found.pace.notes[0].startswith("of nodes with as many cores; how fast ours is, is not known: give")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=ours, images_per_s=5000))
+    assert (found.pace.kind, found.pace.notes) == ("given", ())
+
+
+def test_links_that_cannot_carry_the_traffic_are_told(recipe: Recipe) -> None:
+    skylake = load_profile("stampede2-skx")
+    slow = skylake.model_copy(update={"rates": skylake.rates.model_copy(update={"link_gb_per_s": 0.05})})
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=slow))
+    # 6,303 / 4,096 iterations a second of 102.2 MB each way.
+    assert found.notes[-1].startswith(
+        "each rank sends and receives 0.16 GB/s at such a pace, more than the 0.05"
+    )
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=skylake))
+    assert not any("links" in note for note in found.notes)
+
+
+def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: Recipe) -> None:
+    small, own = Shape(64, 2, 1), shape_of(recipe)
+    known = Known()
+    found = {each.shape: each for each in estimate_shapes(recipe, [small, own], known)}
+    paces = {shape: (each.pace, each.others[0]) for shape, each in found.items()}
+    assert {pace.kind for pace, _ in paces.values()} == {"reported"}
+    by_report, by_table = (paces[small][at].images_per_s / paces[own][at].images_per_s for at in (0, 1))
+    assert by_report == pytest.approx(by_table)
+    assert by_report < 0.5  # an iteration's communication is shared by few images
+
+
 def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
     assert kinds(recipe, Known((log,), profile=load_profile("stampede2-skx"), by="measured"))[0] == "measured"
 
@@ -187,7 +228,7 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
 
 def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], Known()))
-    assert text.count("* known for 64 nodes: a node is taken to be as fast among others") == 1
+    assert text.count("* known for 64 nodes of 64 images each: in proportion to the paper's Table VI") == 1
     assert text.count("the recipe's reported rate *") == 2
 
 
