@@ -14,6 +14,7 @@ from caffe_recipes.chain.folder import RUNS
 from caffe_recipes.chain.run_files import RunFiles, Wanted
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 
 _FROZEN = "recipe.json"
@@ -27,7 +28,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
     if given.endswith(_YAML):
-        return posixpath.join(runs, _latest(files, runs, name_recipe(given)))
+        return posixpath.join(runs, _latest(files, runs, name_recipe(given), given))
     plain = given.rstrip("/") or given
     folders = dict.fromkeys(
         [*([plain] if "/" in plain else []), posixpath.join(root, plain), posixpath.join(runs, plain)]
@@ -65,12 +66,17 @@ def numbered_run(name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def _latest(files: RunFiles, runs: str, recipe: str) -> str:
+def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:
+    """Return the name of a recipe's latest run; `recipe_file` is the YAML that it was given by."""
     names = files.names(runs)
     numbered = [(int(found[1]), name) for name in names if (found := _numbered(recipe, name))]
     if numbered:
         return max(numbered)[1]
     where = f"{files.host}:{runs}" if files.host else runs
+    if recipe_file or recipe in shipped_recipes():
+        first = f"`caffe-recipes run {recipe_file or recipe}` first"
+        hint = f"{first}, or give the folder that holds `runs` with --caffe-root"
+        raise InputError(where, f"no run of {recipe} is here", hint)
     near = difflib.get_close_matches(recipe, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "give the folder that holds `runs` with --caffe-root"
     raise InputError(where, f"no run, and no recipe's, is called {recipe[:80]!r}", hint)

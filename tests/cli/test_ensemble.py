@@ -20,6 +20,11 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("words", "said"),
     [
         (("none",), "Error: runs: no run, and no recipe's, is called 'none'"),
+        (
+            ("digits-local",),
+            "Error: runs: no run of digits-local is here; `caffe-recipes run digits-local` first",
+        ),
+        (("other.yaml",), "Error: runs: no run of other is here; `caffe-recipes run other.yaml` first"),
         (("small",), "one member, last; an ensemble has two or more: name them with --members; finished are"),
         (("small", "--members", "init,lsat"), "no phase 'lsat' in small; did you mean 'last'"),
         (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),
@@ -29,6 +34,7 @@ def test_what_cannot_be_averaged_gets_one_line_and_exit_2(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
+    (tmp_path / "other.yaml").write_text(RECIPE.replace("name: small\n", "name: other\n"))
     tell_run(tmp_path, tmp_path / "small.yaml", *WHOLE)
     before = sorted(tmp_path.rglob("*"))
     done = call(tmp_path, *words)

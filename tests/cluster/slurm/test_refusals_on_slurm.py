@@ -59,4 +59,4 @@ def test_where_nothing_was_submitted_there_is_nothing_to_look_at(chain: Submitte
     assert chain.call("status").startswith("no run: ")
     for started in asked:
         (line,) = started.finish(2).splitlines()
-        assert "no run, and no recipe's, is called 'small'" in line
+        assert "no run of small is here; `caffe-recipes run recipe.yaml` first" in line
