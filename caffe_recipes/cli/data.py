@@ -98,6 +98,7 @@ def build(
         raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
     require_opencv(out)
     from caffe_recipes.data.build import build_lmdb
+    from caffe_recipes.data.out import check_out
     from caffe_recipes.data.pixels import Settings
     from caffe_recipes.data.plan import check_settings, plan_build
     from caffe_recipes.data.sources import load_pictures
@@ -106,6 +107,7 @@ def build(
         resize_height or 0, resize_width or 0, shorter_side or 0, gray, encoded, encode_type, check_size
     )
     check_settings(settings)  # before a million images are looked for
+    check_out(out, images)
     found = load_pictures(images, root=root, labels=labels, class_list=class_list)
     if found.left_out:
         click.echo(f"{click.format_filename(images)}: {_tell_left_out(found.left_out)}", err=True)

@@ -53,6 +53,8 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
             check_name(relative, folder)
             pictures.append(Picture(relative, labels[name], path.stat().st_size, str(path)))
         if len(pictures) == before:
+            if (folder / name / "data.mdb").exists():
+                raise DataError(folder / name, "is an LMDB among folders of classes", "move it elsewhere")
             hint = "remove the folder, or put the class's images there"
             raise DataError(folder / name, "holds no images", hint)
     # Only now: a folder of no images is told for what it is.

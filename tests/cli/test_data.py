@@ -171,6 +171,8 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         (["--root", "."], "--root: does not go with a folder of images"),
         (["--labels", "x"], "--labels: does not go with a folder of images"),
         (["--classes", "2"], "has 3 classes, not 2"),
+        (["--out", "images/lmdb"], "images, whose folders are classes; give a path beside it"),
+        (["--out", "x" * 240], "the name has 240 bytes"),
         (["--class-list", "none"], "none: cannot be read: No such file"),
         (["--resize-height", "0", "--resize-width", "8"], "Invalid value"),
         (["--backend", "leveldb"], "Invalid value"),
@@ -178,14 +180,16 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     ],
 )
 def test_what_contradicts_itself_is_bad_input_and_writes_nothing(
-    tmp_path: Path, words: list[str], what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = write_folder(tmp_path / "images")
+    before = sorted(tmp_path.rglob("*"))
     argv = ["build", "--images", str(folder), "--out", str(tmp_path / "out" / "lmdb"), *words]
     done = CliRunner().invoke(data, argv)
     assert isinstance(done.exception, InputError) or done.exit_code == 2
     assert what in f"{done.output}{done.exception}"
-    assert not (tmp_path / "out").exists()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -
     write(tmp_path, "a/1.jpg", "b/notes.txt")
     with pytest.raises(DataError, match="b: holds no images"):
         load_folder(tmp_path)
+    write(tmp_path, "b/data.mdb")
+    with pytest.raises(DataError, match="b: is an LMDB among folders of classes; move it elsewhere"):
+        load_folder(tmp_path)
     with pytest.raises(DataError, match="none: cannot be read: No such file"):
         load_folder(tmp_path / "none")
 
