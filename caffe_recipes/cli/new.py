@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -126,5 +125,4 @@ def new(
         load_profile(profile) if profile else None,
         int(depth),
     )
-    made = make_new(wish)
-    making.give_recipe(replace(made, notes=tuple(f"warning: {note}" for note in made.notes)), out)
+    making.give_recipe(make_new(wish), out)

@@ -15,7 +15,7 @@ from caffe_recipes.making.made import Made
 from caffe_recipes.making.shape import check_batch_per_rank, find_shape, find_threads, node_values
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.making.warnings import find_warnings
-from caffe_recipes.making.words import branch_lines, collapse_lines, rate_lines, said_of_phase
+from caffe_recipes.making.words import branch_lines, collapse_lines, no_warmup, rate_lines, said_of_phase
 from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.graph import find_leaves
@@ -106,7 +106,8 @@ def make_new(wish: Wish) -> Made:
     recipe = make_recipe(values | {"title": title}, name)
     warnings = tuple(_warnings(wish, recipe))
     comments = _comments(wish, recipe, schedule, said_of_node, warnings)
-    told = (*warnings, *_unsaid(wish.profile))
+    notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
+    told = (*notes, *(f"warning: {one}" for one in (*warnings, *_unsaid(wish.profile))))
     return Made(recipe, write_recipe(recipe, comments), told)
 
 

@@ -17,12 +17,12 @@ from caffe_recipes.generate.files import generate
 from caffe_recipes.making.joins import Settings
 from caffe_recipes.making.lengths import find_unruly
 from caffe_recipes.making.made import Made
-from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
+from caffe_recipes.making.rescaled import tell_changes
+from caffe_recipes.making.scaled import find_scale, scale_phases
 from caffe_recipes.making.shape import check_batch_per_rank, find_shape
 from caffe_recipes.making.smoothed import smooth
 from caffe_recipes.making.values import make_recipe, recipe_values, share_settings, write_recipe
 from caffe_recipes.making.warnings import find_warnings
-from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.arithmetic import model_epochs
 from caffe_recipes.recipe.model import Acceptance, Recipe
 from caffe_recipes.review.findings import Finding
@@ -30,7 +30,6 @@ from caffe_recipes.review.lint.reading.recipes import check_recipe
 
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "tensorflow", "accept", "solver", "phases")
 _TOO_FEW = "final-rate-high"
-_SAME_EPOCHS = 0.1  # as two iterations of the largest batch may make
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def rescale(recipe: Recipe, change: Change, home: Path = Path()) -> Made:
     _check_places(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
-    notes = tuple(_notes(recipe, made))
+    notes = tuple(tell_changes(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_unruly(recipe, made))
     comments: dict[Location, list[str]] = {
@@ -227,33 +226,3 @@ def _findings(recipe: Recipe) -> list[Finding]:
 
 def _accepts(one: Acceptance, found: Finding) -> bool:
     return one.finding == found.id and one.phase in (None, found.phase)
-
-
-def _notes(recipe: Recipe, made: Recipe) -> Iterator[str]:
-    """Say what is other, and what the source had that this has not."""
-    old, new = recipe.cluster, made.cluster
-    pairs = (
-        ("batch", old.global_batch, new.global_batch),
-        ("nodes", old.nodes, new.nodes),
-        ("ranks on each", old.ranks_per_node, new.ranks_per_node),
-        ("images of each", old.batch_per_rank, new.batch_per_rank),
-    )
-    told = [f"{what} {before:,} -> {after:,}" for what, before, after in pairs if before != after]
-    epochs = model_epochs(recipe), model_epochs(made)
-    rates = max(phase.base_lr for phase in recipe.phases), max(phase.base_lr for phase in made.phases)
-    if abs(epochs[0] - epochs[1]) >= 0.01:
-        told.append(f"epochs {epochs[0]:.2f} -> {epochs[1]:.2f}")
-    if rates[0] != rates[1]:
-        told.append(f"highest rate {rates[0]:g} -> {rates[1]:g}")
-    warmup, rule = (warmup_epochs(recipe), warmup_epochs(made)), rules.warmup_epochs(new.global_batch)
-    is_kept = abs(warmup[0] - warmup[1]) < _SAME_EPOCHS
-    if not is_kept:
-        told.append(f"warm-up {warmup[0]:.2f} -> {warmup[1]:.2f} epochs")
-    if told:
-        yield ", ".join(told)
-    if is_kept and warmup[0] and rule != rules.warmup_epochs(old.global_batch):
-        yield f"the warm-up stays at {warmup[1]:.2f} epochs; for such a batch the rule is {rule:.3g}"
-    if recipe.tensorflow:
-        yield f"tensorflow is left out: it is the run of {recipe.name}"
-    if len(made.phases) != len(recipe.phases):
-        yield f"{len(recipe.phases)} phases -> {len(made.phases)}: a warm-up is one where the rate dropped"

@@ -145,15 +145,18 @@ def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
 
 def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: bool, is_ramp: bool) -> None:
     assert phase.warmup_iter is not None
+    start = phase.warmup_start_lr or 0.0
+    if is_first and settings["base_lr"] <= start:  # nothing to rise to
+        settings.pop("warmup_iter")
+        settings.pop("warmup_start_lr")
+        return
     if is_ramp:
         settings["warmup_iter"] = last_iter(settings) - max(phase.last_iter - phase.warmup_iter, 0)
     else:
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
         _check_warmup(phase, settings, scale)
-    start = phase.warmup_start_lr or 0.0
     # The first one rises from where the rule has it begin; others from where the phase before ends.
-    start = min(start, settings["base_lr"]) if is_first else start * scale.rate
-    settings["warmup_start_lr"] = _six_digits(start)
+    settings["warmup_start_lr"] = _six_digits(start if is_first else start * scale.rate)
     if settings["warmup_iter"] < 1:
         del settings["warmup_iter"], settings["warmup_start_lr"]
 

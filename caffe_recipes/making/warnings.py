@@ -9,10 +9,8 @@ from caffe_recipes.recipe.rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_E
 
 _FALLS_ABOVE = ACCURACY[0][0]
 _LARGEST = ACCURACY[-1][0]
-
-
 # Whose epochs may be compared with those that others needed on ImageNet-1K.
-_IMAGENET_IMAGES = range(1_000_000, 1_500_000)
+IMAGENET_IMAGES = range(1_000_000, 1_500_000)
 
 
 def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
@@ -26,7 +24,7 @@ def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
         what = f"batch {batch:,}: the paper's accuracy falls above 8K (section V-B): {table} (Table X)"
         yield f"{what}; {_what_it_did(batch)}"
     needed = lars_epochs(batch)
-    if images not in _IMAGENET_IMAGES:
+    if images not in IMAGENET_IMAGES:
         return
     if needed is None:
         size, most = LARS_EPOCHS[-1]

@@ -17,16 +17,33 @@ _LARGEST_SCALED = 12_288  # of the paper's own runs
 _Place = tuple[str, ...]
 
 
+def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
+    """Say why a recipe does not warm up.
+
+    >>> no_warmup()
+    'no warm-up: the peak is no higher than 0.1, where it would start'
+    """
+    return f"no warm-up: the peak is no higher than {start:g}, where it would start"
+
+
 def rate_lines(recipe: Recipe, joins: int) -> list[str]:
-    """Say why warm-ups are phases of their own, and what that costs."""
+    """Say why rises are phases of their own, or that there is no warm-up, and what joins cost."""
     updates = 1 / (1 - rules.MOMENTUM)
     iterations = sum(phase.max_iter for phase in recipe.phases)
-    return [
-        "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as its policy's,",
-        "so that a solver's rate drops where its warm-up ends. Here it goes on at every join; the published",
-        f"one jumps. What it costs: the history of momentum starts at 0 at each of the {joins} joins, and is",
-        f"back after some {updates:.0f} updates, of {iterations:,} in all.",
-    ]
+    goes_on = "The rate goes on at every join; the published one jumps."
+    if any(phase.warmup_iter for phase in recipe.phases):
+        goes_on = (
+            "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as its "
+            "policy's, so that a solver's rate drops where its warm-up ends. Here it goes on at every join; "
+            "the published one jumps."
+        )
+    where = "the join" if joins == 1 else f"each of the {joins} joins"
+    cost = (
+        f"What it costs: the history of momentum starts at 0 at {where}, and is back after some "
+        f"{updates:.0f} updates, of {iterations:,} in all."
+    )
+    none = [] if recipe.phases[0].warmup_iter else [f"{no_warmup().capitalize()}."]
+    return [*none, f"{goes_on} {cost}"]
 
 
 def branch_lines(recipe: Recipe) -> list[str]:

@@ -15,7 +15,7 @@ from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.cluster.profiles import load_profile, shipped_profiles
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.solvers import build_solver
-from caffe_recipes.making import joins, made, new, shape, warnings
+from caffe_recipes.making import joins, made, new, shape, warnings, words
 from caffe_recipes.making.new import Wish, make_new
 from caffe_recipes.making.shape import find_threads
 from caffe_recipes.recipe.arithmetic import model_epochs
@@ -169,12 +169,20 @@ def test_the_peak_is_scaled_linearly_and_departures_are_said(batch: int, rate: f
     assert said in made.text
 
 
-def test_no_warm_up_leads_to_the_rate_where_it_would_begin() -> None:
-    assert [phase.name for phase in make_new(Wish(50_000, 256, 30)).recipe.phases] == ["main", "collapse"]
+def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() -> None:
+    made = make_new(Wish(50_000, 256, 30, profile=load_profile("stampede2-knl")))
+    assert [phase.name for phase in made.recipe.phases] == ["main", "collapse"]
+    assert made.notes == ("no warm-up: the peak is no higher than 0.1, where it would start",)
+    assert "# No warm-up: the peak is no higher than 0.1, where it would start.\n" in made.text
+    assert "Each rise" not in made.text
+    assert "the history of momentum starts at 0 at the join, and" in made.text.replace("\n# ", " ")
+    cyclic = make_new(Wish(50_000, 256, 60, cycles=1)).text
+    assert "# No warm-up: " in cyclic
+    assert "# Each rise is a phase of its own" in cyclic
 
 
 def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
-    text = make_new(Wish(IMAGENET, 8192, 90)).text
+    text = make_new(Wish(IMAGENET, 8192, 90)).text.replace("\n# ", " ")
     assert "the history of momentum starts at 0 at each of the 2 joins" in text
 
 
@@ -184,8 +192,10 @@ def test_what_is_known_to_be_lost_is_warned_of() -> None:
     large, short = make_new(Wish(IMAGENET, 32_768, 50, profile=knl)).notes
     assert "falls above 8K (section V-B): 76.6 % at 8,192" in large
     assert "kept the rate at 6.4" in large
-    assert short.startswith("50 epochs: MLPerf's runs with LARS take 56 to 75.9 % at a batch of 32,768")
-    assert len(make_new(Wish(50_000, 4096, 30, profile=knl)).notes) == 0
+    assert short.startswith(
+        "warning: 50 epochs: MLPerf's runs with LARS take 56 to 75.9 % at a batch of 32,768"
+    )
+    assert make_new(Wish(50_000, 4096, 30, profile=knl)).notes == ()
 
 
 @pytest.mark.parametrize("profile", [None, "intel-mpi"])
@@ -193,7 +203,7 @@ def test_a_machine_whose_cores_nobody_tells_has_one_thread_and_that_is_said(prof
     made = make_new(Wish(IMAGENET, 8192, 90, profile=load_profile(profile) if profile else None))
     assert made.recipe.cluster.omp_num_threads == 1
     (note,) = made.notes
-    assert note.startswith("omp_num_threads is 1: ")
+    assert note.startswith("warning: omp_num_threads is 1: ")
 
 
 def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
@@ -223,9 +233,9 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
     # What is known of epochs is known of ResNet-50 alone.
     short = make_new(Wish(IMAGENET, 4096, 30, depth=depth, profile=profile)).notes
-    told = [f"ResNet-{depth}: the paper and the runs with LARS are ResNet-50's"]
+    told = [f"warning: ResNet-{depth}: the paper and the runs with LARS are ResNet-50's"]
     assert list(made.notes) == ([] if depth == 50 else told)
-    assert [note.partition(":")[0] for note in short] == (
+    assert [note.split(":")[1].strip() for note in short] == (
         ["30 epochs"] if depth == 50 else [f"ResNet-{depth}"]
     )
 
@@ -294,6 +304,6 @@ def test_ranks_share_the_profile_s_threads_and_leave_mlsl_its_cores(
         assert find_threads(machine.model_copy(update={"omp_num_threads": None})) == find_threads(machine)
 
 
-@pytest.mark.parametrize("module", [joins, made, new, shape, warnings])
+@pytest.mark.parametrize("module", [joins, made, new, shape, warnings, words])
 def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0

@@ -127,6 +127,47 @@ def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
     assert "72.33 epochs: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536" in said
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
+    made = rescale(load_recipe(SMALL), Change(batch=256, smooth=smooth))
+    first = made.recipe.phases[0]
+    assert (first.name, first.base_lr, first.warmup_iter, first.warmup_start_lr) == ("init", 0.1, None, None)
+    assert "no warm-up: the peak is no higher than 0.1, where it would start" in made.notes
+    assert model_epochs(made.recipe) == pytest.approx(model_epochs(load_recipe(SMALL)), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "said"),
+    [
+        (
+            "tf-256n-90ep",
+            8192,
+            "the highest rate is 2.4; for such a batch the rule is 3.2, and tf-256n-90ep has 4.8 where it is",
+        ),
+        (
+            LARGE,
+            28_672,
+            f"the highest rate is 5.48571; for such a batch the rule is 6.4, and {LARGE} has 4.8",
+        ),
+        (SMALL, 8192, None),
+        ("digits-local", 128, None),  # the rule is of ImageNet
+    ],
+)
+def test_a_rate_that_is_not_the_rules_is_told(name: str, batch: int, said: str | None) -> None:
+    found = [note for note in rescale(load_recipe(name), Change(batch=batch)).notes if "for such a" in note]
+    rates = [note for note in found if "highest rate" in note]
+    assert len(rates) == (said is not None)
+    assert all(note.startswith(said or "") for note in rates)
+
+
+def test_epochs_that_rounding_takes_away_are_explained() -> None:
+    notes = rescale(load_recipe(LARGE), Change(batch=917_504)).notes
+    said = "iterations are rounded, those of main to 20 times its snapshot of 6"
+    assert f"85.94 epochs instead of 89.97: {said}" in notes
+    for change in (Change(batch=28_672), Change(epochs=60)):
+        assert "rounded" not in "".join(rescale(load_recipe(LARGE), change).notes)
+
+
 def test_other_nodes_alone_keep_the_batch_and_the_schedule() -> None:
     source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), Change(nodes=32)).recipe
     assert (recipe.cluster.nodes, recipe.cluster.batch_per_rank) == (32, 64)
