@@ -60,6 +60,9 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
     else:
         ranks, origin = 1, "a guess: nothing says how many (--ranks)"
     notes.append(f"{ranks} rank{'s' if ranks > 1 else ''}: {origin}")
+    times = {max(link.solver.message.iter_size, 1) for link in found.links}
+    if basis and round(basis.batch) not in {ranks * batch_per_rank * each for each in times}:
+        notes.append(_contradiction(basis.batch, ranks, batch_per_rank))
     each = said.ranks_per_node or script.ranks_per_node
     if each is None:
         each = 1
@@ -79,6 +82,19 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
         **dict(_variables(found)),
     }
     return values, notes
+
+
+def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
+    """Say what the comments tell of an iteration, and what the ranks make of it.
+
+    >>> _contradiction(4096.0, 3, 32)
+    'warning: the comments say 4,096 images an iteration, that is 128 ranks of 32; 3 make 96'
+    """
+    counted = round(batch / batch_per_rank)
+    are = f", that is {counted:,} rank{'s' if counted > 1 else ''} of {batch_per_rank:,}"
+    said = f"the comments say {batch:,.0f} images an iteration"
+    made = f"{ranks:,} make{'s' if ranks == 1 else ''} {ranks * batch_per_rank:,}"
+    return f"warning: {said}{are if counted * batch_per_rank == batch else ''}; {made}"
 
 
 def find_images(

@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.generate.files import generate
-from caffe_recipes.making import adopted_files
+from caffe_recipes.making import adopted_files, adopted_machine
 from caffe_recipes.making.adopt import adopt
 from caffe_recipes.making.adopted_machine import Said
 from caffe_recipes.making.made import Made
@@ -320,6 +320,13 @@ def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
         adopt(small, Said(images=1438, ranks=7, ranks_per_node=2))
 
 
+def test_ranks_that_the_comments_contradict_are_warned_of(small: Path) -> None:
+    said = "warning: the comments say 64 images an iteration, that is 2 ranks of 32; 3 make 96"
+    assert said in adopt(small, Said(ranks=3)).notes
+    assert not [note for note in adopt(small, Said(ranks=2)).notes if note.startswith("warning:")]
+    assert not [note for note in adopt(small).notes if note.startswith("warning:")]
+
+
 def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="holds no solver"):
         adopt(tmp_path)
@@ -327,3 +334,4 @@ def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
 
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(adopted_files).failed == 0
+    assert doctest.testmod(adopted_machine).failed == 0
