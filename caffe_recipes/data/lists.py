@@ -20,27 +20,32 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
     """
     if root is not None and not root.is_dir():
         raise DataError(root, "is no folder that is there", "give the folder of the list's paths with --root")
+    base = path.parent if root is None else root
     pictures: list[Picture] = []
     wheres: list[str] = []
     for where, words in read_lines(path):
-        pictures.append(_parse(where, words, path.parent if root is None else root, root is not None))
+        pictures.append(_parse(where, words, base, is_rooted=root is not None))
         wheres.append(where)
     if not pictures:
         raise DataError(path, "lists no images", "write a line 'path label' for each")
-    check_agree((where, one.name, one.label) for where, one in zip(wheres, pictures, strict=True))
-    found = list(_sizes(pictures))
-    missing = [index for index, size in enumerate(found) if size is None]
-    if missing:
-        name, count = pictures[missing[0]].name, len(missing)
-        more = "" if count == 1 else f", nor are {count - 1:,} more"
-        raise DataError(
-            wheres[missing[0]], f"image '{name}' is not there{more}", "mend the list, or give --root"
-        )
-    sized = [picture._replace(size_bytes=size or 0) for picture, size in zip(pictures, found, strict=True)]
+    # As paths have it, in which './a.jpg' is 'a.jpg'.
+    files = (one.path.removeprefix(f"{base}/") for one in pictures)
+    check_agree(zip(wheres, files, (one.label for one in pictures), strict=True))
+    sized: list[Picture] = []
+    bad: list[tuple[str, str, str]] = []
+    for where, picture, size in zip(wheres, pictures, _sizes(pictures), strict=True):
+        if isinstance(size, str):
+            bad.append((where, picture.name, size))
+        else:
+            sized.append(picture._replace(size_bytes=size))
+    if bad:
+        where, name, what = bad[0]
+        more = f", nor can {len(bad) - 1:,} more be read" if len(bad) > 1 else ""
+        raise DataError(where, f"image '{name}' {what}{more}", "mend the list, or give --root")
     return Pictures(path, sized)
 
 
-def _parse(where: str, words: list[str], root: Path, is_rooted: bool) -> Picture:
+def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Picture:
     if len(words) < 2:
         raise DataError(where, f"'{words[0][:60]}' is not 'path label'", "write an image and its label")
     name, text = words
@@ -51,19 +56,22 @@ def _parse(where: str, words: list[str], root: Path, is_rooted: bool) -> Picture
         )
     check_name(name, where)
     # Caffe writes the two one behind the other, so that even '/n01/a.jpg' is beneath the root.
-    return Picture(name, label, 0, f"{root}/{name}" if is_rooted else str(root / name))
+    return Picture(name, label, 0, str(root / (name.lstrip("/") if is_rooted else name)))
 
 
-def _sizes(pictures: list[Picture]) -> Iterator[int | None]:
+def _sizes(pictures: list[Picture]) -> Iterator[int | str]:
+    """Give each image's size, or say what is wrong with it."""
     parts = [pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE)]
     with ThreadPoolExecutor(_THREADS) as pool:
         for sizes in pool.map(lambda part: [_size(picture.path) for picture in part], parts):
             yield from sizes
 
 
-def _size(path: str) -> int | None:
+def _size(path: str) -> int | str:
     try:
         found = Path(path).stat()
-    except (OSError, ValueError):  # ValueError: a null character
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    except FileNotFoundError:
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return found.st_size if stat.S_ISREG(found.st_mode) else "is no file"

@@ -32,6 +32,8 @@ def test_with_a_root_even_absolute_paths_are_beneath_it_and_without_one_they_sta
     write(tmp_path, "", "a.jpg")
     assert load_list(write(tmp_path, "/a.jpg 1\n"), tmp_path).pictures[0].name == "/a.jpg"
     assert load_list(write(tmp_path, f"{tmp_path}/a.jpg 1\n")).pictures[0].path == f"{tmp_path}/a.jpg"
+    with pytest.raises(DataError, match=r"'a\.jpg' has label 2, and 1 in line 1"):
+        load_list(write(tmp_path, "a.jpg 1\n/a.jpg 2\n"), tmp_path)
 
 
 def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp_path: Path) -> None:
@@ -53,11 +55,15 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("a.jpg 2147483648\n", ":1", "label '2147483648' is no whole number from 0"),
         ("a.jpg \u0663\n", ":1", "is no whole number from 0"),
         ("a.jpg 0\nb.jpg 1\na.jpg 2\n", ":3", "'a.jpg' has label 2, and 0 in line 1; "),
+        ("a.jpg 0\n./a.jpg 2\n", ":2", "'a.jpg' has label 2, and 0 in line 1; "),
+        ("a.jpg 0\nfolder/..//a.jpg 0\n.//a.jpg 1\n", ":3", "'a.jpg' has label 1, and 0 in line 1; "),
         ("", "", "lists no images"),
         ("\n \n", "", "lists no images"),
-        ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor are 1 more"),
+        ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor can 1 more be read"),
         ("no.jpg 1\n", ":1", "image 'no.jpg' is not there; "),
-        ("folder 1\n", ":1", "image 'folder' is not there"),
+        ("folder 1\n", ":1", "image 'folder' is no file; "),
+        ("fifo 1\n", ":1", "image 'fifo' is no file; "),
+        ("a.jpg/b.jpg 1\n", ":1", "image 'a.jpg/b.jpg' cannot be read: Not a directory; "),
         ("a.jpg 0\na\0.jpg 1\n", ":2", "is no text; save it as UTF-8"),
         ("GIF89a\x10\x07\n", ":1", "is no text"),
         ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the most of an LMDB's key"),
@@ -67,6 +73,7 @@ def test_what_is_wrong_with_a_list_is_one_line_with_its_number(
     tmp_path: Path, text: str, where: str, what: str
 ) -> None:
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     listed = write(tmp_path, text, "a.jpg")
     with pytest.raises(DataError) as caught:
         load_list(listed)
