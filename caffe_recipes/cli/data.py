@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cli.progress import Progress
@@ -88,6 +89,7 @@ def build(
     if (name is None) == (images is None):
         raise click.UsageError("Give either 'digits' or --images.")
     if images is None:
+        _refuse_options("digits", besides=("name", "out"))
         lmdbs = build_digits(out or _DIGITS)
         for path in (lmdbs.train, lmdbs.val):
             click.echo(click.format_filename(path))
@@ -119,6 +121,17 @@ def build(
     click.echo(
         f"{click.format_filename(out)}: {built.images:,} images of {len(built.labels):,} classes{left_out}"
     )
+
+
+def _refuse_options(what: str, besides: Sequence[str]) -> None:
+    """Raise InputError for the first option that is given, but those that `what` heeds."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name not in besides and source is ParameterSource.COMMANDLINE:
+            is_off = context.params[str(option.name)] is False
+            word = (option.secondary_opts if is_off else option.opts)[0]
+            raise InputError(word, f"does not go with {what}", "leave it out")
 
 
 def _tell_left_out(names: Sequence[str]) -> str:

@@ -201,6 +201,26 @@ def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gray"],
+        ["--raw"],
+        ["--encoded"],
+        ["--shuffle"],
+        ["--classes", "3"],
+        ["--root", "nosuch"],
+        ["--resize-height", "5"],
+        ["--backend", "lmdb"],
+    ],
+)
+def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> None:
+    done = CliRunner().invoke(data, ["build", "digits", "--out", str(tmp_path / "digits"), *words])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception) == f"{words[0]}: does not go with digits; leave it out"
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_image_whose_suffix_says_no_type_can_be_built_of_one_that_is_given(tmp_path: Path) -> None:
     pixels = np.zeros((9, 9, 3), np.uint8)
     (tmp_path / "image").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
