@@ -75,8 +75,8 @@ def as_failure(error: InputError, host: Host, path: str, what: str) -> RunFailed
 def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
     """Yield where to write files first; all get their names at the end, and none if anything fails.
 
-    What is there under a part's name, or was left by a run that was killed, goes. Raises RunFailed if the
-    disk does not let us.
+    Until then they are for this user only; then who may read their folder may read them. What is there under
+    a part's name, or was left by a run that was killed, goes. Raises RunFailed if the disk does not let us.
     """
     parts = tuple(file.with_name(f"{file.name}.part") for file in files)
     try:
@@ -84,7 +84,8 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
             file.parent.mkdir(parents=True, exist_ok=True)
             _sweep(file)
         yield parts
-        for part in parts:
+        for part, file in zip(parts, files, strict=True):
+            part.chmod(file.parent.stat().st_mode & 0o666)
             _sync(part)
         for part, file in zip(parts, files, strict=True):
             part.replace(file)

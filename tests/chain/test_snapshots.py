@@ -61,11 +61,15 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp, kept / "x_iter_4.caffemodel")
 
 
-def test_a_snapshot_is_fetched_private_and_whole(place: Place) -> None:
+@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o700, 0o600), (0o2775, 0o664)])
+def test_a_snapshot_is_fetched_whole_and_as_readable_as_its_folder(
+    place: Place, folder: int, file: int
+) -> None:
+    place.to.parent.chmod(folder)
     place.snapshot.write_bytes(weights())
     assert place.fetch() == hashlib.sha256(weights()).hexdigest()
     assert place.to.read_bytes() == weights()
-    assert place.to.stat().st_mode & 0o777 == 0o600
+    assert place.to.stat().st_mode & 0o777 == file
     assert list(place.to.parent.iterdir()) == [place.to]
 
 
@@ -151,7 +155,8 @@ def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
     assert elsewhere.read_bytes() == b"mine"
     assert list(place.to.parent.iterdir()) == [place.to]
     assert not place.to.is_symlink()
-    assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (0o600, 1)
+    readable = place.to.parent.stat().st_mode & 0o666
+    assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (readable, 1)
 
 
 def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> None:
