@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_datums
+from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_datums, show_key
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
@@ -140,7 +140,7 @@ def spread(count: int, limit: int) -> list[int]:
 
 def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decodes: bool) -> None:
     """Take in one record, and what is wrong with it."""
-    key = datums.keys[index].decode(errors="backslashreplace")
+    key = show_key(datums.keys[index])
     try:
         datum = datums[index]
     except DataError as error:

@@ -1,0 +1,179 @@
+"""An LMDB's pages, looked at before LMDB's library follows them: damaged ones would end the whole process.
+
+Of its format 1, as machines of 64 bits write it. Pages 0 and 1 both tell where all is; the one of the later
+transaction holds. A page of the tree begins with its number, its kind and the places of its nodes, whose keys
+ascend. A branch's node leads to the page of all keys from its own on. A value too large for a leaf lies on
+pages of its own, of which the leaf tells: those are not read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import lt
+from pathlib import Path
+from typing import NamedTuple
+
+from caffe_recipes.errors import DataError
+
+# Of pages 0 and 1: kind, magic, version, bytes of a page; of the records' tree flags, depth, entries, root;
+# the last page in use, the transaction.
+_META = struct.Struct("<10xH4xII16xI48xHH24xQQQQ")
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_HEAD = struct.Struct("<Q2xHHH")  # number, kind, where the places end, where the nodes begin
+_NODE = struct.Struct("<HHHH")  # the value's size in two halves, flags, the key's size
+_KEPT_FLAGS = 0x6F  # of a page's kind; the others matter in memory alone
+_BRANCH, _LEAF, _IS_META = 1, 2, 8
+_ON_PAGES, _DATABASE = 1, 2  # a value on pages of its own; one that is a database of its own
+_NO_PAGE = 2**64 - 1
+_DEEPEST = 32  # by LMDB's own limit
+_PAGE_BYTES = frozenset(2**power for power in range(8, 17))
+
+
+class _DamagedError(ValueError):
+    """What is wrong with a page."""
+
+
+class _Meta(NamedTuple):
+    page_bytes: int
+    flags: int
+    depth: int
+    entries: int
+    root: int
+    last: int
+    transaction: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where an LMDB's records are; nothing beyond page `last` is in use."""
+
+    folder: Path
+    page_bytes: int
+    last: int
+    depth: int
+    entries: int
+    root: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield all keys in order; LMDB may look up those yielded. Raises DataError for damaged pages."""
+        try:
+            with (self.folder / "data.mdb").open("rb") as file:
+                yield from self._keys(file.fileno())
+        except OSError as error:
+            raise DataError(self.folder, f"cannot be read: {error.strerror}", "check its disk") from None
+        except _DamagedError as error:
+            raise _damaged(self.folder, str(error)) from None
+
+    def _keys(self, file: int) -> Iterator[bytes]:
+        count = 0
+        # Pages yet to be read, the next at the end: each with its depth, and its keys' first and end.
+        ahead: list[tuple[int, int, bytes, bytes | None]] = []
+        if self.root != _NO_PAGE:
+            ahead.append((self.root, 1, b"", None))
+        while ahead:
+            number, depth, first, end = ahead.pop()
+            page = self._read(file, number)
+            if depth < self.depth:
+                keys, beneath = self._branch(page, number)
+                keys[0] = first
+                _check_keys(keys, first, end, number)
+                below = list(zip(beneath, keys, [*keys[1:], end], strict=True))
+                ahead.extend((child, depth + 1, begin, until) for child, begin, until in reversed(below))
+                continue
+            keys = self._leaf(page, number)
+            _check_keys(keys, first, end, number)  # before one is yielded
+            count += len(keys)
+            yield from keys
+        if count != self.entries:
+            raise _DamagedError(f"holds {count:,} of {self.entries:,} records")
+
+    def _read(self, file: int, number: int) -> bytes:
+        if not 2 <= number <= self.last:
+            raise _DamagedError(f"leads to page {number:,} of {self.last + 1:,}")
+        page = os.pread(file, self.page_bytes, number * self.page_bytes)
+        if len(page) < self.page_bytes:
+            raise _DamagedError(f"page {number:,} is cut short")
+        return page
+
+    def _branch(self, page: bytes, number: int) -> tuple[list[bytes], list[int]]:
+        """Return a branch's keys, of which the first means nothing, and the pages beneath."""
+        keys, beneath = [], []
+        for at, (low, high, flags, length) in self._nodes(page, number, _BRANCH):
+            keys.append(page[at + 8 : at + 8 + length])
+            beneath.append(low | high << 16 | flags << 32)
+            if len(keys[-1]) != length:
+                raise _DamagedError(f"page {number:,} holds no key at {at}")
+        if len(keys) < 2:
+            raise _DamagedError(f"page {number:,} is a branch of {len(keys)}")
+        return keys, beneath
+
+    def _leaf(self, page: bytes, number: int) -> list[bytes]:
+        """Return a leaf's keys; their values are in the file."""
+        keys = []
+        for at, (low, high, flags, length) in self._nodes(page, number, _LEAF):
+            value, size = at + 8 + length, low | high << 16
+            if flags == _ON_PAGES and value + 8 <= self.page_bytes:
+                (place,) = struct.unpack_from("<Q", page, value)
+                value_end = place * self.page_bytes + _HEAD.size + size
+                is_whole = place >= 2 and value_end <= (self.last + 1) * self.page_bytes
+            else:
+                is_whole = flags in (0, _DATABASE) and value + size <= self.page_bytes
+            if not is_whole or not length:
+                raise _DamagedError(f"page {number:,} holds no record at {at}")
+            keys.append(page[at + 8 : value])
+        return keys
+
+    def _nodes(self, page: bytes, number: int, kind: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield where a page's nodes are, and what they begin with."""
+        told, flags, places_end, nodes = _HEAD.unpack_from(page)
+        if told != number or flags & _KEPT_FLAGS != kind:
+            raise _DamagedError(f"page {number:,} is no {'branch' if kind == _BRANCH else 'leaf'}")
+        if not _HEAD.size < places_end <= nodes <= self.page_bytes or places_end % 2:
+            raise _DamagedError(f"page {number:,} does not tell its nodes")
+        for at in struct.unpack_from(f"<{(places_end - _HEAD.size) // 2}H", page, _HEAD.size):
+            if not nodes <= at <= self.page_bytes - _NODE.size:
+                raise _DamagedError(f"page {number:,} holds no node at {at}")
+            yield at, _NODE.unpack_from(page, at)
+
+
+def load_tree(folder: Path) -> Tree | None:
+    """Read where the records of an LMDB are; None of what is no LMDB, as its library says itself.
+
+    Raises DataError for one that is damaged or cut short, and OSError.
+    """
+    with (folder / "data.mdb").open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        one = _read_meta(file.fileno(), 0)
+        other = _read_meta(file.fileno(), one.page_bytes) if one else None
+    if one is None or other is None:
+        return None
+    meta = other if other.transaction > one.transaction else one
+    if meta.page_bytes not in _PAGE_BYTES or one.page_bytes != other.page_bytes or meta.flags:
+        raise _damaged(folder, "does not tell where its records are")
+    needed = (meta.last + 1) * meta.page_bytes
+    if size_bytes < needed:  # a read beyond the end of the mapped file would kill the process
+        what = f"is cut short: data.mdb has {size_bytes:,} of {needed:,} bytes"
+        raise DataError(folder, what, "copy the LMDB again")
+    return Tree(folder, meta.page_bytes, meta.last, min(meta.depth, _DEEPEST), meta.entries, meta.root)
+
+
+def _read_meta(file: int, at: int) -> _Meta | None:
+    found = os.pread(file, _META.size, at)
+    if len(found) < _META.size:
+        return None
+    kind, magic, version, *told = _META.unpack(found)
+    return _Meta(*told) if kind & _IS_META and (magic, version) == (_MAGIC, _VERSION) else None
+
+
+def _check_keys(keys: Sequence[bytes], first: bytes, end: bytes | None, number: int) -> None:
+    """See that keys ascend, and stay where the branches above say: where LMDB will look for them."""
+    ascends = keys[0] >= first and all(map(lt, keys, keys[1:])) and (end is None or keys[-1] < end)
+    if not ascends:
+        raise _DamagedError(f"the keys of page {number:,} are in no order")
+
+
+def _damaged(folder: Path, what: str) -> DataError:
+    return DataError(folder, f"is damaged ({what})", "copy or build the LMDB again")
