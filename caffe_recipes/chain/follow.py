@@ -60,7 +60,8 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         stack.callback(ranks.close)
         trouble: Trouble | None = None
         unheard: list[str] = []
-        stack.callback(lambda: unheard.extend(_end(run, training, launch, tail, trouble)))
+        trainer = Trainer(run.path(launch.log))
+        stack.callback(lambda: unheard.extend(_end(run, training, trainer, tail, trouble)))
         stack.enter_context(run.interrupts.noted())
         with run.interrupts.held():
             trainer = start()
@@ -69,7 +70,9 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         attendant = _Attendant(run, training, launch, tail, trainer, pulses)
         while trainer.is_running() and not attendant.attend():
             run.interrupts.raise_urgent()
+            run.check_folder()
             time.sleep(POLL_S)
+        run.check_folder()
         lead, trouble = attendant.lead(), attendant.trouble
         attendant.take_last()
         if trouble is not None:
@@ -93,9 +96,9 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     return list(failed)
 
 
-def _end(run: Run, training: Training, launch: Launch, tail: LogTail, trouble: Trouble | None) -> list[str]:
+def _end(run: Run, training: Training, trainer: Trainer, tail: LogTail, trouble: Trouble | None) -> list[str]:
     try:
-        Trainer(run.path(launch.log)).stop()
+        trainer.stop()
     finally:
         tail.read(to_end=True)
         unheard: list[str] = []

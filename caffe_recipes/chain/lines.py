@@ -95,6 +95,15 @@ class Lines:
             what = f"cannot be written: {error.strerror}"
             raise RunFailed(self.path, what, f"make room; {self._go_on}") from None
 
+    def is_there(self) -> bool:
+        """Tell whether its path still leads to this file: its folder may have been removed, or moved."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that hangs has moved nothing
+            return True
+
     def close(self) -> None:
         """Let go of the lock."""
         self._file.close()

@@ -77,6 +77,7 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
 
 def note_stop(run: Run, stop: Interrupted) -> None:
     """Journal that a run was told to stop, with no trainer of it left."""
+    run.check_folder()
     launch = run.journal.state().launch
     if launch:
         Trainer(run.path(launch.log)).stop()
@@ -204,6 +205,7 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     try:
         finish = judge(run, training, launch, follow(run, training, launch, start))
     except RunFailed as failure:
+        run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None
         where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
         if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it

@@ -11,6 +11,7 @@ from caffe_recipes.chain.plan import Plan
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Setting
 from caffe_recipes.chain.signals import Interrupts
+from caffe_recipes.errors import RunFailed
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,9 @@ class Run:
     def path(self, path: str) -> Path:
         """Return a path from the Caffe root as one from here."""
         return self.setting.root / path
+
+    def check_folder(self) -> None:
+        """Raise RunFailed if the run's folder is no longer there: nothing of what it does would be kept."""
+        if not self.journal.is_there():
+            what = "was removed or moved while the run used it"
+            raise RunFailed(self.folder, what, "put it back, and run again")

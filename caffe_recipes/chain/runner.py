@@ -46,7 +46,7 @@ from caffe_recipes.chain.submitted import check_submitted
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
-from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.phases import Phase
@@ -97,7 +97,11 @@ def run_chain(
         except Interrupted as stop:
             note_stop(run, stop)
             raise
-        except InputError as error:  # what the preflight found well is so no more
+        except (CaffeRecipesError, OSError) as error:
+            run.check_folder()
+            if not isinstance(error, InputError):
+                raise
+            # What the preflight found well is so no more.
             journal.append("failed", reason=str(error))
             raise RunFailed(error.where, error.what, error.hint) from None
 

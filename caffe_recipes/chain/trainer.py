@@ -32,12 +32,15 @@ class Trainer:
 
     def is_running(self) -> bool:
         """Tell whether the launcher lives."""
-        if self._process is not None:
-            return self._process.poll() is None
         return self.pid() is not None
 
     def pid(self) -> int | None:
-        """Return the launcher's process number, found by its standard output; None if it has ended."""
+        """Return the launcher's process number; None if it has ended.
+
+        One that is not our child, whose number nobody else can get, is found by its standard output.
+        """
+        if self._process is not None:
+            return self._process.pid if self._process.poll() is None else None
         try:
             log = self.log.stat()
         except OSError:

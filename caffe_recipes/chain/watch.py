@@ -21,6 +21,8 @@ SATURATED_LOSS = 87.3365
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
 # Hydra does not notice that the srun which was to start its proxies has ended, and waits for ever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
+# What glog prints of a training that goes well; no reason for its end.
+_INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
@@ -45,7 +47,7 @@ class LogTail:
 
     `signs` counts its signs of life: what tells of training or testing, and before that each line that says
     something new. What some library repeats while nothing goes on is none. `no_step` is why Slurm has started
-    no ranks; "" where it has.
+    no ranks; "" where it has. `last_words` are the last that are no report of a training that goes well.
     """
 
     def __init__(self, path: Path, hear: Callable[[list[str]], None] | None = None) -> None:
@@ -54,7 +56,7 @@ class LogTail:
         self.lines = self.signs = 0
         self._hear = hear
         self.summary = LogSummary()
-        self.last_line = ""
+        self.last_line = self.last_words = ""
         self.exit_string = self.no_step = ""
         self.ends = RankEnds()
         self._offset = 0
@@ -82,7 +84,9 @@ class LogTail:
             self._hear(lines)
         for line in lines:
             self.signs += self._is_sign(line, self.summary.feed(line))
-            self.last_line = split_rank(line)[1].strip() or self.last_line
+            said = split_rank(line)[1].strip()
+            self.last_line = said or self.last_line
+            self.last_words = said if said and not _INFO.match(said) else self.last_words
             self.ends.feed(line.strip())
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
@@ -198,7 +202,7 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
 
 def describe_last_words(tail: LogTail, before: str) -> str:
     """Return what was said last, behind `before`, and protobuf's complaint; "" where nothing was said."""
-    said, complaint = tail.exit_string or tail.last_line[:300], tail.summary.complaint
+    said, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
     if complaint and complaint[:100] not in said:
         said = f"{said}; protobuf complained: {complaint[:300]}"
     return f"{before}{said}" if said else ""

@@ -169,6 +169,17 @@ def test_a_rank_ended_by_a_signal_is_told_by_that_signal(tmp_path: Path) -> None
     assert find_failure(tail, TRAINING) == "it ended after iteration 20 of 100, saying: Killed (signal 9)"
 
 
+def test_the_report_of_a_training_that_went_well_is_no_reason_for_its_end(tmp_path: Path) -> None:
+    progress = [
+        *lines((0, 20, "2.5")),
+        "I20251120 11:49:33.768350  6374 solver.cpp:770] Iteration 20, lr = 0.1",
+    ]
+    reached = "it ended after iteration 20 of 100"
+    assert find_failure(tail_of(tmp_path, *progress), TRAINING) == reached
+    tail = tail_of(tmp_path, "[1] std::bad_alloc", *progress)
+    assert find_failure(tail, TRAINING) == f"{reached}, saying: std::bad_alloc"
+
+
 BLOCK = ["=   PID 3556 RUNNING AT node2", "=   EXIT CODE: 9"]
 MAIN_ERROR = "[mpiexec@head] main (mpiexec.c:270): process manager error waiting for completion"
 
