@@ -170,7 +170,7 @@ def test_what_differs_is_explained_and_nothing_else(name: str) -> None:
 def test_the_reason_for_other_minutes_counts_in_the_papers_epochs(name: str) -> None:
     recipe = load_recipe(name)
     (one,) = (each for each in recipe.differences if each.key == "minutes")
-    said = re.match(r"([\d.]+) epochs of 1.28 million images at .*?([\d.]+) s\b", one.why)
+    said = re.match(r"([\d.]+) epochs of 1.28M images at .*?([\d.]+) s\b", one.why)
     assert said, one.why
     epochs = total_images(recipe) / PAPER_IMAGES
     assert said[1] == f"{epochs:.2f}"

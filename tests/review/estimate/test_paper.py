@@ -141,7 +141,7 @@ def test_the_text_names_each_table_with_both_numbers_and_the_difference() -> Non
     text = render_tables()
     for table in dict.fromkeys(each.table for each in ALL):
         assert f"{table}: " in text
-    assert "  row 4: 75.00 epochs of 1.28 million images at Table VI's 67.2 s, as in row 3" in text
+    assert "  row 4: 75.00 epochs of 1.28M images at Table VI's 67.2 s, as in row 3" in text
     assert max(map(len, text.splitlines())) <= 120
     assert "-0.0" not in text
 
