@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import making
-from caffe_recipes.cli.making import COUNT
+from caffe_recipes.cli.numbers import COUNT
 from caffe_recipes.cli.paths import FOLDER, PATH
 from caffe_recipes.making.adopt import adopt as make
 from caffe_recipes.making.adopted_machine import Said

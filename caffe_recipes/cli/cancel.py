@@ -9,6 +9,7 @@ import click
 from caffe_recipes.chain.cancel import JOB_GRACE_S, CancelOptions, cancel_run
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RUN
+from caffe_recipes.cli.numbers import Seconds
 
 
 @click.command()
@@ -17,7 +18,7 @@ from caffe_recipes.cli.names import RUN
 @click.option("--now", is_flag=True, help="Leave no time for a snapshot.")
 @click.option(
     "--grace-s",
-    type=given.Seconds(min=0),
+    type=Seconds(min=0),
     metavar="SECONDS",
     default=JOB_GRACE_S,
     show_default=True,

@@ -9,6 +9,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import Options, compare_sides
 from caffe_recipes.review.diff.external import render_for_git
@@ -31,14 +32,14 @@ class _Diff(click.Command):
 @click.command(cls=_Diff)
 @click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1, type=RECIPE_OR_PROTOTXT)
 @click.option("--defaults", is_flag=True, help="Tell a default that is written from one that is not.")
-@click.option("--images", type=click.IntRange(1), metavar="N", help="Images of an epoch, for solvers.")
+@click.option("--images", type=Whole(1), metavar="N", help="Images of an epoch, for solvers.")
 @click.option("--ranks", metavar="N[,N]", help="MPI ranks, of A and B if they differ, for solvers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; only exit.")
 @click.option(
     "--git", is_flag=True, help='Last: git config diff.prototxt.command "caffe-recipes diff --git".'
 )
-@click.option("--max-bytes", type=click.IntRange(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
+@click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
 @click.pass_context
 def diff(
     ctx: click.Context,

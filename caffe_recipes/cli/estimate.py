@@ -11,8 +11,8 @@ import click
 from caffe_recipes.chain.setting import find_profile
 from caffe_recipes.chain.staging import find_rates
 from caffe_recipes.cli import options
-from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import COUNT, NUMBER
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.generate.tree import write_file
@@ -50,7 +50,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--images-per-s",
     metavar="N",
-    type=float,
+    type=NUMBER,
     callback=options.read_speed,
     help="The speed, of the recipe's own shape.",
 )

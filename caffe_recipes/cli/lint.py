@@ -9,6 +9,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cli.paths import FOLDER, PATH
 from caffe_recipes.review.findings import SEVERITIES
 from caffe_recipes.review.lint.explain import explain
@@ -17,7 +18,7 @@ from caffe_recipes.review.lint.reading.targets import all_rules, explain_rule, i
 from caffe_recipes.review.lint.reading.targets import lint as find_all
 from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
 
-_COUNT = click.IntRange(min=1, max=2**31 - 1)
+_COUNT = Whole(min=1, max=2**31 - 1)
 
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -65,7 +66,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 )
 @click.option("--alone", is_flag=True, help="The files are no chain: look at each solver alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
-@click.option("--max-bytes", metavar="N", type=click.IntRange(min=1), default=MOST_BYTES, show_default=True)
+@click.option("--max-bytes", metavar="N", type=Whole(min=1), default=MOST_BYTES, show_default=True)
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "never"]),

@@ -9,6 +9,7 @@ import click
 from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RUN
+from caffe_recipes.cli.numbers import Whole
 
 
 @click.command()
@@ -19,9 +20,7 @@ from caffe_recipes.cli.names import RUN
     "-f", "--follow", is_flag=True, help="Go on with what comes, over all phases, until the run ends."
 )
 @click.option("--phase", metavar="NAME", help="Of this phase [default: the one that trains, or did last]")
-@click.option(
-    "--rank", type=click.IntRange(min=0), metavar="N", help="What this rank says, and nothing else."
-)
+@click.option("--rank", type=Whole(min=0), metavar="N", help="What this rank says, and nothing else.")
 @click.option("--job", is_flag=True, help="What the script of the job that runs, or began last, says.")
 def logs(
     run: str,

@@ -6,18 +6,17 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import PROTOTXT
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.review.schedule.rates_table import render_rates
 from caffe_recipes.review.schedule.schedules import load_solvers
 
 
 @click.command()
 @click.argument("solvers", metavar="SOLVER.prototxt...", nargs=-1, required=True, type=PROTOTXT)
-@click.option(
-    "--every", metavar="N", type=click.IntRange(1), default=1, help="Every N iterations, and the last."
-)
+@click.option("--every", metavar="N", type=Whole(1), default=1, help="Every N iterations, and the last.")
 @click.option("--csv", "as_csv", is_flag=True, help="iter,lr; several solvers: solver,iter,lr.")
 @click.option(
-    "--max-bytes", metavar="N", type=click.IntRange(1), default=MOST_BYTES, help="Refuse files over N bytes."
+    "--max-bytes", metavar="N", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes."
 )
 def lr(solvers: tuple[str, ...], every: int, as_csv: bool, max_bytes: int) -> None:
     """Print the rate of each iteration, from 0 to max_iter - 1, as Caffe computes it in float32.

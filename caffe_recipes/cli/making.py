@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 
 import click
@@ -15,25 +14,6 @@ from caffe_recipes.making.made import Made
 from caffe_recipes.making.output import check_output, write_new
 
 _MOST_EPOCHS = 100_000
-
-
-class Count(click.IntRange):
-    """A whole number from 1 to 2^31 - 1, with commas between its thousands or none."""
-
-    def __init__(self) -> None:
-        super().__init__(1, 2**31 - 1)
-
-    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
-        """Read it; click says which option is wrong."""
-        text = str(value)
-        if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", text):
-            text = text.replace(",", "")
-        if not re.fullmatch(r"[-+]?[0-9]+", text):
-            self.fail(f"'{text[:80]}' is no whole number; write it as 1281167.", param, context)
-        return int(super().convert(int(text), param, context))
-
-
-COUNT = Count()
 
 
 def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:

@@ -9,7 +9,7 @@ import click
 
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import making, options
-from caffe_recipes.cli.making import COUNT
+from caffe_recipes.cli.numbers import COUNT, NUMBER, Whole
 from caffe_recipes.cli.paths import PATH_TEXT
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.making.new import Wish, make_new
@@ -25,7 +25,12 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
 @click.option("--batch", metavar="B", type=COUNT, required=True, help="Images of an iteration, all ranks.")
 @click.option(
-    "--epochs", metavar="E", type=float, callback=_epochs, required=True, help="Epochs behind the last model."
+    "--epochs",
+    metavar="E",
+    type=NUMBER,
+    callback=_epochs,
+    required=True,
+    help="Epochs behind the last model.",
 )
 @click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: for 32 images of each rank]")
 @click.option(
@@ -38,7 +43,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option(
     "--cycles",
     metavar="N",
-    type=click.IntRange(0, 2**31 - 1),
+    type=Whole(0, 2**31 - 1),
     default=0,
     show_default=True,
     help="Cycles of 15 epochs between decay and collapse.",
@@ -53,7 +58,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
 @click.option(
     "--collapse-epochs",
     metavar="E",
-    type=float,
+    type=NUMBER,
     callback=_epochs,
     help="Epochs of a collapse [default: 6 % of the run, but 3 to 10]",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 
@@ -25,17 +24,6 @@ def read_speed(context: click.Context, option: click.Parameter, value: float | N
         hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
         raise InputError("--images-per-s", f"{value:g} is no speed", hint)
     return value
-
-
-class Seconds(click.FloatRange):
-    """A time that passes: no `nan`, and no `inf`."""
-
-    def convert(self, value: float, param: click.Parameter | None, context: click.Context | None) -> float:
-        """Read it; click says which option is wrong."""
-        seconds = float(super().convert(value, param, context))
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is no time in seconds.", param, context)
-        return seconds
 
 
 def _complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:

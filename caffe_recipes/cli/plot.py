@@ -8,6 +8,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.generate.tree import write_file
 from caffe_recipes.review.iterations import find_epochs_per_iter
@@ -15,7 +16,7 @@ from caffe_recipes.review.pictures import format_of
 from caffe_recipes.review.schedule.plot import render_plot
 from caffe_recipes.review.schedule.schedules import load_schedules
 
-_COUNT = click.IntRange(1, 2**31 - 1)
+_COUNT = Whole(1, 2**31 - 1)
 
 
 @click.command()
@@ -45,7 +46,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 )
 @click.option("--apart", is_flag=True, help="Draw each solver's file from 0, not one after another.")
 @click.option(
-    "--max-bytes", metavar="N", type=click.IntRange(1), default=MOST_BYTES, help="Refuse files over N bytes."
+    "--max-bytes", metavar="N", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes."
 )
 def plot(
     names: tuple[str, ...],

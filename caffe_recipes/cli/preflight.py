@@ -15,6 +15,7 @@ from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.setting import Options, find_root
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.cluster.staging.costs import How
 
@@ -30,7 +31,7 @@ from caffe_recipes.cluster.staging.costs import How
 @given.dialect
 @click.option(
     "--checkpoint-every",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     help="Count on the disks' room for `run --checkpoint-every N`.",
 )

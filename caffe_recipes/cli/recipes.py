@@ -9,6 +9,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import options
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import NUMBER
 from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.schema import recipe_schema
 from caffe_recipes.recipe.source import load_recipe, shipped_recipes
@@ -28,7 +29,7 @@ def recipes() -> None:
 @click.option(
     "--images-per-s",
     metavar="N",
-    type=float,
+    type=NUMBER,
     callback=options.read_speed,
     help="Estimate minutes at this speed [default: the reported one]",
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import making
-from caffe_recipes.cli.making import COUNT
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import COUNT, NUMBER
 from caffe_recipes.making.output import choose_name
 from caffe_recipes.making.rescale import Change
 from caffe_recipes.making.rescale import rescale as make
@@ -28,7 +28,7 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     "--batch", metavar="B", type=COUNT, help="Images of an iteration; alone by more or fewer nodes."
 )
 @click.option(
-    "--epochs", metavar="E", type=float, callback=_epochs, help="Epochs behind the last model, in all."
+    "--epochs", metavar="E", type=NUMBER, callback=_epochs, help="Epochs behind the last model, in all."
 )
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks on a node.")
 @click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")

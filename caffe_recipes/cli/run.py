@@ -17,6 +17,7 @@ from caffe_recipes.chain.setting import Options, find_root
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import Seconds, Whole
 from caffe_recipes.cluster.staging.costs import How
 from caffe_recipes.generate.jobs import STOP_GRACE_S
 from caffe_recipes.recipe.model import Recipe
@@ -33,7 +34,7 @@ from caffe_recipes.recipe.model import Recipe
 @given.dialect
 @click.option(
     "--stop-grace-s",
-    type=given.Seconds(min=0),
+    type=Seconds(min=0),
     metavar="SECONDS",
     envvar="STOP_GRACE_S",
     default=float(STOP_GRACE_S),
@@ -51,7 +52,7 @@ from caffe_recipes.recipe.model import Recipe
 )
 @click.option(
     "--retries",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     metavar="N",
     default=RETRIES,
     show_default=True,
@@ -59,13 +60,13 @@ from caffe_recipes.recipe.model import Recipe
 )
 @click.option(
     "--checkpoint-every",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     help="Snapshot every N iterations, keep the newest two here, and resume a phase from them.",
 )
 @click.option(
     "--stall-s",
-    type=given.Seconds(min=1),
+    type=Seconds(min=1),
     metavar="SECONDS",
     help="Silence of the log after which a launch is given up [default: by the log's own pace]",
 )

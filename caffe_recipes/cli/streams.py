@@ -8,13 +8,14 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
 from caffe_recipes.caffe.text.source import read_pieces
+from caffe_recipes.cli.numbers import Whole
 
 STDIN = "<stdin>"
 
 max_bytes_option = click.option(
     "--max-bytes",
     metavar="N",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=MOST_BYTES,
     show_default=True,
     help="Refuse files over N bytes.",

@@ -14,6 +14,7 @@ from caffe_recipes.chain.submitting.planned import SubmitOptions
 from caffe_recipes.chain.submitting.submit import Means, describe_submission, submit_chain
 from caffe_recipes.cli import options as given
 from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli.numbers import Seconds, Whole
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm.times import parse_limit
@@ -61,13 +62,11 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     envvar="SBATCH_CONSTRAINT",
     help="Of the nodes [default: the profile's]",
 )
-@click.option(
-    "--after", type=click.IntRange(min=1), metavar="JOB", help="Begin once this job has ended well."
-)
+@click.option("--after", type=Whole(min=1), metavar="JOB", help="Begin once this job has ended well.")
 @click.option("--mail", metavar="ADDRESS", help="Where Slurm writes when a job ends, fails or is requeued.")
 @click.option(
     "--spares",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     metavar="N",
     default=0,
     help="Ask for N nodes more, which take the place of dead ones.",
@@ -78,9 +77,9 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 @click.option(
     "--on-failure", type=click.Choice(ON_FAILURE), help="As of `run` [default: replace if --spares]"
 )
-@click.option("--retries", type=click.IntRange(min=0), metavar="N", help="As of `run`.")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="As of `run`.")
-@click.option("--stall-s", type=given.Seconds(min=1), metavar="SECONDS", help="As of `run`.")
+@click.option("--retries", type=Whole(min=0), metavar="N", help="As of `run`.")
+@click.option("--checkpoint-every", type=Whole(min=1), metavar="N", help="As of `run`.")
+@click.option("--stall-s", type=Seconds(min=1), metavar="SECONDS", help="As of `run`.")
 @click.option(
     "--sbatch-option",
     "sbatch_options",

@@ -9,6 +9,7 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.summary import Options, read_net, summarize
@@ -32,9 +33,11 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--phase", type=click.Choice(["TRAIN", "TEST"]), help="[default: TRAIN, or TEST of a deployed net]"
 )
-@click.option("--level", type=int, metavar="N", help="Level that the layers' rules ask for.")
+@click.option(
+    "--level", type=Whole(-(2**31), 2**31 - 1), metavar="N", help="Level that the layers' rules ask for."
+)
 @click.option("--stage", multiple=True, metavar="NAME", help="Stage that the layers' rules ask for.")
-@click.option("--batch", type=click.IntRange(1, _MOST_DIM), metavar="N", help="Images, instead of the net's.")
+@click.option("--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images, instead of the net's.")
 @click.option(
     "--input", "image", callback=_image, metavar="C,H,W", help="Size of images that nothing here tells."
 )
@@ -44,7 +47,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--graph", type=PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
 )
-@click.option("--max-bytes", type=int, default=MOST_BYTES, help="Read files of more than 16 MB.")
+@click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read files of more than 16 MB.")
 def summary(
     net: str,
     phase: str | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cli.progress import Progress
 from caffe_recipes.errors import CheckFailed, InputError
@@ -27,14 +28,12 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option(
     "--shards",
     metavar="N",
-    type=click.IntRange(1, 100_000),
+    type=Whole(1, 100_000),
     default=1024,
     show_default=True,
     help="How many files.",
 )
-@click.option(
-    "--seed", metavar="N", type=click.IntRange(0), default=1, show_default=True, help="Another order."
-)
+@click.option("--seed", metavar="N", type=Whole(0), default=1, show_default=True, help="Another order.")
 @click.option(
     "--prefix",
     metavar="NAME",

@@ -94,6 +94,23 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
     assert done.stdout == run("new", *words_of(WHOLE), cwd=tmp_path).stdout != ""
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"--epochs": "6_0"},
+            "Error: Invalid value for '--epochs': '6_0' is no number; write it as 90 or 0.5.",
+        ),
+        ({"--images": "9" * 5000}, "Error: Invalid value for '--images': '9999"),
+    ],
+)
+def test_what_is_no_number_is_refused(changed: dict[str, str], said: str, tmp_path: Path) -> None:
+    done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert "Traceback" not in done.stderr
+
+
 def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0

@@ -1,0 +1,50 @@
+"""Numbers as options take them: written in ASCII digits, or refused in one line."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from caffe_recipes.cli.numbers import COUNT, NUMBER, Number, Seconds, Whole
+
+Kind = Whole | Number | Seconds
+WHOLE = Whole(0, 2**31 - 1)
+SECONDS = Seconds(min=0)
+
+
+@pytest.mark.parametrize("kind", [WHOLE, COUNT, NUMBER, SECONDS], ids=["whole", "count", "number", "seconds"])
+@pytest.mark.parametrize("text", ["6_0", "６０", "٦", "1_000", "", "x", "0x10", "1,0", "9" * 5000])
+def test_what_only_python_reads_is_refused(kind: Kind, text: str) -> None:
+    with pytest.raises(click.BadParameter) as caught:
+        kind.convert(text, None, None)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 150
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (WHOLE, "60", 60),
+        (WHOLE, " 60 ", 60),
+        (COUNT, "1,281,167", 1281167),
+        (NUMBER, "90", 90.0),
+        (NUMBER, "0.5", 0.5),
+        (NUMBER, ".5", 0.5),
+        (NUMBER, "1e-3", 0.001),
+        (NUMBER, "-2.", -2.0),
+        (SECONDS, "1.5", 1.5),
+    ],
+)
+def test_what_people_write_is_read(kind: Kind, text: str, value: float) -> None:
+    assert kind.convert(text, None, None) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e400", "-1"])
+def test_a_time_passes(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        SECONDS.convert(text, None, None)
+
+
+def test_bounds_are_told() -> None:
+    with pytest.raises(click.BadParameter, match="-1 is not in the range 0<=x<=2147483647"):
+        WHOLE.convert("-1", None, None)
