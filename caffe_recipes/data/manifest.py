@@ -42,14 +42,44 @@ def load_manifest(lmdb: Path) -> Manifest | None:
     path = manifest_path(lmdb)
     try:
         known = json.loads(path.read_text("utf-8"))
-        labels = {int(label): int(count) for label, count in known.pop("labels").items()}
-        return Manifest(labels=labels, **known)
+        labels = {int(label): count for label, count in known.pop("labels").items()}
+        manifest = Manifest(labels=labels, **known)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise DataError(path, "is no manifest of an LMDB", "remove it, or build the LMDB again") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        manifest = None
+    if manifest is None or not _is_sound(manifest):
+        raise DataError(path, "is no manifest of an LMDB", "remove it, or build the LMDB again")
+    return manifest
+
+
+def is_count(value: object) -> bool:
+    """Tell if a value of JSON is a whole number from 0.
+
+    >>> is_count(3), is_count(True), is_count(1.0)
+    (True, False, False)
+    """
+    return type(value) is int and value >= 0
+
+
+def is_names(value: object) -> bool:
+    """Tell if a value of JSON is a list of text."""
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def _is_sound(manifest: Manifest) -> bool:
+    """Tell if all is of the type that it should be; JSON may hold any."""
+    return (
+        all(map(is_count, (manifest.images, manifest.size_bytes, *manifest.labels.values())))
+        and (manifest.classes is None or (is_names(manifest.classes) and len(manifest.classes) > 0))
+        and is_names(manifest.skipped)
+        and isinstance(manifest.settings, dict)
+        and (manifest.seed is None or is_count(manifest.seed))
+        and isinstance(manifest.plan, str)
+        and isinstance(manifest.sha256, str)
+    )
 
 
 def write_manifest(lmdb: Path, manifest: Manifest) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from caffe_recipes.data.check import Problem
 from caffe_recipes.data.check_text import order_text, order_values
 from caffe_recipes.data.jpegs import jpeg_shape
+from caffe_recipes.data.record_set import load_record_set
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
 from caffe_recipes.tensorflow.examples import Values, parse_example
@@ -67,16 +68,21 @@ def check_records(
 ) -> CheckedRecords:
     """Look at every record of a file or folder of TFRecords; labels are to go from 1 to `classes`.
 
-    Behind a damaged record nothing of its file can be read. Raises DataError for what cannot be read at all.
+    Behind a damaged record nothing of its file can be read. A manifest beside the folder tells how many
+    records there are. Raises DataError for what cannot be read at all.
     """
     require_crc32c(path)
     paths = [path] if path.is_file() else _files(path)
     if not paths:
         raise DataError(path, "holds no files of TFRecords", "their names are as train-00000-of-01024")
+    made = load_record_set(path if path.is_dir() else path.parent)
+    expected = made.counts() if made else {}
     seen, files, fewest, size_bytes = _Seen(), {}, 0, 0
     for file in paths:
-        before = len(seen.labels)
+        before, damaged = len(seen.labels), seen.problems.get("damaged")
         files[file.name] = sum(1 for data in _look(file, classes, seen))
+        if seen.problems.get("damaged") is damaged:
+            _check_count(file.name, files[file.name], expected, seen)
         here = len(set(seen.labels[before:]))
         fewest = here if file is paths[0] else min(fewest, here)
         size_bytes += file.stat().st_size
@@ -124,6 +130,16 @@ def _lines(seen: CheckedRecords) -> Iterator[str]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
+
+
+def _check_count(name: str, count: int, expected: Mapping[str, int], seen: _Seen) -> None:
+    """See that a file holds what was written to it: one that is cut off between two records looks whole."""
+    if expected and name not in expected:
+        seen.add("manifest", f"{name}: is none of the files that the manifest tells of")
+    elif count != expected.get(name, count):
+        seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records")
+    elif not count:
+        seen.add("count", f"{name}: holds no records")
 
 
 def _check_names(paths: Sequence[Path], seen: _Seen) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from caffe_recipes.caffe import pb
@@ -21,8 +21,8 @@ from caffe_recipes.caffe.disk import writing
 from caffe_recipes.data.jpegs import jpeg_shape
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.partial import GOES_ON, check_plan, locked
+from caffe_recipes.data.record_set import RecordSet, load_record_set, write_record_set
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import write_whole
 from caffe_recipes.tensorflow.examples import build_example
 from caffe_recipes.tensorflow.records import require_crc32c, write_records
 
@@ -30,39 +30,6 @@ from caffe_recipes.tensorflow.records import require_crc32c, write_records
 _QUALITY = 100
 
 Tell = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class RecordSet:
-    """What a folder of TFRecords was made of; `plan` is the digest of the LMDB's keys and of all settings."""
-
-    records: int
-    shards: int
-    seed: int
-    prefix: str
-    classes: tuple[str, ...] | None
-    plan: str
-
-    def file_name(self, shard: int) -> str:
-        """Name a file.
-
-        >>> RecordSet(9, 3, 1, "train", None, "").file_name(2)
-        'train-00002-of-00003'
-        """
-        return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}"
-
-    def part(self, shard: int) -> slice:
-        """Return which of the shuffled records a file holds: as many as the others, or one more.
-
-        >>> [RecordSet(10, 3, 1, "train", None, "").part(shard) for shard in range(3)]
-        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
-        """
-        return slice(shard * self.records // self.shards, (shard + 1) * self.records // self.shards)
-
-
-def records_manifest_path(out: Path) -> Path:
-    """Name the manifest of a folder of TFRecords: beside it, for all in it may be taken for records."""
-    return out.with_name(f"{out.name}.manifest.json")
 
 
 def write_tfrecords(
@@ -99,8 +66,8 @@ def write_tfrecords(
                 except DataError:  # a mended LMDB is another one
                     shutil.rmtree(partial)
                     raise
-                manifest = (json.dumps(asdict(plan), indent=1) + "\n").encode()
-                write_whole({records_manifest_path(out): manifest}, is_synced=True)
+                sizes = [(partial / "records" / name).stat().st_size for name in plan.counts()]
+                write_record_set(out, replace(plan, sizes_bytes=tuple(sizes)))
                 (partial / "records").rename(out)
                 shutil.rmtree(partial)
     return plan
@@ -118,19 +85,22 @@ def _plan(datums: Datums, shards: int, seed: int, prefix: str, classes: tuple[st
 
 
 def _check_same(plan: RecordSet, out: Path) -> RecordSet:
-    path = records_manifest_path(out)
     try:
-        known = json.loads(path.read_text("utf-8")).get("plan")
-    except (OSError, ValueError, AttributeError):
+        known = load_record_set(out)
+    except DataError:  # not ours
         known = None
-    if known != plan.plan:
+    if known is None or known.plan != plan.plan:
         what = "is there already" + (", of other images or settings" if known else "")
         raise DataError(out, what, "remove it, or give another path")
+    hint = "remove the folder, and give the command again"
     names = [plan.file_name(shard) for shard in range(plan.shards)]
     missing = [name for name in names if not (out / name).is_file()]
     if missing:
-        what = f"lacks {len(missing):,} of its {plan.shards:,} files: {missing[0]}"
-        raise DataError(out, what, "remove the folder, and give the command again")
+        raise DataError(out, f"lacks {len(missing):,} of its {plan.shards:,} files: {missing[0]}", hint)
+    for name, size in zip(names, known.sizes_bytes, strict=False):  # of older manifests there are none
+        found = (out / name).stat().st_size
+        if found != size:
+            raise DataError(out / name, f"has {found:,} of {size:,} bytes", hint)
     return plan
 
 
@@ -198,10 +168,11 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     import numpy as np
 
     from caffe_recipes.caffe.datums import datum_shape
-    from caffe_recipes.data.pixels import decode, encode
+    from caffe_recipes.data.pixels import decode, encode, quiet_decoders
 
     if datum.encoded:
-        pixels = decode(datum.data, cv2.IMREAD_COLOR)
+        with quiet_decoders():
+            pixels = decode(datum.data, cv2.IMREAD_COLOR)
     else:
         channels, height, width = datum_shape(datum) or (0, 0, 0)
         if channels not in (1, 3) or not datum.data:

@@ -13,8 +13,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.data.record_set import RecordSet, records_manifest_path
 from caffe_recipes.data.records_check import check_records, is_records, records_values, render_records_text
-from caffe_recipes.data.tfrecords import RecordSet, records_manifest_path, write_tfrecords
+from caffe_recipes.data.tfrecords import write_tfrecords
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.tensorflow.examples import Values, build_example, parse_example
 from caffe_recipes.tensorflow.records import read_records, write_records
@@ -228,6 +229,15 @@ def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
     with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {said}.*; mend the LMDB"):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
+
+
+def test_decoders_say_nothing_of_a_damaged_image(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    png = bytearray(jpeg(1, ".png"))
+    png[png.index(b"IDAT") + 6] ^= 0xFF
+    write_datums(tmp_path / "lmdb", [("x", pb.Datum(data=bytes(png), label=1, encoded=True))])
+    with pytest.raises(DataError, match="record '00000000_x' "):
+        write_tfrecords(tmp_path / "lmdb", tmp_path / "records", shards=1)
+    assert capfd.readouterr().err == ""
 
 
 def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Files of TFRecords are held against the manifest beside them: how many records, and how many bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.data.record_set import load_record_set, records_manifest_path
+from caffe_recipes.data.records_check import CheckedRecords, check_records
+from caffe_recipes.data.tfrecords import write_tfrecords
+from caffe_recipes.errors import DataError
+from caffe_recipes.tensorflow.records import frame_record, read_records
+from tests.data.test_tfrecords import datum
+
+WRONG_COUNTS: tuple[object, ...] = (None, "x", -1, 1.5, True, [])
+WRONG_NAMES: tuple[object, ...] = (3, [1], "abc", {})
+
+
+@pytest.fixture
+def lmdb(tmp_path: Path) -> Path:
+    write_datums(tmp_path / "lmdb", ((f"{i}.jpg", datum(i, i % 5)) for i in range(40)))
+    return tmp_path / "lmdb"
+
+
+@pytest.fixture
+def records(lmdb: Path) -> Path:
+    out = lmdb.parent / "records"
+    write_tfrecords(lmdb, out, shards=4)
+    return out
+
+
+def problems(seen: CheckedRecords) -> list[str]:
+    return [str(problem) for problem in seen.problems]
+
+
+def cut_between_records(path: Path) -> None:
+    path.write_bytes(frame_record(next(iter(read_records(path)))))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(("spoil", "left"), [(cut_between_records, 1), (empty, 0)])
+def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
+    lmdb: Path, records: Path, spoil: Callable[[Path], None], left: int
+) -> None:
+    assert check_records(records, 5).problems == ()
+    file = records / "train-00002-of-00004"
+    spoil(file)
+    assert problems(check_records(records, 5)) == [f"{file.name}: holds {left} of 10 records"]
+    assert problems(check_records(file, 5)) == [f"{file.name}: holds {left} of 10 records"]
+    size = file.stat().st_size
+    with pytest.raises(DataError, match=rf"{file.name}: has {size:,} of [\d,]+ bytes; remove the folder"):
+        write_tfrecords(lmdb, records, shards=4)
+    assert file.stat().st_size == size
+
+
+def test_without_a_manifest_an_empty_file_is_wrong(records: Path) -> None:
+    records_manifest_path(records).unlink()
+    assert check_records(records, 5).problems == ()
+    empty(records / "train-00002-of-00004")
+    assert problems(check_records(records, 5)) == ["train-00002-of-00004: holds no records"]
+
+
+def test_a_damaged_file_is_told_of_once(records: Path) -> None:
+    file = records / "train-00002-of-00004"
+    file.write_bytes(file.read_bytes()[:-5])
+    (problem,) = problems(check_records(records, 5))
+    assert problem.endswith("is cut short")
+
+
+def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:
+    for path in sorted(records.iterdir()):
+        path.rename(records / path.name.replace("train", "other"))
+    assert problems(check_records(records, 5)) == [
+        "other-00000-of-00004: is none of the files that the manifest tells of, and 3 more like it"
+    ]
+
+
+def test_a_manifest_without_sizes_is_one(lmdb: Path, records: Path) -> None:
+    path = records_manifest_path(records)
+    known = json.loads(path.read_text())
+    del known["sizes_bytes"]
+    path.write_text(json.dumps(known))
+    write_tfrecords(lmdb, records, shards=4)
+    assert check_records(records, 5).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("records", value) for value in WRONG_COUNTS],
+        *[("shards", value) for value in (0, 41, "4")],
+        *[("classes", value) for value in WRONG_NAMES],
+        ("sizes_bytes", 3),
+        ("sizes_bytes", [1]),
+        ("sizes_bytes", [1, 2, 3, "x"]),
+        ("prefix", 1),
+        ("plan", None),
+        ("strange", 1),
+    ],
+)
+def test_what_is_no_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
+    path = records_manifest_path(records)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(DataError, match="is no manifest of TFRecords; remove it, or make the records again"):
+        load_record_set(records)
+    with pytest.raises(DataError, match="is there already; remove it, or give another path"):
+        write_tfrecords(lmdb, records, shards=4)
