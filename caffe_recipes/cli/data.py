@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from caffe_recipes.cli.numbers import Whole
 from caffe_recipes.cli.paths import PATH
 from caffe_recipes.cli.progress import Progress
 from caffe_recipes.cli.tfrecords import check_tfrecords, tfrecords
@@ -21,7 +22,7 @@ from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import write_whole
 
 _ANY_LABEL = 2**31
-_SIDE_PX = click.IntRange(1, 65_500)  # a JPEG's most
+_SIDE_PX = Whole(1, 65_500)  # a JPEG's most
 _DIGITS = Path("examples/digits")
 
 
@@ -45,7 +46,7 @@ data.add_command(tfrecords)
 @click.option("--root", metavar="DIR", type=PATH, help="Folder of a LIST's paths [default: the list's].")
 @click.option("--labels", metavar="FILE", type=PATH, help="Labels of a TAR of images alone.")
 @click.option("--class-list", metavar="FILE", type=PATH, help="Names of classes, or a manifest with them.")
-@click.option("--classes", metavar="N", type=click.IntRange(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
+@click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
 @click.option("--resize-height", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-width.")
 @click.option("--resize-width", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-height.")
 @click.option("--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize, and keep the sides' ratio.")
@@ -55,10 +56,10 @@ data.add_command(tfrecords)
     "--encode-type", metavar="jpg|png", type=click.Choice(["jpg", "png"]), help="[default: as each file is]"
 )
 @click.option("--shuffle", is_flag=True, help="Shuffle the images.")
-@click.option("--seed", metavar="N", type=click.IntRange(0), help="Another order [default: 1].")
+@click.option("--seed", metavar="N", type=Whole(0), help="Another order [default: 1].")
 @click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
 @click.option("--skip-bad", is_flag=True, help="Leave out what does not decode, as convert_imageset does.")
-@click.option("--workers", metavar="N", type=click.IntRange(1, 1024), help="[default: one for each core]")
+@click.option("--workers", metavar="N", type=Whole(1, 1024), help="[default: one for each core]")
 @click.option("--backend", type=click.Choice(["lmdb"]), default="lmdb", help="As convert_imageset's.")
 def build(
     name: str | None,
@@ -146,17 +147,15 @@ def _tell_left_out(names: Sequence[str]) -> str:
 @click.option(
     "--classes",
     metavar="N",
-    type=click.IntRange(1, _ANY_LABEL),
+    type=Whole(1, _ANY_LABEL),
     help="Labels go from 0 to N - 1; of TFRecords from 1 to N.",
 )
 @click.option("--all", "decodes_all", is_flag=True, help="Decode all images, and hash all records.")
-@click.option(
-    "--sample", metavar="N", type=click.IntRange(0), default=256, show_default=True, help="Decode N images."
-)
+@click.option("--sample", metavar="N", type=Whole(0), default=256, show_default=True, help="Decode N images.")
 @click.option(
     "--batch",
     metavar="N",
-    type=click.IntRange(2),
+    type=Whole(2),
     default=256,
     show_default=True,
     help="Count the classes of batches of N.",
@@ -199,4 +198,4 @@ def check(
         write_whole({sheet: draw_sheet(lmdb)})
         click.echo(f"wrote {click.format_filename(sheet)}", err=True)
     if seen.problems:
-        raise CheckFailed(lmdb, str(seen.problems[0]), "mend the list of images and build the LMDB again")
+        raise CheckFailed(lmdb, str(seen.problems[0]), seen.hint)

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count as count_up
 from pathlib import Path
 
@@ -19,14 +19,19 @@ from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
 
 _AT_ONCE = 64  # images that wait to be decoded: some MB, up to some hundred of large ones
+_AGAIN = "copy the LMDB again, or build it again"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind of thing that is wrong: what is said of its first record, and how many records have it."""
+    """A kind of thing that is wrong: what is said of its first record, and how many records have it.
+
+    `hint` says what to do, where that is not to mend what the records were made of.
+    """
 
     what: str
     count: int = 1
+    hint: str = ""
 
     def __str__(self) -> str:
         return self.what if self.count == 1 else f"{self.what}, and {self.count - 1:,} more like it"
@@ -49,6 +54,12 @@ class Checked:
     size_bytes: int
     compact_bytes: int
     problems: tuple[Problem, ...]
+
+    @property
+    def hint(self) -> str:
+        """Say what to do: where the records are not those that were built, not what they were built of."""
+        told = next((problem.hint for problem in self.problems if problem.hint), "")
+        return told or "mend the list of images and build the LMDB again"
 
     @property
     def missing(self) -> int:
@@ -74,10 +85,10 @@ class _Seen:
     digest: RecordsDigest | None = None
     waiting: list[tuple[str, pb.Datum]] = field(default_factory=list)  # keys and images to be decoded
 
-    def add(self, kind: str, what: str) -> None:
+    def add(self, kind: str, what: str, hint: str = "") -> None:
         """Take in a bad record; only the first of a kind is told of."""
         known = self.problems.get(kind)
-        self.problems[kind] = Problem(known.what, known.count + 1) if known else Problem(what)
+        self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
 
     def add_image(self, key: str, what: str) -> None:
         """Take in a record whose image is bad; its kind is how that begins."""
@@ -144,7 +155,7 @@ def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decod
     try:
         datum = datums[index]
     except DataError as error:
-        seen.add("record", error.what)
+        seen.add("record", error.what, error.hint)
         return
     if seen.digest is not None:
         seen.digest.add(datums.keys[index], datum.SerializeToString(deterministic=True))
@@ -202,9 +213,9 @@ def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _Seen) ->
 def _compare(manifest: Manifest, count: int, seen: _Seen) -> None:
     """Hold the records against the manifest beside them."""
     if count != manifest.images:
-        seen.add("manifest", f"holds {count:,} records, and its manifest says {manifest.images:,}")
+        seen.add("manifest", f"holds {count:,} records, and its manifest says {manifest.images:,}", _AGAIN)
     elif seen.digest is not None and seen.digest.hexdigest() != manifest.sha256:
-        seen.add("manifest", "holds other records than its manifest says")
+        seen.add("manifest", "holds other records than its manifest says", _AGAIN)
 
 
 def _means(seen: _Seen) -> tuple[float, ...] | None:

@@ -159,6 +159,17 @@ def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> 
     assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, and its manifest says 10"]
 
 
+def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, tmp_path: Path) -> None:
+    build_lmdb(plan_of(listed, Settings(encode_type="png")), tmp_path / "lmdb")
+    data = (tmp_path / "lmdb" / "data.mdb").read_bytes()
+    (tmp_path / "lmdb" / "data.mdb").write_bytes(data.replace(b"IDAT", b"IDAX"))
+    seen = check_lmdb(tmp_path / "lmdb", decode=None)
+    assert len(seen.problems) == 2
+    assert seen.hint == "copy the LMDB again, or build it again"
+    bad = check_lmdb(write(tmp_path / "bad", image(-1)))
+    assert bad.hint == "mend the list of images and build the LMDB again"
+
+
 def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", *(image(index // 50) for index in range(200)))
     assert check_lmdb(path).order.verdict == "sorted by class"
