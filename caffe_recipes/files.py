@@ -22,7 +22,7 @@ def write_whole(
     """Write files in a folder that is there; each changes in one step, and none unless all could be written.
 
     Through symbolic links; what is there keeps its mode. `is_synced` waits for the disk. Raises OSError,
-    which names the file.
+    which names the file; no device or pipe is replaced.
     """
     waiting: dict[Path, Path] = {}
     try:
@@ -40,6 +40,17 @@ def write_whole(
         for temporary in waiting.values():
             with suppress(OSError):
                 temporary.unlink()
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise OSError, which names the path, where write_whole would: before what takes long is begun."""
+    with _naming(path):
+        target = Path(os.path.realpath(path))
+        _check_target(target)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def render_unified(path: str, before: str | None, after: str | None) -> str:
@@ -71,10 +82,19 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _write(temporary: Path, target: Path, data: bytes, is_executable: bool, is_synced: bool) -> None:
-    is_new = not target.exists()
-    if not is_new and not os.access(target, os.W_OK):  # a rename would not ask
+def _check_target(target: Path) -> None:
+    """See that what is there is a file, and may be written: a rename would not ask."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "Is a device, a pipe or a socket, and no file")
+    if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _write(temporary: Path, target: Path, data: bytes, is_executable: bool, is_synced: bool) -> None:
+    _check_target(target)
+    is_new = not target.exists()
     mode = 0o777 if is_executable else 0o666
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.files import name_beside, render_unified, write_whole
+from caffe_recipes.files import check_replaceable, name_beside, render_unified, write_whole
 
 
 def test_files_are_written_or_replaced(tmp_path: Path) -> None:
@@ -31,6 +31,37 @@ def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
         write_whole({tmp_path / "folder": b"new"})
     assert caught.value.filename == str(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        for write in (lambda path: write_whole({path: b"new"}), check_replaceable):
+            with pytest.raises(OSError, match="Is a device, a pipe or a socket, and no file") as caught:
+                write(tmp_path / name)
+            assert caught.value.filename == str(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    for name in ("old", "new"):
+        check_replaceable(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        check_replaceable(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        check_replaceable(tmp_path / "none" / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
+def test_a_folder_that_may_not_be_written_to_is_known_before(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        check_replaceable(tmp_path / "new")
+    tmp_path.chmod(0o700)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")

@@ -46,6 +46,8 @@ def check_out(out: str) -> None:
     folder = Path(out).parent
     if Path(out).is_dir():
         raise InputError(out, "is a folder", "give a file with -out")
+    if Path(out).exists() and not Path(out).is_file():  # which a file would replace
+        raise InputError(out, "is a device or a pipe", "give a file with -out")
     if not folder.is_dir():
         raise InputError(out, f"there is no folder {folder}", "make it")
 

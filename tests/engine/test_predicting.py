@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_bad_words_exit_2_with_one_line(trained: Path, run: Run, words: tuple[st
     assert code == 2
     assert part in only_line(log)
     assert not (trained / "out.npz").exists()
+
+
+def test_a_pipe_is_not_replaced(trained: Path, run: Run) -> None:
+    os.mkfifo(trained / "pipe")
+    code, log = run(*PREDICT[:-1], "pipe")
+    assert code == 2
+    assert "pipe: is a device or a pipe; give a file with -out" in only_line(log)
+    assert (trained / "pipe").is_fifo()
 
 
 def test_a_label_that_is_no_class_names_its_record(trained: Path, run: Run, raw: Callable[..., None]) -> None:
