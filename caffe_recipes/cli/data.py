@@ -19,7 +19,7 @@ from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.records_check import is_records
 from caffe_recipes.errors import CheckFailed, InputError
-from caffe_recipes.files import write_whole
+from caffe_recipes.files import check_replaceable, write_whole
 
 _ANY_LABEL = 2**31
 _SIDE_PX = Whole(1, 65_500)  # a JPEG's most
@@ -178,15 +178,16 @@ def check(
     Of TFRecords, a folder or a file: every record, and their order. Exit 1 if a label is out of range, an
     image does not decode, or records are not what the manifest says.
     """
+    given = click.get_current_context().get_parameter_source("sample")
+    if decodes_all and given is ParameterSource.COMMANDLINE:
+        raise InputError("--sample", "does not go with --all, which decodes every image", "leave one out")
     if is_records(lmdb):
         if sheet is not None:
             raise InputError("--sheet", "is drawn of LMDBs alone", "leave it out")
         check_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
         return
-    if sheet is not None and sheet.suffix != ".png":
-        raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
-    if sheet is not None and not sheet.parent.is_dir():  # before the LMDB is looked at
-        raise InputError(sheet, "its folder is not there", "make it, or give another path")
+    if sheet is not None:
+        _check_sheet(sheet)
     if decodes_all or sample or sheet is not None:
         require_opencv(lmdb)
     decode = None if decodes_all else sample
@@ -199,3 +200,15 @@ def check(
         click.echo(f"wrote {click.format_filename(sheet)}", err=True)
     if seen.problems:
         raise CheckFailed(lmdb, str(seen.problems[0]), seen.hint)
+
+
+def _check_sheet(sheet: Path) -> None:
+    """See that a sheet could be written, before the LMDB is looked at."""
+    if sheet.suffix != ".png":
+        raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
+    if not sheet.parent.is_dir():
+        raise InputError(sheet, "its folder is not there", "make it, or give another path")
+    try:
+        check_replaceable(sheet)
+    except OSError as error:
+        raise InputError(sheet, f"cannot be written: {error.strerror}", "give another path") from None

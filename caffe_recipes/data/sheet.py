@@ -8,9 +8,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.data.check import spread
 from caffe_recipes.data.pixels import encode, load_pixels, quiet_decoders
+from caffe_recipes.errors import DataError
 
 _IMAGES, _COLUMNS = 64, 8
 _SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
@@ -20,23 +21,31 @@ _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
     """Draw up to `images`, evenly spread over an LMDB, as a PNG; raises DataError."""
     with open_datums(path) as datums:
-        places = spread(len(datums), images)
+        places = spread(len(datums.keys), images)  # keys, so that damaged pages are no broken images
         rows = -(-len(places) // _COLUMNS)
         high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
         sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)
         for number, place in enumerate(places):
-            datum = datums[place]
             top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
             tile = sheet[top : top + high, left : left + _SIDE_PX]
-            try:
-                with quiet_decoders():
-                    _place(tile, load_pixels(datum))
-                text, colour = str(datum.label), _BLACK
-            except ValueError:
-                text, colour = f"{datum.label}: broken", _RED
+            text, colour = _draw(tile, datums, place)
             baseline = (0, _SIDE_PX + _TEXT_PX - 4)
             cv2.putText(tile, text, baseline, cv2.FONT_HERSHEY_SIMPLEX, 0.4, colour, 1, cv2.LINE_AA)
     return encode(sheet, "png")
+
+
+def _draw(tile: NDArray[np.uint8], datums: Datums, place: int) -> tuple[str, tuple[int, int, int]]:
+    """Put a record's image into its tile; give what is written beneath, and its colour."""
+    try:
+        datum = datums[place]
+    except DataError:
+        return "no Datum", _RED
+    try:
+        with quiet_decoders():
+            _place(tile, load_pixels(datum))
+    except ValueError:
+        return f"{datum.label}: broken", _RED
+    return str(datum.label), _BLACK
 
 
 def _place(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:

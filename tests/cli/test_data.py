@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import lmdb
 import pytest
 from click.testing import CliRunner
 
@@ -72,6 +74,33 @@ def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
     code, out, err = call("check", path, "--sheet", tmp_path / "nodir" / "s.png")
     assert (code, out) == (2, "")
     assert "nodir/s.png: its folder is not there" in err
+
+
+def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, what in (("folder.png", "Is a directory"), ("pipe.png", "Is a device, a pipe or a socket")):
+        code, out, err = call("check", path, "--sheet", tmp_path / name)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"Error: {tmp_path / name}: cannot be written: {what}")
+        assert err.endswith("; give another path\n")
+
+
+def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"00000001_1", b"\xff\xff")
+    code, _, err = call("check", path, "--sheet", tmp_path / "s.png")
+    assert code == 1
+    assert "record '00000001_1' is not a Datum" in err
+    assert (tmp_path / "s.png").is_file()
+
+
+def test_all_images_and_some_of_them_contradict_each_other(tmp_path: Path) -> None:
+    code, out, err = call("check", write(tmp_path), "--all", "--sample", 3)
+    assert (code, out) == (2, "")
+    assert err == "Error: --sample: does not go with --all, which decodes every image; leave one out\n"
 
 
 def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:

@@ -221,6 +221,17 @@ def test_a_contact_sheet_shows_the_images_and_marks_the_broken(tmp_path: Path) -
     assert ((broken[:, :, 2] > 200) & (broken[:, :, 0] < 50)).any()
 
 
+def test_a_contact_sheet_shows_the_others_where_a_record_is_no_datum(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", image(1), image(2))
+    with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"00000001_x1", b"\xff\xff")
+    sheet = cv2.imdecode(np.frombuffer(draw_sheet(path), np.uint8), cv2.IMREAD_COLOR)
+    assert sheet is not None
+    assert (sheet[:, :116] != 255).any()
+    beneath = sheet[116:, 116:232].astype(int)
+    assert (beneath[:, :, 2] - beneath[:, :, 0] > 100).any()  # red
+
+
 def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such LMDB"):
         check_lmdb(tmp_path / "none")
