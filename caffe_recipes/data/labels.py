@@ -28,8 +28,14 @@ def load_classes(path: Path) -> tuple[str, ...]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise DataError(path, "names no classes", "give the manifest of an LMDB built of class folders")
     else:
-        lines = (" ".join(words) for _, words in read_lines(path))
+        found = [words for _, words in read_lines(path)]
+        lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
+        if lines == names and all(len(words) == 2 and words[1].isdigit() for words in found) and found:
+            what = f"'{lines[0]}' is 'image label' or 'class label', and no class alone"
+            raise DataError(
+                path, what, "write the names of classes alone, one a line, in the order of labels"
+            )
     if not names:
         raise DataError(path, "names no classes", "write one a line")
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
