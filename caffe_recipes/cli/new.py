@@ -86,7 +86,14 @@ def _epochs(context: click.Context, option: click.Parameter, value: float | None
     callback=making.read_name,
     help="The recipe's name [default: --out's, or resnet<depth>-<batch>-<epochs>ep]",
 )
-@options.profile
+@click.option(
+    "--profile",
+    metavar="NAME|FILE.yaml",
+    type=PATH_TEXT,
+    shell_complete=options.complete_profile,
+    help="The machine that the recipe is for: its nodes' cores and /tmp, threads, MLSL and copy_with go "
+    "into it; launcher, modules, folders and rates are for `run --profile` and `submit --profile`.",
+)
 @making.out
 def new(
     images: int,

@@ -26,7 +26,8 @@ def read_speed(context: click.Context, option: click.Parameter, value: float | N
     return value
 
 
-def _complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Return the profiles that ship, else leave it to the shell to find a file."""
     from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
 
     items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
@@ -43,7 +44,7 @@ profile = click.option(
     "--profile",
     type=PATH_TEXT,
     metavar="NAME|FILE.yaml",
-    shell_complete=_complete_profile,
+    shell_complete=complete_profile,
     help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
 )
 caffe = click.option(

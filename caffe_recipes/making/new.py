@@ -12,7 +12,13 @@ from caffe_recipes.config.source import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.making.joins import join
 from caffe_recipes.making.made import Made
-from caffe_recipes.making.shape import check_batch_per_rank, find_shape, find_threads, node_values
+from caffe_recipes.making.shape import (
+    check_batch_per_rank,
+    check_classes,
+    find_shape,
+    node_values,
+    tell_unsaid,
+)
 from caffe_recipes.making.values import make_recipe, write_recipe
 from caffe_recipes.making.warnings import find_warnings
 from caffe_recipes.making.words import branch_lines, collapse_lines, no_warmup, rate_lines, said_of_phase
@@ -28,7 +34,6 @@ _LINEAR_SHARE = 2 / 3  # of what is before the cycles: 30 of the paper's 45 epoc
 _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
-_LEAST_CLASSES = 2
 _PAPERS_DEPTH = 50
 
 
@@ -69,12 +74,11 @@ def make_new(wish: Wish) -> Made:
         raise InputError("--batch", what, "take a smaller one")
     if wish.collapse == "each" and not wish.cycles:
         raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
-    if wish.classes < _LEAST_CLASSES:
-        raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
     sockets = wish.profile.node.sockets if wish.profile else None
     ranks_per_node = wish.ranks_per_node or sockets or 1
     nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)
     check_batch_per_rank(batch_per_rank)
+    check_classes(wish.classes, batch_per_rank, wish.depth)
     schedule = find_schedule(wish)
     try:
         planned = plan_phases(schedule, wish.batch, wish.images).phases
@@ -107,7 +111,7 @@ def make_new(wish: Wish) -> Made:
     warnings = tuple(_warnings(wish, recipe))
     comments = _comments(wish, recipe, schedule, said_of_node, warnings)
     notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
-    told = (*notes, *(f"warning: {one}" for one in (*warnings, *_unsaid(wish.profile))))
+    told = (*notes, *(f"warning: {one}" for one in warnings), *tell_unsaid(wish.profile))
     return Made(recipe, write_recipe(recipe, comments), told)
 
 
@@ -117,13 +121,6 @@ def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
         yield f"ResNet-{wish.depth}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
     # How many epochs another net needs, they do not tell.
     yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
-
-
-def _unsaid(profile: Profile | None) -> Iterator[str]:
-    """Yield what a person has to say of the machine, as nobody did."""
-    if find_threads(profile) is None:
-        who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"
-        yield f"omp_num_threads is 1: {who} a node's cores; give one that does, or mend it in the recipe"
 
 
 def find_schedule(wish: Wish) -> Schedule:

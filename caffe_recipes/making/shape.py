@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from caffe_recipes.cluster.profiles import Profile
@@ -11,7 +12,10 @@ _USUAL_BATCH = 32
 _FITTING = range(64, 7, -1)
 # What a ResNet's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
 _NUMBERS_AN_IMAGE = 64 * 112 * 112
-_MOST_PER_RANK = (2**31 - 1) // _NUMBERS_AN_IMAGE
+_MOST_NUMBERS = 2**31 - 1
+_MOST_PER_RANK = _MOST_NUMBERS // _NUMBERS_AN_IMAGE
+_LEAST_CLASSES = 2
+_BOTTLENECKS_FROM = 50  # whose last blocks make four times the features
 
 
 def find_shape(
@@ -62,6 +66,20 @@ def check_batch_per_rank(each: int, option: str = "--nodes") -> None:
         raise InputError(option, what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
 
 
+def check_classes(classes: int, batch_per_rank: int, depth: int) -> None:
+    """Refuse classes of which there are too few to tell apart, or too many for Caffe; raises InputError.
+
+    The last layer's scores are of each image, and its weights of each feature.
+    """
+    if classes < _LEAST_CLASSES:
+        raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
+    features = 2048 if depth >= _BOTTLENECKS_FROM else 512
+    most = _MOST_NUMBERS // max(batch_per_rank, features)
+    if classes > most:
+        what = f"{classes:,} make a blob of more than 2^31 - 1 numbers in the ResNet's last layer"
+        raise InputError("--classes", what, f"give {most:,} or fewer")
+
+
 def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
     """Suggest the numbers near to one that was wanted that divide what a batch leaves for them.
 
@@ -109,3 +127,22 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     )
     values |= {key: value for key, value in pairs if value is not None}
     return values | {"copy_with": profile.copy_with}, notes
+
+
+def tell_unsaid(profile: Profile | None) -> Iterator[str]:
+    """Yield what of the machine the recipe, and its run.sh, do not hold."""
+    if find_threads(profile) is None:
+        who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"
+        hint = "give one that does (docs/running.md), or mend it in the recipe"
+        yield f"warning: omp_num_threads is 1: {who} a node's cores; {hint}"
+    if profile is None:
+        return
+    left = {
+        f"launcher.environment ({', '.join(profile.launcher.environment)})": profile.launcher.environment,
+        "modules": profile.modules,
+        "container": profile.container,
+    }
+    named = " and ".join(name for name, value in left.items() if value)
+    if named:
+        hint = "give --profile to `run` and `submit`"
+        yield f"the profile's {named}: not in the recipe, nor in its run.sh; {hint}"

@@ -257,6 +257,9 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
         (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; take 100 or fewer"),
         (Wish(2**31 - 1, 1, 90), "--epochs: a phase of 193,.* iterations, and Caffe counts to 2,147,483,647"),
         (Wish(IMAGENET, 4096, 90, classes=1), "--classes: there is nothing to tell apart; give 2 or more"),
+        (Wish(IMAGENET, 4096, 90, classes=2**31 - 1), "--classes: 2,147,483,647 make .*; give 1,048,575 or"),
+        (Wish(IMAGENET, 4096, 90, classes=2**31 - 1, depth=18), "--classes: .*; give 4,194,303 or fewer"),
+        (Wish(IMAGENET, 5000, 90, classes=10**6, batch_per_rank=2500), "--classes: .*; give 858,993 or"),
         (Wish(IMAGENET, 4096, 90, name="a/b"), "name: must be of letters"),
         (Wish(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
@@ -274,6 +277,26 @@ def test_what_a_refusal_suggests_fits() -> None:
         make_new(Wish(IMAGENET, 4096, 80, cycles=5))
     needed = int(str(raised.value).split("--epochs ")[1].split(",")[0])
     make_new(Wish(IMAGENET, 4096, needed, cycles=5))
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_the_most_classes_make_no_blob_that_is_too_large(depth: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        make_new(Wish(IMAGENET, 4096, 90, classes=2**31 - 1, depth=depth))
+    most = int(str(caught.value).split("give ")[1].split(" ")[0].replace(",", ""))
+    text = make_new(Wish(IMAGENET, 4096, 90, classes=most, depth=depth)).text
+    assert not [line for line in lint(text, tmp_path) if line.startswith("blob-too-large")]
+
+
+def test_what_run_sh_will_not_hold_of_a_profile_is_told() -> None:
+    profile = load_profile("stampede2-skx")
+    launcher = profile.launcher.model_copy(update={"environment": {"FI_PROVIDER": "tcp"}})
+    ours = profile.model_copy(update={"launcher": launcher, "modules": ("intel/18",)})
+    (note,) = make_new(Wish(IMAGENET, 4096, 90, profile=ours)).notes
+    assert note.startswith(
+        "the profile's launcher.environment (FI_PROVIDER) and modules: not in the recipe, nor"
+    )
+    assert make_new(Wish(IMAGENET, 4096, 90, profile=profile)).notes == ()
 
 
 def test_a_profile_gives_the_machine() -> None:
