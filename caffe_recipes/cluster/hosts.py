@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from caffe_recipes.cluster.commands import COMMAND_S as COMMAND_S
 from caffe_recipes.cluster.commands import GRACE_S, Running, supervise
 from caffe_recipes.cluster.commands import Completed as Completed
-from caffe_recipes.cluster.nodelists import is_host_name
+from caffe_recipes.cluster.nodelists import describe_no_host, is_host_name
 from caffe_recipes.cluster.ssh import SshHost as SshHost
 from caffe_recipes.cluster.transfer import private_file
 from caffe_recipes.errors import ClusterError
@@ -150,7 +150,8 @@ def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
     Raises ClusterError for what is no host's name.
     """
     if not is_host_name(name):
-        raise ClusterError("", f"{name[:80]!r} is no host's name", "write a name or an address")
+        hint = describe_no_host(name, "write a name or an address")
+        raise ClusterError("", f"{name[:80]!r} is no host's name", hint)
     if copy_with == "auto" and is_this_machine(name):
         return LocalHost(name)
     return SshHost(name)

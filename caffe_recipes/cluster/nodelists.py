@@ -17,6 +17,9 @@ SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 MOST_HOSTS = 100_000
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# To a resolver these are no names, but addresses that nobody means: `0` is this machine.
+_NUMBER = re.compile(r"[0-9]+|0+(?:\.0+)+")
+_MOST_LETTERS = 255
 _RANGE = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15})(?:/([1-9][0-9]{0,5}))?)?")
 # Commas within brackets belong to their entry.
 _ENTRY = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
@@ -28,10 +31,19 @@ _HINT = "write hosts as in c401-[001-064,070]"
 def is_host_name(text: str) -> bool:
     """Tell whether a text can be a host's name: what starts with a dash would be an option of ssh.
 
-    >>> is_host_name("c401-001.example.org"), is_host_name("-oProxyCommand=x")
-    (True, False)
+    >>> is_host_name("c401-001.example.org"), is_host_name("-oProxyCommand=x"), is_host_name("0")
+    (True, False, False)
     """
-    return len(text) <= 255 and _HOST.fullmatch(text) is not None
+    return len(text) <= _MOST_LETTERS and _HOST.fullmatch(text) is not None and not _NUMBER.fullmatch(text)
+
+
+def describe_no_host(text: str, hint: str) -> str:
+    """Return what to do about a text that is no host's name; `hint` where nothing better is known."""
+    if len(text) > _MOST_LETTERS:
+        return f"it is too long: a name has at most {_MOST_LETTERS} letters"
+    if _HOST.fullmatch(text.rstrip(".")):
+        return "leave out the dot at its end" if text.endswith(".") else "digits alone are no name"
+    return hint
 
 
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
@@ -62,7 +74,7 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
     if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
-        raise ClusterError(where, f"{entry[:80]!r} is no host", _HINT)
+        raise ClusterError(where, f"{entry[:80]!r} is no host", describe_no_host(entry, _HINT))
     if len(pieces) == 1:
         return (entry,)
     brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from caffe_recipes.cluster.nodelists import is_host_name
+from caffe_recipes.cluster.nodelists import describe_no_host, is_host_name
 from caffe_recipes.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def load_ssh_options(name: str, folder: Path, hop: str | None = None) -> SshOpti
     """
     user, name, port = _split_hop(hop) if hop is not None else (None, name, None)
     if not is_host_name(name):
-        raise ClusterError("", f"{name[:80]!r} is no host's name", "write a name or an address")
+        hint = describe_no_host(name, "write a name or an address")
+        raise ClusterError("", f"{name[:80]!r} is no host's name", hint)
     found = _lookup(name, folder)
     try:
         return _options(name, folder, found, user, port)

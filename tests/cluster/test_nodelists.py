@@ -110,8 +110,33 @@ def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
 def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
     bad = ["-l", "-oProxyCommand=x", "", ".", "a-", "a b", "a\n", "a;b", "a$b", "ä", "a" * 300]
     assert not any(is_host_name(name) for name in bad)
-    parts = itertools.product("a1", ["", ".", "-", "_", ".-"], "b2")
+    parts = itertools.product(["a", "1a"], ["", ".", "-", "_", ".-"], "b2")
     assert all(is_host_name(f"{one}{middle}{other}") for one, middle, other in parts)
+
+
+@pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
+def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
+    assert not is_host_name(name)
+    with pytest.raises(ClusterError, match=f"^nodes: '{name}' is no host; digits alone are no name"):
+        parse_nodelist(name, "nodes")
+
+
+def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
+    assert all(is_host_name(name) for name in ["10.0.0.1", "0.0.0.1", "1a", "3com", "0-1"])
+    assert parse_nodelist("10.0.0.[0-1]", "nodes") == ("10.0.0.0", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a" * 300, "it is too long: a name has at most 255 letters"),
+        ("node1.", "leave out the dot at its end"),
+        ("a!", "write hosts as in"),
+    ],
+)
+def test_why_a_text_is_no_host_is_said_where_it_is_known(name: str, hint: str) -> None:
+    with pytest.raises(ClusterError, match=f"is no host; {hint}"):
+        parse_nodelist(name, "nodes")
 
 
 @pytest.mark.parametrize("nodes", ["a,b,a", "n[1-3],n2", "n1,N1"])
