@@ -186,7 +186,7 @@ class FaultyChain:
                 said = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if said.startswith(b"sshd:") and not spared & _below(pid):
+            if said.startswith(b"sshd") and not _is_listener(said) and not spared & _below(pid):
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all_on(self, host: str) -> None:
@@ -194,7 +194,7 @@ class FaultyChain:
         for pid in _processes_of(self.cluster.pids[host]):
             argv = Path(f"/proc/{pid}/cmdline")
             with suppress(OSError):
-                if pid != self.cluster.pids[host] and not argv.read_bytes().startswith(b"/usr/sbin/sshd"):
+                if pid != self.cluster.pids[host] and not _is_listener(argv.read_bytes()):
                     os.kill(pid, signal.SIGKILL)
 
     def fill(self, host: str, leave_bytes: int) -> None:
@@ -280,6 +280,11 @@ def _listen_to_signals() -> None:
     """Undo what nohup, or a shell's `&`, has the tests ignore, and a run would too."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _is_listener(said: bytes) -> bool:
+    """Tell sshd itself, which may have put another name before its own, from what serves a login."""
+    return said.removeprefix(b"sshd: ").startswith(b"/usr/sbin/sshd")
 
 
 def _processes_of(first: int) -> list[int]:
