@@ -296,8 +296,9 @@ class Recipe(Value):
 
     def starts_from(self, phase: Phase) -> Phase | str | None:
         """Return what `phase` starts from: a phase, a caffemodel's path, or None for its fillers."""
-        index = self.phases.index(phase)
         if phase.weights is None:
+            # By name, as comparing phases takes long.
+            index = [other.name for other in self.phases].index(phase.name)
             return self.phases[index - 1] if index else None
         if phase.weights == "none":
             return None
@@ -306,5 +307,6 @@ class Recipe(Value):
 
     def needed_iters(self, phase: Phase) -> tuple[int, ...]:
         """Return the iterations of `phase`, short of its last, from whose snapshots later phases start."""
-        needed = {other.weights_iter for other in self.phases if self.starts_from(other) is phase}
+        branching = [other for other in self.phases if other.weights_iter]
+        needed = {other.weights_iter for other in branching if self.starts_from(other) is phase}
         return tuple(sorted(number for number in needed if number and number != phase.last_iter))

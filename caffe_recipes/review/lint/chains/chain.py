@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 from caffe_recipes.caffe import pb
@@ -37,6 +38,14 @@ class Link:
     resumes: str = ""
     ranks: int | None = None
     test_nets: tuple[Net, ...] = ()
+
+    @cached_property
+    def sources(self) -> tuple[pb.LayerParameter, ...]:
+        """The layers that make the training data; once, as each phase is compared with all before it."""
+        if self.net is None:
+            return ()
+        state = train_state(self.solver.message, self.net.message)
+        return tuple(select_sources(self.net.message, state))
 
 
 @dataclass(frozen=True)
@@ -188,16 +197,9 @@ def find_writer(links: Sequence[Link], name: str) -> int | None:
     return max(firing or writers, default=None)
 
 
-def train_sources(link: Link) -> list[pb.LayerParameter]:
-    """Give the layers that make the training data of a phase."""
-    if link.net is None:
-        return []
-    return select_sources(link.net.message, train_state(link.solver.message, link.net.message))
-
-
 def batch_per_rank(link: Link) -> int | None:
     """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
-    for layer in train_sources(link):
+    for layer in link.sources:
         if size := batch_size(layer):
             return size * max(link.solver.message.iter_size, 1)
     return None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.chains.chain import Chain, Link, Net, plan_starts, train_sources
+from caffe_recipes.review.lint.chains.chain import Chain, Link, Net, plan_starts
 from caffe_recipes.review.lint.chains.joins import is_collapse
 from caffe_recipes.review.lint.chains.states import State, select_sources, test_states
 from caffe_recipes.review.lint.nets.view import SOURCE_BLOCKS, number, same_path, show_names
@@ -146,9 +146,7 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 
 def _values(link: Link, field: str) -> str:
     """Show a field of the transforms that make training data, equal values once; empty if none does."""
-    shown = (
-        _show(layer.transform_param, field) for layer in train_sources(link) if layer.type in SOURCE_BLOCKS
-    )
+    shown = (_show(layer.transform_param, field) for layer in link.sources if layer.type in SOURCE_BLOCKS)
     return "; ".join(dict.fromkeys(shown))
 
 
@@ -162,8 +160,8 @@ def _show(param: pb.TransformationParameter, field: str) -> str:
 
 
 def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
-    known = [_sources(train_sources(one)) for one in earlier]
-    new, old = _sources(train_sources(link)), known[-1]
+    known = [_sources(one.sources) for one in earlier]
+    new, old = _sources(link.sources), known[-1]
     if new and old and _same(new) not in map(_same, known):
         what = f"{link.name} trains on {', '.join(new)}, and {earlier[-1].name} on {', '.join(old)}"
         effect = "epochs, classes and their order may be others"
@@ -183,7 +181,7 @@ def _tested(chain: Chain) -> Iterator[Finding]:
     for net in chain.tested:
         tests += [(net, one) for one in _sources(select_sources(net.message, State(pb.TEST)))]
     for link in chain.links:
-        trained = _same(_sources(train_sources(link)))
+        trained = _same(_sources(link.sources))
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
             if same_path(source) in trained:
@@ -207,7 +205,7 @@ def _data_place(link: Link, field: str) -> str:
     """Give the place of a field of the first layer that makes training data."""
     if link.net is None:
         return link.solver.path
-    made = next(layer for layer in train_sources(link) if layer.type in SOURCE_BLOCKS)
+    made = next(layer for layer in link.sources if layer.type in SOURCE_BLOCKS)
     layers = enumerate(link.net.message.layer)
     # A NaN equals nothing: a layer that holds one is found by its file.
     index = next((index for index, layer in layers if layer is made or layer == made), None)
@@ -218,16 +216,13 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     if link.net is None or before.net is None or link.net.path == before.net.path:
         return
-    norms, theirs = _batch_norms(link.net), [_batch_norms(one.net) for one in earlier if one.net]
     for field, effect in (
         ("moving_average_fraction", "the running statistics go on with another memory of the batches before"),
         ("eps", "the same statistics normalize otherwise: the outputs shift"),
     ):
-        values = {name: getattr(param, field) for name, param in norms.items()}
-        old = {name: getattr(param, field) for name, param in theirs[-1].items()}
+        values, old = _of_norms(link.net, field), _of_norms(before.net, field)
         changed = [name for name in values if name in old and values[name] != old[name]]
-        seen = [{name: getattr(param, field) for name, param in one.items()} for one in theirs]
-        if not changed or values in seen:
+        if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
         layers = f"layer '{name}'" if count == 1 else f"{count} layers ({show_names(changed)})"
@@ -237,6 +232,10 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
         write = f"{field}: {number(old[name])}"
         yield finding("norms-change", place, what, effect, write, link.name, field=field, count=count)
+
+
+def _of_norms(net: Net, field: str) -> dict[str, float]:
+    return {name: getattr(param, field) for name, param in _batch_norms(net).items()}
 
 
 def _batch_norms(net: Net) -> dict[str, pb.BatchNormParameter]:

@@ -14,7 +14,6 @@ from caffe_recipes.review.lint.chains.chain import (
     has_rates,
     plan_starts,
     snapshot_rate,
-    train_sources,
 )
 from caffe_recipes.review.lint.chains.schedule import compare_rates, is_jump
 from caffe_recipes.review.lint.rules import finding
@@ -52,7 +51,7 @@ def _is_augmented(link: Link) -> bool:
     return any(
         layer.transform_param.HasField("random_aspect_ratio_param")
         or layer.transform_param.HasField("random_resize_param")
-        for layer in train_sources(link)
+        for layer in link.sources
     )
 
 

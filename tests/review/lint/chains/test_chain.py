@@ -102,3 +102,12 @@ def test_the_images_of_a_rank_are_the_training_layer_s() -> None:
     solver = Document("", "", pb.SolverParameter(iter_size=3), {}, {})
     assert batch_per_rank(Link("a", solver, net, 1)) == 96
     assert batch_per_rank(Link("a", solver, None, 1)) is None
+
+
+def test_the_training_layers_are_found_once_since_each_phase_is_compared_with_all_before() -> None:
+    net = parse_document(net_text("TEST", "TRAIN"), "n", pb.NetParameter)
+    one = Link("a", Document("", "", pb.SolverParameter(), {}, {}), net, 1)
+    first = one.sources
+    assert [layer.include[0].phase for layer in first] == [pb.TRAIN]
+    assert one.sources is first
+    assert link("a").sources == ()
