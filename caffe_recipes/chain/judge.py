@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.snapshots import BadSnapshot, fetch_snapshot
 from caffe_recipes.chain.watch import find_failure, find_ignored, images_per_s, last_value, losses_until
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.cluster.parallel import ask_all
+from caffe_recipes.cluster.parallel import AT_ONCE, try_each
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.generate.nets import build_net
 
@@ -79,8 +80,16 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
 
 def find_dead(hosts: Sequence[Host]) -> tuple[str, ...]:
     """Return the names of the hosts that do not answer."""
-    answers = ask_all(hosts, lambda host: host.run(["true"], _ANSWER_S), _ANSWER_S)
-    return tuple(answer.host.name for answer in answers if answer.error is not None)
+    rounds = math.ceil(len(hosts) / AT_ONCE)  # logins take their time where all are to be made again
+
+    def ask(host: Host) -> None:
+        host.run(["true"], _ANSWER_S)
+
+    failed = try_each(hosts, ask, _ANSWER_S * rounds)
+    dead = [host for host in hosts if host.name in failed]
+    for host in dead:  # whoever waits for it wakes
+        host.close()
+    return tuple(host.name for host in dead)
 
 
 def _blame(what: str, host: str | None, *, is_dead: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from caffe_recipes.chain.judge import find_dead
@@ -11,7 +11,7 @@ from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
 from caffe_recipes.chain.prepare import prepare
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Setting
-from caffe_recipes.cluster.parallel import connect_all
+from caffe_recipes.cluster.parallel import CONNECT_ALL_S, try_each
 from caffe_recipes.errors import ClusterError
 
 # A host boots in minutes; an allocation is not to wait longer for one that does not.
@@ -51,17 +51,20 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
     if policy.on_failure == "stop":
         raise failure
     if tries > policy.retries:
-        hint = f"{failure.hint}; after {policy.retries} retries"
-        raise LaunchFailed(failure.what, hint, failure.host, failure.where)
+        retries = f"{policy.retries} {'retry' if policy.retries == 1 else 'retries'}"
+        raise LaunchFailed(failure.what, f"{failure.hint}; after {retries}", failure.host, failure.where)
     run.reporter.say(f"{failure}; trying again ({tries} of {policy.retries})")
+    run.reporter.say("looking which hosts answer")
     if policy.on_failure == "replace":
         if isinstance(failure, SnapshotOutOfReach):  # to fetch it later is quicker than to train it again
             dead = {*_await_hosts(run, _FETCH_S)}
         else:
             dead = {*find_dead(run.setting.hosts), *([failure.host] if failure.host else [])}
+            run.interrupts.raise_asked()
         run = replace(run, setting=replace_hosts(run.setting, dead, run))
     else:
         for host in _await_hosts(run, _BACK_S)[:1]:
+            run.journal.append("failed", reason=f"{host} stays dead", host=host)
             raise LaunchFailed(f"{host} stays dead", failure.hint, host, failure.where)
     run.journal.append("retrying", number=tries, retries=policy.retries)
     return run
@@ -70,20 +73,34 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
 def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None) -> Setting:
     """Return a setting with spares in the place of bad hosts; raises LaunchFailed if there are too few."""
     hosts, spares = list(setting.hosts), list(setting.spares)
+    rejected: list[str] = []
     for index, host in enumerate(hosts):
         if host.name not in bad:
             continue
         while spares:
             spare = setting.connect(spares.pop(0))
-            if connect_all([spare])[0].error is None:
+            reason = try_each([spare], lambda host: host.connect(), CONNECT_ALL_S).get(spare.name)
+            if reason is None:
                 break
+            rejected.append(f"{spare.name}: {reason}")
+            if run is not None:
+                run.interrupts.raise_asked()
+                run.reporter.say(f"{spare.name} is no spare: {reason}")
         else:
-            raise LaunchFailed("no spare is left", "put more hosts into the hostfile", None, host.name)
+            raise _no_spare(host.name, rejected, run)
         hosts[index] = spare
         if run is not None:
             run.journal.append("replaced", host=host.name, spare=spare.name)
             run.reporter.say(f"{spare.name} takes the place of {host.name}")
     return replace(setting, hosts=tuple(hosts), spares=tuple(spares))
+
+
+def _no_spare(host: str, rejected: Sequence[str], run: Run | None) -> LaunchFailed:
+    """Return the failure of a host in whose place none can be put, in the journal of a run under way."""
+    what = f"no spare answers ({'; '.join(rejected)})" if rejected else "no spare is left"
+    if run is not None:
+        run.journal.append("failed", reason=f"{host}: {what}", host=host)
+    return LaunchFailed(what, "put more hosts into the hostfile", None, host)
 
 
 def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:

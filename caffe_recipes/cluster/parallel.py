@@ -84,6 +84,31 @@ def on_all(hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = C
     return [cast("T", answer.value) for answer in answers]
 
 
+def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
+    """Call `act` on every host at once; return what it says, its error, or that it is late.
+
+    A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
+    """
+    late = f"gave no answer within {limit_s:.0f} s"
+    said: dict[str, str | None] = {host.name: late for host in hosts}
+    left = threading.Semaphore(0)
+
+    def ask(host: Host) -> None:
+        try:
+            said[host.name] = act(host)
+        except CaffeRecipesError as error:
+            said[host.name] = error.what
+        finally:
+            left.release()
+
+    deadline = time.monotonic() + limit_s
+    for host in hosts:
+        threading.Thread(target=ask, args=(host,), daemon=True, name=f"each-{host.name}").start()
+    for _ in hosts:
+        left.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    return {name: reason for name, reason in dict(said).items() if reason is not None}
+
+
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:
     """Return the first host's error, which says how many more there are; None if all answered."""
     failed = [answer.error for answer in answers if answer.error is not None]

@@ -10,9 +10,7 @@ import base64
 import binascii
 import os
 import re
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -20,7 +18,8 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import Host
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.cluster.parallel import try_each
+from caffe_recipes.errors import ClusterError
 
 LAUNCH_VARIABLE = "CAFFE_RECIPES_LAUNCH"
 MARK = "caffe-recipes: "
@@ -116,7 +115,7 @@ def end_ranks(
         *("end", run, "-" if but is None else check_launch(but)),
         *(f"{grace_s * 10:.0f}", f"{last_s * 10:.0f}", "1" if launcher else "0"),
     )
-    return _on_each(hosts, lambda host: _end_on(host, words, last_s + _REACH_S), last_s + 2 * _REACH_S)
+    return try_each(hosts, lambda host: _end_on(host, words, last_s + _REACH_S), last_s + 2 * _REACH_S)
 
 
 def check_launch(name: str) -> str:
@@ -154,31 +153,6 @@ def _end_on(host: Host, words: Sequence[str], timeout_s: float) -> str | None:
         raise _unreadable(host, "\n".join([*lines, end]))
     left = [f"{match[1]} (state {match[2]})" for match in found if match is not None]
     return f"SIGKILL does not end process {', '.join(left)}" if left else None
-
-
-def _on_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
-    """Call `act` on every host at once; return what it says, its error, or that it is late.
-
-    A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
-    """
-    late = f"gave no answer within {limit_s:.0f} s"
-    said: dict[str, str | None] = {host.name: late for host in hosts}
-    left = threading.Semaphore(0)
-
-    def ask(host: Host) -> None:
-        try:
-            said[host.name] = act(host)
-        except CaffeRecipesError as error:
-            said[host.name] = error.what
-        finally:
-            left.release()
-
-    deadline = time.monotonic() + limit_s
-    for host in hosts:
-        threading.Thread(target=ask, args=(host,), daemon=True, name=f"end-{host.name}").start()
-    for _ in hosts:
-        left.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    return {name: reason for name, reason in dict(said).items() if reason is not None}
 
 
 def _parse_process(host: Host, match: re.Match[str]) -> RankProcess:

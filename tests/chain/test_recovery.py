@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.errors import RunFailed
+from caffe_recipes.chain.policy import LaunchFailed, Policy
+from caffe_recipes.chain.recovery import recover, replace_hosts
+from caffe_recipes.chain.run import Run
+from caffe_recipes.chain.setting import Options, Setting, find_setting
+from caffe_recipes.chain.signals import Interrupted, Interrupts
+from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError, RunFailed
+from caffe_recipes.recipe.source import load_recipe
 from tests.chain.conftest import Place
 
 
@@ -45,3 +56,59 @@ def test_to_replace_without_a_dead_host_is_to_retry(place: Place) -> None:
     with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):
         place.run(policy=Policy("replace", retries=1))
     assert events(place) == ["launched", "failed", "retrying", "launched", "failed"]
+
+
+DEAD = ClusterError("", "does not answer: no route to host", "boot it")
+
+
+def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
+    """One host and two spares, of which some are dead."""
+    (place.root / "hosts").write_text("n1\nn2\nn3\n")
+
+    def connect(name: str, copy_with: str) -> Host:
+        return StandInHost(name, fault=DEAD if name in dead else None)
+
+    options = Options(root=place.root, hostfile=Path(place.root / "hosts"), policy=policy)
+    return find_setting(load_recipe(place.recipe), options, connect)
+
+
+def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
+    """Return a run, what it says, and its journal."""
+    said: list[str] = []
+    journal: list[dict[str, Any]] = []
+    run = Run("", setting, Mock(), "runs/small-1", Mock(), Mock(), Interrupts(), Mock())
+    run.reporter.say = said.append  # type: ignore[method-assign, assignment]
+    run.journal.append = lambda event, **said: journal.append({"event": event, **said})  # type: ignore[method-assign]
+    return run, said, journal
+
+
+def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> None:
+    run, said, journal = run_of(setting_of(place, Policy("replace"), "n1", "n2", "n3"))
+    with pytest.raises(LaunchFailed) as caught:
+        recover(run, LaunchFailed("it ended", host="n1"), 1)
+    why = "does not answer: no route to host"
+    what = f"n1: no spare answers (n2: {why}; n3: {why})"
+    assert str(caught.value) == f"{what}; put more hosts into the hostfile"
+    assert said[1:] == ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
+    assert journal == [{"event": "failed", "reason": what, "host": "n1"}]
+
+
+def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
+    run, said, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
+    assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
+    assert said[-1] == "n3 takes the place of n1"
+
+
+def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:
+    setting = replace_hosts(setting_of(place, Policy("replace")), ["n1"])
+    setting = replace_hosts(setting, ["n2"])
+    with pytest.raises(LaunchFailed, match=r"^n3: no spare is left; put more hosts"):
+        replace_hosts(setting, ["n3"])
+
+
+def test_who_is_asked_to_stop_looks_for_no_more_hosts(place: Place) -> None:
+    run, said, _ = run_of(setting_of(place, Policy("replace"), "n1"))
+    run.interrupts.asked = 2
+    with pytest.raises(Interrupted):
+        recover(run, LaunchFailed("it ended"), 1)
+    assert said[-1] == "looking which hosts answer"

@@ -190,7 +190,7 @@ def test_a_branch_has_retries_of_its_own(graph: Place) -> None:
     run = start(graph, "--side-by-side", "--retry")
     finish(run, graph, 3)
     assert "phase side: failed: it ended after iteration 4 of 6" in said(graph).splitlines()[-1]
-    assert said(graph).splitlines()[-1].endswith("side-2.log; after 1 retries")
+    assert said(graph).splitlines()[-1].endswith("side-2.log; after 1 retry")
     assert graph.trained().count("side") == 2
     assert "cyc1" in graph.state().finished
 

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.parallel import ask_all, connect_all, first_error, on_all, open_all
+from caffe_recipes.cluster.parallel import (
+    ask_all,
+    connect_all,
+    first_error,
+    on_all,
+    open_all,
+    try_each,
+)
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
 
@@ -82,6 +91,37 @@ def test_a_mistake_of_ours_is_no_hosts_answer() -> None:
 
 def test_no_hosts_give_no_answers() -> None:
     assert connect_all([]) == ()
+
+
+def test_what_fails_is_told_by_host_and_so_is_who_is_late() -> None:
+    hosts = make(3)
+    hosts[1].fault = ClusterError("n1", "is gone", "wait")
+    freed = threading.Event()
+
+    def act(host: Host) -> None:
+        host.connect()
+        if host.name == "n2":
+            freed.wait(20)
+
+    assert try_each(hosts, act, 0.3) == {"n1": "is gone", "n2": "gave no answer within 0 s"}
+    freed.set()
+
+
+_WAITS_FOR_A_DEAD_HOST = """
+import time
+from caffe_recipes.cluster.parallel import try_each
+from caffe_recipes.cluster.testing import StandInHost
+
+try_each([StandInHost("n0")], lambda host: time.sleep(600), 0.1)
+print("done", flush=True)
+"""
+
+
+def test_who_waits_for_a_dead_host_does_not_hold_up_the_end_of_the_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST], capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout == b"done\n"
 
 
 def test_names_are_looked_up_all_at_once_and_their_order_is_kept() -> None:
