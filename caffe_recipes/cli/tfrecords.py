@@ -72,4 +72,4 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
         json.dumps(records_values(seen), indent=1) + "\n" if as_json else render_records_text(seen), nl=False
     )
     if seen.problems:
-        raise CheckFailed(path, str(seen.problems[0]), "mend what they were made of, and make them again")
+        raise CheckFailed(path, str(seen.problems[0]), seen.hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count as count_up
@@ -37,6 +37,15 @@ class Problem:
         return self.what if self.count == 1 else f"{self.what}, and {self.count - 1:,} more like it"
 
 
+def hint_of(problems: Sequence[Problem], otherwise: str) -> str:
+    """Give what is to be done by the first problem that tells.
+
+    >>> hint_of([Problem("has label 3"), Problem("is cut short", hint="copy it")], "mend it")
+    'copy it'
+    """
+    return next((problem.hint for problem in problems if problem.hint), otherwise)
+
+
 @dataclass(frozen=True)
 class Checked:
     """What was seen. `shapes` and `means` (BGR, of all pixels together) are of the `decoded` images.
@@ -58,8 +67,7 @@ class Checked:
     @property
     def hint(self) -> str:
         """Say what to do: where the records are not those that were built, not what they were built of."""
-        told = next((problem.hint for problem in self.problems if problem.hint), "")
-        return told or "mend the list of images and build the LMDB again"
+        return hint_of(self.problems, "mend the list of images and build the LMDB again")
 
     @property
     def missing(self) -> int:

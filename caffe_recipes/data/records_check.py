@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from caffe_recipes.data.check import Problem
+from caffe_recipes.data.check import Problem, hint_of
 from caffe_recipes.data.check_text import order_text, order_values
 from caffe_recipes.data.jpegs import jpeg_shape
 from caffe_recipes.data.record_set import load_record_set
@@ -20,6 +20,7 @@ from caffe_recipes.tensorflow.records import DamagedError, read_records, require
 
 _NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 _MIB = 2**20
+_AGAIN = "copy the records again, or make them again"
 
 V = TypeVar("V", bytes, int)
 
@@ -44,15 +45,20 @@ class CheckedRecords:
         """Count the records."""
         return sum(self.files.values())
 
+    @property
+    def hint(self) -> str:
+        """Say what to do: where files lost records, there is nothing to mend in what they were made of."""
+        return hint_of(self.problems, "mend what they were made of, and make them again")
+
 
 @dataclass
 class _Seen:
     labels: list[int] = field(default_factory=list)
     problems: dict[str, Problem] = field(default_factory=dict)
 
-    def add(self, kind: str, what: str) -> None:
+    def add(self, kind: str, what: str, hint: str = "") -> None:
         known = self.problems.get(kind)
-        self.problems[kind] = Problem(known.what, known.count + 1) if known else Problem(what)
+        self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
 
 
 def is_records(path: Path) -> bool:
@@ -137,9 +143,9 @@ def _check_count(name: str, count: int, expected: Mapping[str, int], seen: _Seen
     if expected and name not in expected:
         seen.add("manifest", f"{name}: is none of the files that the manifest tells of")
     elif count != expected.get(name, count):
-        seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records")
+        seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records", _AGAIN)
     elif not count:
-        seen.add("count", f"{name}: holds no records")
+        seen.add("count", f"{name}: holds no records", _AGAIN)
 
 
 def _check_names(paths: Sequence[Path], seen: _Seen) -> None:
@@ -155,9 +161,8 @@ def _check_names(paths: Sequence[Path], seen: _Seen) -> None:
         missing = count - len(numbers & set(range(count)))
         if missing:
             first = next(number for number in range(count) if number not in numbers)
-            seen.add(
-                "files", f"{missing:,} of {count:,} files are missing: {prefix}-{first:05d}-of-{count:05d}"
-            )
+            name = f"{prefix}-{first:05d}-of-{count:05d}"
+            seen.add("files", f"{missing:,} of {count:,} files are missing: {name}", _AGAIN)
 
 
 def _look(file: Path, classes: int | None, seen: _Seen) -> Iterator[None]:
@@ -172,7 +177,7 @@ def _look(file: Path, classes: int | None, seen: _Seen) -> Iterator[None]:
                 _check_features(features, classes, where, seen)
             yield
     except DamagedError as error:
-        seen.add("damaged", f"{file.name}: {error.what}")
+        seen.add("damaged", f"{file.name}: {error.what}", _AGAIN)
 
 
 def _check_features(features: Mapping[str, Values], classes: int | None, where: str, seen: _Seen) -> None:

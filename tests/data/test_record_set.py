@@ -52,7 +52,9 @@ def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
     assert check_records(records, 5).problems == ()
     file = records / "train-00002-of-00004"
     spoil(file)
-    assert problems(check_records(records, 5)) == [f"{file.name}: holds {left} of 10 records"]
+    seen = check_records(records, 5)
+    assert problems(seen) == [f"{file.name}: holds {left} of 10 records"]
+    assert seen.hint == "copy the records again, or make them again"
     assert problems(check_records(file, 5)) == [f"{file.name}: holds {left} of 10 records"]
     size = file.stat().st_size
     with pytest.raises(DataError, match=rf"{file.name}: has {size:,} of [\d,]+ bytes; remove the folder"):
@@ -65,6 +67,10 @@ def test_without_a_manifest_an_empty_file_is_wrong(records: Path) -> None:
     assert check_records(records, 5).problems == ()
     empty(records / "train-00002-of-00004")
     assert problems(check_records(records, 5)) == ["train-00002-of-00004: holds no records"]
+
+
+def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:
+    assert check_records(records, 4).hint == "mend what they were made of, and make them again"
 
 
 def test_a_damaged_file_is_told_of_once(records: Path) -> None:
