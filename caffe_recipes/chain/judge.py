@@ -10,7 +10,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.chain.follow import Followed
 from caffe_recipes.chain.journal import Finish, Launch
 from caffe_recipes.chain.plan import Training
-from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
+from caffe_recipes.chain.policy import LaunchFailed, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.snapshots import BadSnapshot, fetch_snapshot
 from caffe_recipes.chain.watch import find_failure, find_ignored, images_per_s, last_value, losses_until
@@ -29,6 +29,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
     """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
 
     The log must say that it did, from all of its weights; the snapshot must be there, new, whole, and fit.
+    Raises SnapshotNotKept where our own disk does not take it.
     """
     tail, lead = followed.tail, followed.lead
     reason = find_failure(tail, training)
@@ -56,6 +57,8 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed) -> F
             loss=last_value(losses_until(tail.summary, training.last_iter).values()),
             needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
         )
+    except SnapshotNotKept:
+        raise
     except RunFailed as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
         kind = LaunchFailed if isinstance(error, BadSnapshot) else SnapshotOutOfReach
@@ -69,6 +72,9 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
         try:
             return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
         except RunFailed as error:
+            if error.where.removeprefix(f"{lead.name}:").startswith(str(run.path(to))):
+                hint = "make room, or mend what ails the disk here, and run again"
+                raise SnapshotNotKept(error.where, error.what, hint) from None
             tries += 1
             is_host = error.where.partition(":")[0] == lead.name and not isinstance(error, BadSnapshot)
             if time.monotonic() > until or (tries > 1 and not is_host):

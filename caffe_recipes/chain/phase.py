@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from caffe_recipes.chain.checkpoints import (
@@ -20,7 +21,7 @@ from caffe_recipes.chain.follow import end_everywhere, follow
 from caffe_recipes.chain.journal import Launch, RunState
 from caffe_recipes.chain.judge import judge
 from caffe_recipes.chain.plan import SOLVER, Training
-from caffe_recipes.chain.policy import LaunchFailed, SnapshotOutOfReach
+from caffe_recipes.chain.policy import LaunchFailed, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.signals import Interrupted
 from caffe_recipes.chain.slurm_job import asks_slurm, started_before, wait_for_slurm
@@ -204,6 +205,11 @@ def _carry(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     """Follow a trainer to its end and judge it; journal what became of it."""
     try:
         finish = judge(run, training, launch, follow(run, training, launch, start))
+    except SnapshotNotKept as failure:  # the launch stays, as its snapshot is still to be fetched
+        run.check_folder()
+        with suppress(RunFailed):  # the same disk
+            run.journal.append("failed", reason=f"{training.phase}: {failure}")
+        raise
     except RunFailed as failure:
         run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None

@@ -46,3 +46,7 @@ class LaunchFailed(RunFailed):
 
 class SnapshotOutOfReach(LaunchFailed):
     """A phase that has trained, and whose snapshot cannot be fetched now: it is not to be trained again."""
+
+
+class SnapshotNotKept(RunFailed):
+    """A snapshot that our own disk does not take: no launch is to blame, and to try again helps nothing."""

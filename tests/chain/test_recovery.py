@@ -13,7 +13,7 @@ from caffe_recipes.chain.recovery import recover, replace_hosts
 from caffe_recipes.chain.run import Run
 from caffe_recipes.chain.setting import Options, Setting, find_setting
 from caffe_recipes.chain.signals import Interrupted, Interrupts
-from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.hosts import Host, LocalHost, open_host
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
@@ -56,6 +56,22 @@ def test_to_replace_without_a_dead_host_is_to_retry(place: Place) -> None:
     with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):
         place.run(policy=Policy("replace", retries=1))
     assert events(place) == ["launched", "failed", "retrying", "launched", "failed"]
+
+
+def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
+    class Unkept(LocalHost):
+        def fetch(self, path: str, to: Path) -> None:
+            raise ClusterError(to, "cannot be written: No space left on device", "check the disk")
+
+    place.connect = lambda name: Unkept()
+    with pytest.raises(RunFailed) as caught:
+        place.run(policy=Policy("retry"))
+    assert "No space left on device; make room" in str(caught.value)
+    assert str(caught.value).endswith(", and run again")
+    assert events(place) == ["launched", "failed"]
+    place.connect = open_host
+    place.run()
+    assert place.trained() == ["init", "cyc1", "last"]
 
 
 DEAD = ClusterError("", "does not answer: no route to host", "boot it")
