@@ -153,7 +153,8 @@ def _first_error(
     """Turn pydantic's first finding into one line that names file, line and key."""
     # A misspelt key is also a missing one; the misspelling is what to mend.
     found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    location = moved(found["loc"])
+    is_key = found["loc"][-1:] == (_KEY,) and found["type"] != "extra_forbidden"
+    location = moved(found["loc"][:-1] if is_key else found["loc"])
     place, key = source.place(location), write_key(location) or source.kind
     if found["type"] == "extra_forbidden":
         known = _fields_at(location[:-1], model)
@@ -163,6 +164,8 @@ def _first_error(
     if found["type"] == "missing":
         return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
     message, given = _plain(found), found.get("input")
+    if is_key:
+        return source.fail(place, f"{key}: as a key it {message}", "call it otherwise")
     if found["type"] == "tuple_type" and _fields_at(location, model):
         message += ", or of mappings that each start with `-`"
     shown = (
@@ -172,6 +175,8 @@ def _first_error(
     )
     return source.fail(place, f"{key}: {message[0].lower()}{message[1:]}{shown}", _near_literal(found))
 
+
+_KEY = "[key]"  # as pydantic ends the location of a mapping's key
 
 # Pydantic's kinds of error in the words of people who write YAML.
 _PLAIN = {
@@ -197,6 +202,7 @@ _PLAIN = {
 # What patterns mean; other ones are shown.
 _PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must be of letters, digits, `.`, `_` and `-`, a letter or digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable's name: letters, digits and `_`, no digit first",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
 }
 

@@ -107,7 +107,18 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
             "name: a\ntitle: b\nomp_num_threads: '22'\n",
             "p.yaml:3: omp_num_threads: must be",
         ),
-        ("name: a\ntitle: b\nlauncher: {environment: {'A B': c}}\n", "p.yaml:3: launcher.environment.A B"),
+        (
+            "name: a\ntitle: b\nlauncher: {environment: {'A B': c}}\n",
+            "p.yaml:3: launcher.environment.A B: as a key it must be a variable's name: letters, digits and",
+        ),
+        (
+            "name: a\ntitle: b\nlauncher: {environment: {5: c}}\n",
+            "p.yaml:3: launcher.environment[5]: as a key it must be text; call",
+        ),
+        (
+            "name: a\ntitle: b\npartitions: {a b: {}}\n",
+            "p.yaml:3: partitions.a b: as a key it must be of letters",
+        ),
         ('name: a\ntitle: b\nmodules: ["a\\nb"]\n', "p.yaml:3: modules[0]: control characters"),
         (
             "name: a\ntitle: b\nnode: {sockets: 1, cores_per_socket: 4}\nmlsl: {server_affinity: [3, 4]}\n",
