@@ -85,6 +85,9 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return RecipeError(where, f"no module '{error.name}'", "put it beside the recipe, or install it")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, OSError) and frames[-1][0].startswith("<frozen importlib"):
+        file = Path(error.filename or f"{module}.py").name
+        return RecipeError(where, f"{file} cannot be read: {error.strerror}", "let it be read")
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     theirs = [frame for frame in frames if Path(frame[0]).stem == module.rpartition(".")[2]]

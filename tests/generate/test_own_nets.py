@@ -98,6 +98,15 @@ def test_modules_of_one_name_in_two_folders_are_two_modules(make_recipe: MakeRec
         assert build_net(recipe, "train_val").name == name
 
 
+def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "my_nets.py").symlink_to("/proc/self/mem")  # a file that not even root reads from its start
+    recipe = with_net(make_recipe, function="my_nets:build")
+    with pytest.raises(
+        RecipeError, match=r"net.function my_nets:build: my_nets.py cannot be read: .*; let it"
+    ):
+        build_net(recipe, "train_val")
+
+
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
