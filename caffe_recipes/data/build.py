@@ -18,6 +18,7 @@ import lmdb
 
 from caffe_recipes.caffe.datums import commit_records, open_datums
 from caffe_recipes.caffe.disk import writing
+from caffe_recipes.caffe.lmdb_pages import load_tree
 from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest, write_manifest
 from caffe_recipes.data.partial import GOES_ON, check_plan, locked
 from caffe_recipes.data.plan import Plan
@@ -130,15 +131,18 @@ def _check_same(plan: Plan, out: Path) -> Manifest:
 
 
 def _has_records(partial: Path) -> bool:
-    """Tell if an unfinished build came to its first record."""
+    """Tell if an unfinished build came to its first record; raises DataError for damaged pages."""
     file = partial / "lmdb" / "data.mdb"
-    size = file.stat().st_size if file.exists() else 0
-    if not size:
+    if not file.exists() or not file.stat().st_size:
         return False
-    with lmdb.open(os.fspath(partial / "lmdb"), lock=False, readonly=True) as environment:
-        if size < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
-            raise DataError(partial, "is damaged: data.mdb is cut short", _BEGIN_AGAIN)  # to read it kills
-        return bool(environment.stat()["entries"])
+    try:
+        tree = load_tree(file.parent)
+        count = sum(1 for _ in tree) if tree else None  # all pages: to read damaged ones kills
+    except DataError as error:
+        raise DataError(partial, error.what, _BEGIN_AGAIN) from None
+    if count is None:
+        raise DataError(partial, "is damaged: it holds no LMDB", _BEGIN_AGAIN)
+    return count > 0
 
 
 def _fill(folder: Path, plan: Plan, workers: int, skip_bad: bool, tell: Tell) -> Manifest:

@@ -56,7 +56,7 @@ def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Pa
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     bad.write_bytes(whole)
     (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
-    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged .*; remove it, and build again"):
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged: it holds no LMDB; remove it, and"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -90,8 +90,22 @@ def test_an_unfinished_build_that_is_cut_short_is_named_rather_than_read(
     with pytest.raises(DataError, match="--skip-bad"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     os.truncate(tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb", 8192)
-    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged: data.mdb is cut short; remove it"):
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is cut short: data.mdb has .*; remove it, and"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True)
+
+
+def test_damaged_pages_of_an_unfinished_build_are_named_rather_than_read(
+    listed: Path, tmp_path: Path
+) -> None:
+    (listed.parent / "a/4.JPEG").write_bytes(b"bad")
+    with pytest.raises(DataError, match="--skip-bad"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb")
+    file = tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb"
+    data = file.read_bytes()
+    file.write_bytes(data[:8192] + bytes(len(data) - 8192))  # the two pages that tell where all is are whole
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged \(page \d .*; remove it, and build"):
+        build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True)
+    assert names(tmp_path) == [".lmdb.partial", "images"]
 
 
 def test_so_is_a_disk_that_is_full_only_for_the_manifest(
