@@ -18,10 +18,12 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM HUP INT
 give_up() {
-    printf 'no file can be written to %s: is it full?\n' "${TMPDIR:-/tmp}" >&2
+    printf 'no file can be written to %s: %s\n' "${TMPDIR:-/tmp}" "${1:-is it full?}" >&2
     exit 125
 }
-folder=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX") && cd "$folder" || give_up
+made=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX" 2>&1) || give_up "${made##*: }"
+folder=$made
+cd "$folder" || give_up
 printf %s "$net" 2>/dev/null >net.prototxt || give_up
 number=0
 while [ "$number" -lt "$count" ]; do

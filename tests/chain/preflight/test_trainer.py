@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.chain.preflight import trainer
 from caffe_recipes.chain.preflight.commands import Commands
 from caffe_recipes.chain.preflight.findings import Trouble
 from caffe_recipes.chain.preflight.trainer import (
@@ -113,3 +116,18 @@ def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables(
         "export A='$(b) '\"'\"'c'\"'\"''",
         "export GLOG_logtostderr=1",
     ]
+
+
+def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(tmp_path: Path) -> None:
+    program = Path(trainer.__file__).with_name("trial.sh")
+    missing = tmp_path / "missing"
+    done = subprocess.run(
+        ["sh", program, "TOKEN", "5", "net", "0"],
+        env={**os.environ, "TMPDIR": str(missing)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 125
+    assert done.stderr == f"no file can be written to {missing}: No such file or directory\n"
