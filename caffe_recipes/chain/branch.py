@@ -33,7 +33,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> None:
     with closing(branch.journal) as journal:
         finish = journal.state().finished.get(training.phase)
         if finish is not None:  # the run was killed before it could write that down
-            verify_kept(branch.path(finish.snapshot), finish.sha256, finish.phase)
+            verify_kept(branch.path(finish.snapshot), finish.sha256, finish.phase, training.snapshot)
         else:
             try:
                 insist(insist(branch, prepare), partial(train, training=training))

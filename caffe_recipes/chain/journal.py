@@ -181,6 +181,11 @@ def load_journal(path: Path) -> RunState:
         raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
 
 
+def refuse_empty(path: str | Path) -> JournalError:
+    """Return the error of a journal that tells of nothing, beside snapshots that some run has kept."""
+    return JournalError(path, "is empty beside snapshots", "restore it, or start over with --new")
+
+
 def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
     """Return the launches beside the main line that nothing tells the end of; raises JournalError."""
     paths = [

@@ -6,6 +6,7 @@ upon: it is not read, and the next append cuts it off.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,8 @@ from typing import Any, TypeVar
 from caffe_recipes.errors import InputError, RunFailed
 
 Clock = Callable[[], float]
+# What is whole, and only not to be written, is nothing to start anew for.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 State = TypeVar("State")
 Fold = Mapping[str, Callable[[State, Mapping[str, Any], float], State]]
 
@@ -73,6 +76,8 @@ class Lines:
             flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
             self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
         except OSError as error:
+            if error.errno in _READ_ONLY:
+                hint = "have the disk and the folder made writable, and run again"
             raise JournalError(path, f"cannot be opened: {error.strerror}", hint) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

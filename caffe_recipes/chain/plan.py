@@ -194,6 +194,11 @@ def fetched_snapshot(phase: Phase, folder: str, iteration: int | None = None) ->
     return f"{folder}/snapshots/{posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))}"
 
 
+def find_trained(recipe: Recipe, phase: str, kept: str) -> str:
+    """Return where a phase's snapshot that is kept lay when it was trained, on the host of rank 0."""
+    return posixpath.join(posixpath.dirname(recipe.phase(phase).final_snapshot), posixpath.basename(kept))
+
+
 def _plan_tests(recipe: Recipe, folder: str) -> tuple[Testing, ...]:
     if recipe.evaluation is None:
         return ()

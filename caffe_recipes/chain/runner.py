@@ -20,6 +20,7 @@ from typing import Literal
 from caffe_recipes.chain.branch_plan import BranchPlan, plan_branches
 from caffe_recipes.chain.checkpoints import choose_interval
 from caffe_recipes.chain.evaluation import evaluate
+from caffe_recipes.chain.finished import is_finished, read_finished, report_finished
 from caffe_recipes.chain.folder import (
     RUNS,
     create_run,
@@ -27,7 +28,7 @@ from caffe_recipes.chain.folder import (
     next_folder,
     run_folders,
 )
-from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState, branch_launches
+from caffe_recipes.chain.journal import Clock, Journal, JournalError, RunState, branch_launches, refuse_empty
 from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.chain.phase import note_stop, train
 from caffe_recipes.chain.plan import Plan, phases_until, plan_chain
@@ -41,15 +42,12 @@ from caffe_recipes.chain.setting import Connect, Options, Setting, find_setting
 from caffe_recipes.chain.side_by_side import Branches, on_hosts
 from caffe_recipes.chain.signals import Interrupted, Interrupts
 from caffe_recipes.chain.slurm_job import AskJob, ask_slurm, check_over, this_job
-from caffe_recipes.chain.snapshots import verify_kept
 from caffe_recipes.chain.submitted import check_submitted
 from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.units import describe_names
 from caffe_recipes.cluster.hosts import Host, open_host
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase
 
 
 def run_chain(
@@ -70,17 +68,17 @@ def run_chain(
     check_submitted(recipe, os.environ)
     phases = phases_until(recipe, options.until)
     with interrupts.raised(), ExitStack() as stack:
-        latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
+        try:
+            latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
+        except JournalError:  # as on a disk that is read-only: what is finished needs no writing
+            done = read_finished(recipe, options, phases)
+            if done is None:
+                raise
+            return report_finished(recipe, options, phases, *done, reporter)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
-        if latest and _is_complete(recipe, phases, state):
-            for end in [phase for phase in phases if phase in find_leaves(recipe)] or phases[-1:]:
-                done = state.finished[end.name]
-                verify_kept(options.root / done.snapshot, done.sha256, done.phase)
-            what = "is finished" if phases == recipe.phases else f"is finished up to {phases[-1].name}"
-            reporter.say(f"{folder} {what}; --new starts another run")
-            reporter.show_result(recipe, state)
-            return state
+        if latest and is_finished(recipe, phases, state):
+            return report_finished(recipe, options, phases, folder, state, reporter)
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
@@ -196,7 +194,7 @@ def _open_latest(
         _check_nothing_trains(folder)
         return None
     if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
-        raise InputError(journal.path, "is empty beside snapshots", "restore it, or start over with --new")
+        raise refuse_empty(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
             check_over(launch, folder, this_job(os.environ), ask_job, say)
@@ -249,10 +247,3 @@ def _preflight(setting: Setting, plan: Plan, state: RunState, reporter: Reporter
             raise error
         reporter.say(f"looking again, with spares in place of {describe_names(sorted(bad))}")
         setting = replace_hosts(setting, bad)
-
-
-def _is_complete(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
-    """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
-    evaluated = find_evaluated(recipe) if phases == recipe.phases else ()
-    is_trained = all(phase.name in state.finished for phase in phases)
-    return is_trained and all(phase.name in state.evaluations for phase in evaluated)

@@ -107,10 +107,13 @@ def check_places(host: Host, paths: Iterable[str], root: Path) -> None:
         look_at(host, path, root)
 
 
-def verify_kept(path: Path, sha256: str, phase: str) -> None:
-    """Compare a kept snapshot with the digest that its phase finished with; raises WeightsError."""
-    what, hint = f"the snapshot that phase {phase} finished with", "restore it, or start over with --new"
-    verify_digest(path, sha256, what, hint)
+def verify_kept(path: Path, sha256: str, phase: str, trained: str) -> None:
+    """Compare a kept snapshot with the digest that its phase finished with; raises WeightsError.
+
+    `trained` is where rank 0 had written it, and it may lie still.
+    """
+    hint = f"restore it, as from {trained} on the host of rank 0, or start over with --new"
+    verify_digest(path, sha256, f"the snapshot that phase {phase} finished with", hint)
 
 
 def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:

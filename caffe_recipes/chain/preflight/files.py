@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from caffe_recipes.chain.plan import find_trained
 from caffe_recipes.chain.preflight.findings import Finding, Trouble, tell, trouble_of
 from caffe_recipes.chain.preflight.look import Look
 from caffe_recipes.chain.snapshots import verify_kept, verify_weights
@@ -63,7 +64,9 @@ def check_start(look: Look) -> list[Finding]:
     given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
     for path, net in given:
         if path in finished:
-            verify_kept(Path(setting.path(path)), *finished[path])
+            digest, phase = finished[path]
+            before = find_trained(setting.recipe, phase, path)
+            verify_kept(Path(setting.path(path)), digest, phase, before)
         verify_weights(Path(setting.path(path)), build_net(setting.recipe, net))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
