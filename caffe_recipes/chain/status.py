@@ -17,6 +17,7 @@ from caffe_recipes.chain.event_lines import is_trained
 from caffe_recipes.chain.eyes import Eyes, Means, open_files
 from caffe_recipes.chain.find_run import find_run, load_frozen, name_recipe, numbered_run
 from caffe_recipes.chain.folder import RUNS
+from caffe_recipes.chain.journal import refuse_empty
 from caffe_recipes.chain.report import Reporter
 from caffe_recipes.chain.run_files import HostFiles, RunFiles
 from caffe_recipes.chain.shown_run import ShownRun
@@ -29,6 +30,7 @@ from caffe_recipes.chain.submitting.seen import (
     submitted_by_hand,
 )
 from caffe_recipes.chain.submitting.submissions import SUFFIX, Submission, Submissions
+from caffe_recipes.chain.trainer import Trainer
 from caffe_recipes.chain.watch import Progress
 from caffe_recipes.errors import CaffeRecipesError, InputError
 
@@ -46,6 +48,7 @@ class Standing:
     """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
 
     `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
+    `trainer` is the process that a killed run has left training, where that can be seen from here.
     `branches` are what trains beside the main line, each as a run of its own.
     """
 
@@ -56,6 +59,7 @@ class Standing:
     jobs: tuple[SeenJob, ...] = ()
     spoilt: CaffeRecipesError | None = None
     branches: tuple[ShownRun, ...] = ()
+    trainer: int | None = None
 
     @property
     def progress(self) -> Progress | None:
@@ -187,9 +191,18 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         look = files.look(shown.wanted(), shown.process)
         shown.take(look.pieces, live=False)
         branches = _read_branches(files, shown)
+        if shown.last_s is None and files.recipes(f"{path}/snapshots", ".caffemodel"):
+            raise refuse_empty(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
-    return Standing(name, shown.recipe.name, shown, look.lives, branches=branches)
+    trainer = _find_left(shown) if look.lives is False and not files.host else None
+    return Standing(name, shown.recipe.name, shown, look.lives, branches=branches, trainer=trainer)
+
+
+def _find_left(run: ShownRun) -> int | None:
+    """Return the process that a killed run of this machine has left training, if one has outlived it."""
+    launch = run.state.launch
+    return Trainer(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
 
 
 def _read_branches(files: RunFiles, run: ShownRun) -> tuple[ShownRun, ...]:

@@ -38,7 +38,7 @@ def summarize_standing(standing: Standing) -> str:
     if standing.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
-        return "; ".join([*jobs, _go_on(run, standing)])
+        return "; ".join([*jobs, *_describe_left(standing), _go_on(run, standing)])
     return "; ".join([*jobs, str(run.failure).replace(run.go_on, _go_on(run, standing))])
 
 
@@ -72,6 +72,8 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
     for job in standing.jobs:
         yield "job", f"{name_seen(job).removeprefix('job ')} {_told(standing, job)}"
     if run is not None:
+        for left in _describe_left(standing):
+            yield "trainer", left
         if standing.has_process:
             yield "process", _describe_process(standing)
         failure = _describe_failure(run)
@@ -128,6 +130,11 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
 def _go_on(run: ShownRun, standing: Standing) -> str:
     """Say what goes on with a run as it was begun: here, or in a job."""
     return run.go_on.replace("caffe-recipes run", "caffe-recipes submit") if standing.jobs else run.go_on
+
+
+def _describe_left(standing: Standing) -> list[str]:
+    """Say that the trainer of a killed run lives, which a run goes on with."""
+    return [] if standing.trainer is None else [f"process {standing.trainer} of a killed run still trains"]
 
 
 def _is_past(standing: Standing) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -315,3 +316,29 @@ def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
         Eye(place).all(away)
         Eye(place).one(ask=away)
     assert place.tree() == before
+
+
+def test_an_empty_journal_beside_snapshots_is_told_as_a_run_tells_it(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, *WHOLE)
+    (folder / "journal.jsonl").write_text("")
+    (folder / "snapshots/small_init_iter_8.caffemodel").touch()
+    (standing,) = Eye(place).all()
+    said = "journal.jsonl: is empty beside snapshots; restore it, or start over with --new"
+    assert standing.state == "unknown"
+    assert summarize_standing(standing).endswith(said)
+    with pytest.raises(InputError, match=said):
+        Eye(place).one()
+
+
+def test_a_trainer_that_outlived_its_killed_run_is_told(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(), launched(), log=LOG)
+    with (folder / "logs/init-1.log").open("ab") as log:
+        left = subprocess.Popen(["sleep", "600"], stdout=log, start_new_session=True)
+    try:
+        (standing,) = Eye(place).all(no_slurm)
+        said = f"process {left.pid} of a killed run still trains"
+        assert (standing.state, summarize_standing(standing)) == ("stopped", f"{said}; {GO_ON}")
+        assert dict(detail_standing(standing))["trainer"] == said
+    finally:
+        left.kill()
+        left.wait()
