@@ -85,9 +85,11 @@ def main() -> None:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(exit_code)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(_one_line(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except CaffeRecipesError as error:
@@ -122,6 +124,13 @@ def _raised_in(error: OSError) -> str:
 def _drop_output() -> None:
     """Let what cannot be written go: Python would try again at its exit, and make the exit code 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _one_line(error: click.ClickException) -> str:
+    """Say in one line what click refuses; where that has no hint, also where the usage stands."""
+    what = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{what}; see {context.command_path} --help" if context and "; " not in what else what
 
 
 def _fail(text: str, exit_code: int) -> None:

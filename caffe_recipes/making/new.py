@@ -13,6 +13,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.making.joins import join
 from caffe_recipes.making.made import Made
 from caffe_recipes.making.shape import (
+    check_batch,
     check_batch_per_rank,
     check_classes,
     find_shape,
@@ -69,9 +70,7 @@ def make_new(wish: Wish) -> Made:
     Raises InputError for what does not fit: a batch above the images, nodes that do not divide it, a schedule
     whose parts are longer than the run.
     """
-    if wish.batch > wish.images:
-        what = f"a batch of {wish.batch:,} is more than the {wish.images:,} images"
-        raise InputError("--batch", what, "take a smaller one")
+    check_batch(wish.batch, wish.images)
     if wish.collapse == "each" and not wish.cycles:
         raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
     sockets = wish.profile.node.sockets if wish.profile else None

@@ -19,7 +19,7 @@ from caffe_recipes.making.lengths import find_unruly
 from caffe_recipes.making.made import Made
 from caffe_recipes.making.rescaled import tell_changes
 from caffe_recipes.making.scaled import find_scale, scale_phases
-from caffe_recipes.making.shape import check_batch_per_rank, find_shape
+from caffe_recipes.making.shape import check_batch, check_batch_per_rank, find_shape
 from caffe_recipes.making.smoothed import smooth
 from caffe_recipes.making.values import make_recipe, recipe_values, share_settings, write_recipe
 from caffe_recipes.making.warnings import find_warnings
@@ -54,9 +54,7 @@ def rescale(recipe: Recipe, change: Change, home: Path = Path()) -> Made:
         raise InputError(recipe.name, "nothing is to change", "give --nodes, --batch, --epochs or --smooth")
     cluster = _reshape(recipe, change)
     batch = cluster["nodes"] * cluster["ranks_per_node"] * cluster["batch_per_rank"]
-    if batch > recipe.data.train.images:
-        what = f"a batch of {batch:,} is more than the {recipe.data.train.images:,} images"
-        raise InputError("--batch" if change.batch else "--nodes", what, "take a smaller one")
+    check_batch(batch, recipe.data.train.images, "--batch" if change.batch else "--nodes")
     name = change.name or "-".join([recipe.name, *_changed(change)])
     phases = scale_phases(recipe, find_scale(recipe, batch, change.epochs))
     if change.smooth:

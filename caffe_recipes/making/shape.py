@@ -18,6 +18,13 @@ _LEAST_CLASSES = 2
 _BOTTLENECKS_FROM = 50  # whose last blocks make four times the features
 
 
+def check_batch(batch: int, images: int, option: str = "--batch") -> None:
+    """Refuse a batch of more images than there are; raises InputError."""
+    if batch > images:
+        there = "1 image" if images == 1 else f"{images:,} images"
+        raise InputError(option, f"a batch of {batch:,} is more than the {there}", "take a smaller one")
+
+
 def find_shape(
     batch: int,
     nodes: int | None,

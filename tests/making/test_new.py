@@ -244,6 +244,7 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     ("wish", "said"),
     [
         (Wish(1000, 1001, 90), "--batch: a batch of 1,001 is more than the 1,000 images"),
+        (Wish(1, 1001, 90), "--batch: a batch of 1,001 is more than the 1 image; take a smaller one"),
         (Wish(IMAGENET, 4096, 90, nodes=7), "7 nodes x 1 rank do not divide a batch of 4,096; take 4 or 8"),
         (Wish(IMAGENET, 4096, 90, nodes=8192), "--nodes: 8,192 nodes x 1 rank do not divide .*; take 4,096"),
         (Wish(IMAGENET, 4095, 90, ranks_per_node=2), "--batch: .*; give another batch, or --ranks-per-node"),
