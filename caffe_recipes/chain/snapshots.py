@@ -85,8 +85,7 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
             _sweep(file)
         yield parts
         for part, file in zip(parts, files, strict=True):
-            part.chmod(file.parent.stat().st_mode & 0o666)
-            _sync(part)
+            _sync(part, 0o600 | file.parent.stat().st_mode & 0o444)
         for part, file in zip(parts, files, strict=True):
             part.replace(file)
         for folder in {file.parent for file in files}:
@@ -160,9 +159,11 @@ def _sweep(file: Path) -> None:
                 left.unlink()
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path, mode: int | None = None) -> None:
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
+        if mode is not None:
+            os.fchmod(number, mode)
         os.fsync(number)
     finally:
         os.close(number)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import stat
@@ -240,13 +239,19 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
 
 def _copy(host: str, source: Path, to: Path) -> None:
     part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
+    at = source  # what fails, if anything does: only what opens a file names it
     try:
-        with source.open("rb") as read, private_file(part) as write:
-            shutil.copyfileobj(read, write, 1 << 20)
+        with source.open("rb") as read:
+            at = to
+            with private_file(part) as write:
+                at = source
+                while chunk := read.read(1 << 20):
+                    at = to
+                    write.write(chunk)
+                    at = source
+                at = to  # closing writes, too
         part.replace(to)
     except OSError as error:
-        named = Path(error.filename or source)
-        where = f"{host}:{to if named == part else named}"
-        raise ClusterError(where, f"cannot be copied: {error.strerror}", "check the disk") from None
+        raise ClusterError(f"{host}:{at}", f"cannot be copied: {error.strerror}", "check the disk") from None
     finally:
         part.unlink(missing_ok=True)

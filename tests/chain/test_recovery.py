@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -61,12 +62,17 @@ def test_to_replace_without_a_dead_host_is_to_retry(place: Place) -> None:
 def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
     class Unkept(LocalHost):
         def fetch(self, path: str, to: Path) -> None:
-            raise ClusterError(to, "cannot be written: No space left on device", "check the disk")
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+            try:  # the limit refuses what is written, as a full disk does
+                super().fetch(path, to)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     place.connect = lambda name: Unkept()
     with pytest.raises(RunFailed) as caught:
         place.run(policy=Policy("retry"))
-    assert "No space left on device; make room" in str(caught.value)
+    assert "cannot be copied: File too large; make room" in str(caught.value)
     assert str(caught.value).endswith(", and run again")
     assert events(place) == ["launched", "failed"]
     place.connect = open_host

@@ -61,7 +61,9 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp, kept / "x_iter_4.caffemodel")
 
 
-@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o700, 0o600), (0o2775, 0o664)])
+@pytest.mark.parametrize(
+    ("folder", "file"), [(0o755, 0o644), (0o700, 0o600), (0o2775, 0o644), (0o1777, 0o644)]
+)
 def test_a_snapshot_is_fetched_whole_and_as_readable_as_its_folder(
     place: Place, folder: int, file: int
 ) -> None:
@@ -155,7 +157,7 @@ def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
     assert elsewhere.read_bytes() == b"mine"
     assert list(place.to.parent.iterdir()) == [place.to]
     assert not place.to.is_symlink()
-    readable = place.to.parent.stat().st_mode & 0o666
+    readable = 0o600 | place.to.parent.stat().st_mode & 0o444
     assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (readable, 1)
 
 
