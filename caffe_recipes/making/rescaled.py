@@ -59,6 +59,9 @@ def _against_rules(source: Recipe, made: Recipe) -> Iterator[str]:
     warmup, rule = warmup_epochs(made), rules.warmup_epochs(new)
     if warmup_epochs(source) and not warmup:
         yield no_warmup(source.phases[0].warmup_start_lr or 0.0)
+    elif not warmup and _highest(made) > max(_highest(source), rules.WARMUP_START_LR):
+        what = f"nothing warms up to {_highest(made):g}, as {source.name} has no warm-up"
+        yield f"warning: {what}; for such a batch the rule is {rule:.3g} epochs of it"
     elif _is_warmup_kept(source, made) and warmup and rule != rules.warmup_epochs(old):
         yield f"the warm-up stays at {warmup:.2f} epochs; for such a batch the rule is {rule:.3g}"
     rate, peak = _highest(made), rules.peak_lr(new)

@@ -136,6 +136,13 @@ def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
     assert model_epochs(made.recipe) == pytest.approx(model_epochs(load_recipe(SMALL)), abs=0.01)
 
 
+def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
+    down = rescale(load_recipe(SMALL), Change(batch=128, nodes=2))
+    up = rescale(down.recipe, Change(batch=4096, nodes=64))
+    said = f"warning: nothing warms up to 1.6, as {down.recipe.name} has no warm-up; "
+    assert any(note.startswith(f"{said}for such a batch the rule is 5 epochs") for note in up.notes), up.notes
+
+
 @pytest.mark.parametrize(
     ("name", "batch", "said"),
     [
