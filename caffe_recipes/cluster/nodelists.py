@@ -42,7 +42,7 @@ def describe_no_host(text: str, hint: str) -> str:
     if len(text) > _MOST_LETTERS:
         return f"it is too long: a name has at most {_MOST_LETTERS} letters"
     if _HOST.fullmatch(text.rstrip(".")):
-        return "leave out the dot at its end" if text.endswith(".") else "digits alone are no name"
+        return "leave out the dot at its end" if text.endswith(".") else "a number is no name"
     return hint
 
 

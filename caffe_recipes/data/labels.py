@@ -7,7 +7,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from caffe_recipes.data.pictures import check_agree, name_classes, number_classes, parse_label, read_lines
+from caffe_recipes.data.pictures import (
+    check_agree,
+    is_image,
+    name_classes,
+    number_classes,
+    parse_label,
+    read_lines,
+)
 from caffe_recipes.errors import DataError
 
 _SYNSET = re.compile(r"n\d{8}\s")
@@ -31,8 +38,8 @@ def load_classes(path: Path) -> tuple[str, ...]:
         found = [words for _, words in read_lines(path)]
         lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
-        if lines == names and all(len(words) == 2 and words[1].isdigit() for words in found) and found:
-            what = f"'{lines[0]}' is 'image label' or 'class label', and no class alone"
+        if any(len(words) == 2 and is_image(words[0]) for words in found):
+            what = f"'{lines[0]}' is 'image label', and no class"
             raise DataError(
                 path, what, "write the names of classes alone, one a line, in the order of labels"
             )

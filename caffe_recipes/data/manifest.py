@@ -34,7 +34,8 @@ class Manifest:
 
 def manifest_path(lmdb: Path) -> Path:
     """Name the manifest of an LMDB: beside it."""
-    return Path(f"{lmdb.absolute()}.manifest.json")  # of '.', too
+    named = lmdb.resolve() if lmdb.name == ".." else lmdb.absolute()  # of '.', too
+    return Path(f"{named}.manifest.json")
 
 
 def load_manifest(lmdb: Path) -> Manifest | None:

@@ -80,13 +80,13 @@ def quiet_decoders() -> Iterator[None]:
 
 def can_encode(suffix: str, *, is_gray: bool) -> bool:
     """Tell if images can be written as, say, `jpg`, grey ones as grey: a WebP has colours, and a PGM none."""
-    if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
-        return False
     pixels = np.zeros((64, 64) if is_gray else (64, 64, 3), np.uint8)
     try:
         with quiet_decoders():
+            if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
+                return False
             return decode(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
-    except ValueError:
+    except (ValueError, cv2.error):  # an EXR's writer is there, and refuses to be asked
         return False
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from caffe_recipes.data.manifest import is_count, is_names
+from caffe_recipes.data.manifest import is_count, is_names, manifest_path
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import write_whole
 
@@ -54,7 +54,7 @@ class RecordSet:
 
 def records_manifest_path(out: Path) -> Path:
     """Name the manifest of a folder of TFRecords: beside it, for all in it may be taken for records."""
-    return Path(f"{out.absolute()}.manifest.json")  # of '.', too
+    return manifest_path(out)
 
 
 def load_record_set(out: Path) -> RecordSet | None:

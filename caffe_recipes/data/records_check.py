@@ -92,6 +92,8 @@ def check_records(
         here = len(set(seen.labels[before:]))
         fewest = here if file is paths[0] else min(fewest, here)
         size_bytes += file.stat().st_size
+    if not any(files.values()) and not seen.problems:
+        seen.add("count", "the files hold no records", _AGAIN)
     if path.is_dir():
         _check_names(paths, seen)
     order = measure_shuffledness(seen.labels, batch)
@@ -144,8 +146,6 @@ def _check_count(name: str, count: int, expected: Mapping[str, int], seen: _Seen
         seen.add("manifest", f"{name}: is none of the files that the manifest tells of")
     elif count != expected.get(name, count):
         seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records", _AGAIN)
-    elif not count:
-        seen.add("count", f"{name}: holds no records", _AGAIN)
 
 
 def _check_names(paths: Sequence[Path], seen: _Seen) -> None:

@@ -63,7 +63,12 @@ def _follow(place: Place | str | None, found: dict[str, Place | str | None]) -> 
     for _ in range(_MOST_LINKS):
         if not isinstance(place, str):
             return place
-        place = found.get(place)
+        path = PurePosixPath(place)
+        linked = next((folder for folder in path.parents if isinstance(found.get(str(folder)), str)), None)
+        if linked is None:
+            place = found.get(place)
+        else:
+            place = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
     return None  # they lead in a circle
 
 

@@ -117,7 +117,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
 def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
     assert not is_host_name(name)
-    with pytest.raises(ClusterError, match=f"^nodes: '{name}' is no host; digits alone are no name"):
+    with pytest.raises(ClusterError, match=f"^nodes: '{name}' is no host; a number is no name"):
         parse_nodelist(name, "nodes")
 
 

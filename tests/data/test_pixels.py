@@ -180,6 +180,7 @@ def test_an_image_of_more_than_bytes_is_never_kept() -> None:
         ("webp", True, False),
         ("pgm", False, True),
         ("txt", False, False),
+        ("exr", False, False),
         ("", False, False),
     ],
 )

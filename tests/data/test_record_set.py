@@ -62,11 +62,19 @@ def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
     assert file.stat().st_size == size
 
 
-def test_without_a_manifest_an_empty_file_is_wrong(records: Path) -> None:
+def test_without_a_manifest_a_file_may_be_empty_but_not_all_of_them(records: Path) -> None:
     records_manifest_path(records).unlink()
-    assert check_records(records, 5).problems == ()
     empty(records / "train-00002-of-00004")
-    assert problems(check_records(records, 5)) == ["train-00002-of-00004: holds no records"]
+    assert check_records(records, 5).problems == ()
+    for file in records.iterdir():
+        empty(file)
+    assert problems(check_records(records, 5)) == ["the files hold no records"]
+
+
+def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (records / "below").mkdir()
+    monkeypatch.chdir(records / "below")
+    assert records_manifest_path(Path("..")) == records_manifest_path(records)
 
 
 def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:

@@ -29,6 +29,8 @@ def test_a_symbolic_link_is_the_file_that_it_leads_to_in_the_end(tmp_path: Path)
         ("a/1.jpg", b"one"),
         ("a/out", Link("/a/1.jpg")),
         ("a/round", Link("round")),
+        ("c", Link("a")),
+        ("b/4.jpg", Link("../c/1.jpg")),
     ]
     assert contents(tmp_path, pack(files)) == {
         "b/2.jpg": b"one",
@@ -36,6 +38,8 @@ def test_a_symbolic_link_is_the_file_that_it_leads_to_in_the_end(tmp_path: Path)
         "a/1.jpg": b"one",
         "a/out": None,
         "a/round": None,
+        "c": None,
+        "b/4.jpg": b"one",
     }
 
 
