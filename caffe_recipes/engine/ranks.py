@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # A rank that hears nothing of the others for so long gives up: mpiexec never notices a silent link.
 _TIMEOUT = timedelta(minutes=30)
+# hydra ends all at once when a rank aborts, and drops what it has not read yet.
+_HEARD_S = 0.5
 _SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
 
 
@@ -144,7 +147,8 @@ class MpiRanks(Ranks):
         return wait
 
     def abort(self, code: int) -> None:
-        """End the other ranks too, who may be waiting for this one."""
+        """End the other ranks too, who may be waiting for this one, once the launcher has read why."""
+        time.sleep(_HEARD_S)
         self._world.Abort(code)
 
 
