@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 
-.PHONY: install demo test test-cluster check proto generate bench clean
+.PHONY: install demo test test-cluster check proto generate bench house clean
 
 ## install: only the environment, .venv, with all commands
 install: $(STAMP)
@@ -15,9 +15,9 @@ install: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/caffe-recipes run digits-local
 
-## test: every test that needs neither root nor a network
+## test: every test that needs neither root nor a network, and the examples in docstrings
 test: $(STAMP)
-	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests caffe_recipes
 
 ## test-cluster: what runs on several hosts, network namespaces of this machine; needs root
 test-cluster: $(STAMP)
@@ -42,14 +42,21 @@ generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
 	$(BIN)/python -m tests.generate.family_digests
 
+## house: count the package's modules, classes and statements, beside the counts before the rebuilding
+house: $(STAMP)
+	$(BIN)/python -m tests.house
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs tmp
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+# PyTorch by its version only: its builds differ.
+$(STAMP): setup.cfg pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "caffe-recipes needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local,dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(STAMP)

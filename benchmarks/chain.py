@@ -12,6 +12,7 @@ launches and an scp after each. A phase of the stand-in takes 45 s, where the re
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -120,6 +121,9 @@ def time_whole(number: int, phase_s: float) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     lacking = why_not()
     if lacking:
         print(f"not measured: {lacking}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,9 @@ def seconds_of(words: list[str]) -> list[float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     for name, words in CASES.items():
         times = seconds_of(words)
         print(f"{name:24} {min(times):6.3f} s at best, {statistics.median(times):6.3f} s median of {CALLS}")

@@ -6,6 +6,7 @@ Caffe's tool the speed is known from another machine alone; where it is installe
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -21,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.lists import load_list
+from caffe_recipes.data.build import build_lmdb, plan_build
+from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import load_list
 from caffe_recipes.data.manifest import manifest_path
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.plan import plan_build
 
 IMAGES, DIFFERENT, SIDE_PX = 8000, 100, 256  # so many that the start of workers is little
 CAFFE_IMAGES_PER_S = {"resized to 256x256 and encoded": 476, "as they are": 569}  # one core, another machine
@@ -127,6 +127,9 @@ def measure(listed: Path, folder: Path, settings: Settings, what: str) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         listed = write_images(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -13,6 +14,9 @@ AIM_S = 120
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     caffe_recipes = str(Path(sys.executable).with_name("caffe-recipes"))
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()

@@ -5,6 +5,7 @@ The plain net is fed one batch from memory; caffe-torch decodes, augments, shuff
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -91,6 +92,9 @@ def our_iteration_s(recipe: Recipe) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     recipe = cr.load_recipe("digits-local")
     shape = recipe.cluster.model_copy(update={"ranks_per_node": 1})
     phase = recipe.phases[0].model_copy(update={"max_iter": ITERATIONS + 40, "display": 20})

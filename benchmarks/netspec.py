@@ -19,10 +19,9 @@ from typing import Any
 
 import caffe_recipes as cr
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.nets import Options, resnet50
+from caffe_recipes.caffe.nets import NetOptions, resnet50
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.generate.data_layers import build_data_layers
-from caffe_recipes.generate.nets import build_net
+from caffe_recipes.render.nets import build_data_layers, build_net
 
 CALLS = 15
 RECIPE = cr.load_recipe("stampede2-64n-72ep")
@@ -198,7 +197,7 @@ def main() -> None:
         "conv_filler": MSRA,
         "classifier_filler": {"type": "gaussian", "std": 0.01},
     }
-    options = Options(1000, 224, 0.95, "last-block", **fillers)
+    options = NetOptions(1000, 224, 0.95, "last-block", **fillers)
 
     def ours() -> str:
         return render_prototxt(resnet50("ResNet-50", build_data_layers(RECIPE, variant), options))

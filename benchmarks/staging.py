@@ -9,6 +9,7 @@ start to its exit: logins, the launcher, the transfer, and the digest of every c
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -70,6 +71,9 @@ def time_chain(cluster: Cluster, data: Path) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_known_args()
     lacking = why_not()
     if lacking:
         print(f"not measured: {lacking}")

@@ -1,8 +1,8 @@
 """caffe-recipes: large-minibatch Caffe training recipes as values; everything else is a function of them.
 
 >>> import caffe_recipes as cr
->>> sorted(cr.generate(cr.load_recipe("stampede2-64n-72ep")))[0]
-'jobs/stampede2-64n-72ep/run.sh'
+>>> max(cr.generate(cr.load_recipe("stampede2-64n-72ep")))
+'prototxt/stampede2-64n-72ep/train_val_noaug.prototxt'
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from caffe_recipes.generate.files import generate as generate
-    from caffe_recipes.recipe.model import Recipe as Recipe
-    from caffe_recipes.recipe.source import load_recipe as load_recipe
+    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.recipe.source import load_recipe
+    from caffe_recipes.render.tree import generate
+
 
 _HOME = {
     "Recipe": "caffe_recipes.recipe.model",
-    "generate": "caffe_recipes.generate.files",
+    "generate": "caffe_recipes.render.tree",
     "load_recipe": "caffe_recipes.recipe.source",
 }
 __all__ = ["Recipe", "generate", "load_recipe"]

@@ -15,6 +15,7 @@ Only `cli/` and `engine/main.py` catch them; errors of other packages are transl
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 
@@ -67,3 +68,11 @@ class RunFailed(CaffeRecipesError):
     """A run that started and did not succeed."""
 
     exit_code = 3
+
+
+def escaped_error(where: str, error: Exception) -> RunFailed:
+    """Make one line of an exception that nobody expected, so that no user sees it as it is."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    hint = f"please report it, with the prototxts ({Path(frame.filename).name}, line {frame.lineno})"
+    return RunFailed(where, text, hint)

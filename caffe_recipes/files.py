@@ -1,56 +1,153 @@
-"""Files that change in one step, whole or not at all, and the diff of what they hold and are to hold."""
+"""Files that change in one step, whole or not at all, and the diff of what they hold and are to hold.
+
+Folders may be shared with other users, as /tmp is. What is written goes by a random name in a folder that is
+held open, and is renamed there; a symbolic link is followed only where no other user can have put it.
+
+Reading a path that may be a pipe, a device, endless, or silent.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import errno
+import fcntl
+import grp
 import io
 import os
+import pwd
+import secrets
+import select
+import stat
+import termios
+import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+from caffe_recipes.limits import LIMITS_VARIABLE, limit
+
+# As many as Linux follows.
+_MOST_LINKS = 40
+# To pass through a folder takes no right to list it.
+_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def name_beside(path: Path) -> Path:
-    """Name what takes a path's place once it is whole: hidden, in the same folder, this process's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    """Name what takes a path's place once it is whole: hidden, in the same folder, not to be guessed."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def write_whole(
     files: Mapping[Path, bytes], *, executable: Container[Path] = (), is_synced: bool = False
 ) -> None:
-    """Write files in a folder that is there; each changes in one step, and none unless all could be written.
+    """Write files in existing folders; each changes in one step, and none unless all could be written.
 
-    Through symbolic links; what is there keeps its mode. `is_synced` waits for the disk. Raises OSError,
-    which names the file; no device or pipe is replaced.
+    A symbolic link of this user or root is followed; what exists keeps its mode. `is_synced` waits for the
+    disk. Raises OSError, which names the file: for a link that another user could have put there, and for a
+    folder in a world-writable one where others can exchange files. No device or pipe is replaced.
     """
-    waiting: dict[Path, Path] = {}
+    waiting: dict[Path, str] = {}
     try:
         for path, data in files.items():
-            with _naming(path):
-                target = Path(os.path.realpath(path))
-                waiting[target] = name_beside(target)
-                _write(waiting[target], target, data, path in executable, is_synced)
+            with _naming(path), _open_place(path) as place:
+                waiting[path] = name_beside(Path(place.name)).name
+                _write(place, waiting[path], data, path in executable, is_synced)
         for path in files:
-            with _naming(path):
-                target = Path(os.path.realpath(path))
-                waiting[target].replace(target)
-                del waiting[target]
+            with _naming(path), _open_place(path) as place:
+                os.replace(waiting[path], place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+                del waiting[path]
     finally:
-        for temporary in waiting.values():
-            with suppress(OSError):
-                temporary.unlink()
+        for path, part in waiting.items():
+            with suppress(OSError), _open_place(path) as place:
+                os.unlink(part, dir_fd=place.folder)
+
+
+# What a file system says that has no room for us; not every one can reserve.
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+_KEEP_SIZE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def reserve(path: Path, ahead_bytes: int) -> bool:
+    """Reserve room behind a file's end, so that it can grow on a disk that fills up; tell whether it is full.
+
+    The file's size stays. Whether there is room is looked at first: what was reserved before is not counted.
+    """
+    try:
+        with path.open("rb+") as file:
+            is_full = os.fstatvfs(file.fileno()).f_bavail == 0
+            end = ctypes.c_int64(os.fstat(file.fileno()).st_size)
+            for part in (1, 8, 64):  # what little there is will do
+                ahead = ctypes.c_int64(ahead_bytes // part)
+                if _libc.fallocate(file.fileno(), _KEEP_SIZE, end, ahead) == 0:
+                    return is_full
+            return is_full or ctypes.get_errno() in FULL
+    except OSError:
+        return False
+
+
+def release(path: Path) -> None:
+    """Give back what was reserved behind a file's end."""
+    with suppress(OSError):
+        os.truncate(path, path.stat().st_size)
 
 
 def check_replaceable(path: Path) -> None:
     """Raise OSError, which names the path, where write_whole would: before what takes long is begun."""
-    with _naming(path):
-        target = Path(os.path.realpath(path))
-        _check_target(target)
-        if not target.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not os.access(target.parent, os.W_OK | os.X_OK):
+    with _naming(path), _open_place(path) as place:
+        place.look()
+        if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def make_own_folder(path: Path) -> None:
+    """Make a folder, with those above it, or take the one that exists; raises OSError, which names it.
+
+    In a folder where others can write, a link is refused, and a folder that is another user's or that others
+    can write in.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(path), _open_place(path, is_folder=True) as place:
+        with suppress(FileExistsError):
+            is_shared = _is_open(os.fstat(place.folder))
+            os.mkdir(place.name, 0o755 if is_shared else 0o777, dir_fd=place.folder)
+        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if _is_open(os.fstat(place.folder)):
+            if status.st_uid != os.geteuid():
+                raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
+            if _is_open(status) or is_changed_by_group(status):
+                raise _untrusted("other users can write in it; remove it or choose another folder")
+
+
+def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
+    """Wait until whoever reads a pipe has taken all that was written to it; anything but a pipe is no wait.
+
+    What a process writes last is lost where its reader acts on its end before it reads.
+    """
+    until = time.monotonic() + at_most_s
+    with suppress(OSError):
+        mode = os.fstat(descriptor).st_mode
+        ask = termios.FIONREAD if stat.S_ISFIFO(mode) else termios.TIOCOUTQ if stat.S_ISSOCK(mode) else 0
+        readers = select.poll()
+        readers.register(descriptor, 0)  # which says no more than that there are none left
+        while ask and any(fcntl.ioctl(descriptor, ask, bytes(4))) and time.monotonic() < until:
+            if readers.poll(1):
+                break
+
+
+def is_changed_by_group(folder: os.stat_result) -> bool:
+    """Return whether a group of others can write in a folder: many systems give each user a private one."""
+    if not folder.st_mode & stat.S_IWGRP:
+        return False
+    with suppress(KeyError):
+        own = pwd.getpwuid(os.geteuid())
+        return folder.st_gid != own.pw_gid or grp.getgrgid(own.pw_gid).gr_name != own.pw_name
+    return True
 
 
 def render_unified(path: str, before: str | None, after: str | None) -> str:
@@ -82,26 +179,189 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _check_target(target: Path) -> None:
-    """See that what is there is a file, and may be written: a rename would not ask."""
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "Is a device, a pipe or a socket, and no file")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+@dataclass(frozen=True)
+class _Place:
+    """Where a path leads: a descriptor of the folder, and the name in it, which is not a link."""
+
+    folder: int
+    name: str
+
+    def look(self) -> os.stat_result | None:
+        """Return the file that a rename would replace; raises OSError where it must not."""
+        try:
+            status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Is a device, a pipe or a socket, not a file")
+        if not os.access(self.name, os.W_OK, dir_fd=self.folder):  # a rename would not ask
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return status
 
 
-def _write(temporary: Path, target: Path, data: bytes, is_executable: bool, is_synced: bool) -> None:
-    _check_target(target)
-    is_new = not target.exists()
-    mode = 0o777 if is_executable else 0o666
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(data)
+@contextmanager
+def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
+    """Walk to a path, one step at a time, as the kernel would; raises OSError for a step that is not trusted.
+
+    The last step is the name of a folder if `is_folder`: then no link is followed there.
+    """
+    steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop what stands before ".."
+    folder = os.open("/", _PASS)
+    try:
+        is_shared, links = _is_open(os.fstat(folder)), 0
+        while True:
+            step = steps.pop()
+            if step != ".." and (not is_folder or steps) and (to := _read_link(folder, step, bool(steps))):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                steps += _split(to)
+                if to.startswith("/"):
+                    folder = _step(folder, "/")
+                continue
+            if not steps:
+                break
+            folder = _step(folder, step)
+            status = os.fstat(folder)
+            if is_shared and not status.st_mode & stat.S_ISVTX:
+                for who, can in (("anybody", _is_open(status)), ("a group", is_changed_by_group(status))):
+                    if can:
+                        raise _untrusted(f"{who} can exchange files in its folder {_name_of(folder)}")
+            is_shared = _is_open(status) or (is_shared and status.st_uid not in (0, os.geteuid()))
+        yield _Place(folder, step)
+    finally:
+        os.close(folder)
+
+
+def _split(path: str) -> list[str]:
+    """Return a path's steps, the first last."""
+    return [step for step in reversed(path.split("/")) if step not in ("", ".")] or ["."]
+
+
+def _step(folder: int, name: str) -> int:
+    """Open a folder in another, which is closed then."""
+    inner = os.open(name, _PASS, dir_fd=folder)
+    os.close(folder)
+    return inner
+
+
+def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
+    """Return where a link leads, if `name` is one; raises OSError where another user can have put it there.
+
+    What lies where only the folder's owner can write was put there by that owner, who is believed on the way
+    to a file, since the user chose to go there; where the file's own name leads, no other user decides.
+    """
+    try:
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status, around = os.fstat(link), os.fstat(folder)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        own = (0, os.geteuid())
+        if _is_open(around):
+            is_trusted = status.st_uid in own and around.st_uid in own and bool(around.st_mode & stat.S_ISVTX)
+        else:
+            is_trusted = status.st_uid in own or (is_on_the_way and status.st_uid == around.st_uid)
+        if not is_trusted:
+            where = f"{_name_of(folder)}/{name}"
+            what = f"{where} is a symbolic link of user {status.st_uid}, and other users can exchange it"
+            raise _untrusted(f"{what}; remove it or choose another folder")
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def _is_open(folder: os.stat_result) -> bool:
+    return bool(folder.st_mode & stat.S_IWOTH)
+
+
+def _untrusted(why: str) -> OSError:
+    return PermissionError(errno.EPERM, why)
+
+
+def _name_of(folder: int) -> str:
+    return str(Path(f"/proc/self/fd/{folder}").readlink()).rstrip("/")
+
+
+def _write(place: _Place, part: str, data: bytes, is_executable: bool, is_synced: bool) -> None:
+    before = place.look()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(part, flags, 0o777 if is_executable else 0o666, dir_fd=place.folder)
+    with os.fdopen(file, "wb") as stream:
+        stream.write(data)
+        if before is not None:
+            kept = stat.S_IMODE(before.st_mode)
+            if before.st_uid != os.geteuid():  # else a planted file would open ours to its owner
+                kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
+            # Whoever may read a script may run it.
+            os.fchmod(file, kept | (kept & 0o444) >> 2 if is_executable else kept)
         if is_synced:
-            file.flush()
-            os.fsync(file.fileno())
-    if not is_new:
-        kept = target.stat().st_mode & 0o7777
-        # Whoever may read a script may run it.
-        temporary.chmod(kept | (kept & 0o444) >> 2 if is_executable else kept)
+            stream.flush()
+            os.fsync(file)
+
+
+_PATIENCE_S = 2.0  # for the other end of a pipe
+_PIECE_BYTES = 1 << 20
+
+
+def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+    """Read at most `most_bytes` of a file, a pipe or a terminal; OSError for anything else.
+
+    A pipe that somebody holds open is read to its end; where nobody does, opening it does not wait for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
+            raise OSError(errno.EINVAL, "a device is no file")
+        start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
+        os.set_blocking(descriptor, True)
+        return start + read_pieces(file, most_bytes - len(start))
+
+
+def read_within(path: str | Path, name: str) -> bytes:
+    """Read a file, as read_bytes does, of at most the bytes of a limit; OSError for more, as for all else."""
+    most = limit(name)
+    data = read_bytes(path, most + 1)
+    if len(data) > most:
+        raise too_large(path, name)
+    return data
+
+
+def too_large(path: str | Path, name: str) -> OSError:
+    """Return the error of a file, or a part of one, that is over a limit."""
+    what = f"it has over {limit(name):,} bytes ({LIMITS_VARIABLE}={name}=N raises this)"
+    return OSError(errno.EFBIG, what, str(path))
+
+
+def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
+    """Read at most `most_bytes`, without asking for the memory of all of them at once."""
+    pieces: list[bytes] = []
+    while most_bytes > 0:
+        wanted = min(_PIECE_BYTES, most_bytes)
+        pieces.append(file.read(wanted))
+        if len(pieces[-1]) < wanted:  # the end: a terminal, asked again, would want it typed again
+            break
+        most_bytes -= wanted
+    return b"".join(pieces)
+
+
+def _await_writer(descriptor: int, most_bytes: int) -> bytes:
+    """Return what a pipe holds as soon as it holds something, or nothing once it has a writer."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            start = os.read(descriptor, min(_PIECE_BYTES, most_bytes))
+        except BlockingIOError:
+            return b""
+        if start or not most_bytes:
+            return start
+        if time.monotonic() > until:
+            raise TimeoutError(errno.ETIMEDOUT, "a pipe that nobody writes to")
+        time.sleep(0.01)

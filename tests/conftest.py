@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +24,31 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Refuse a test on hosts that `make test-cluster` would not find, and that would so never run."""
     if item.get_closest_marker("cluster") and not item.nodeid.startswith("tests/cluster/"):
         raise pytest.UsageError(f"{item.nodeid}: tests marked `cluster` belong in tests/cluster")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests consent to out of the user's own record; programs under test inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delitem(os.environ, "CAFFE_RECIPES_RUN_CODE", raising=False)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Run each test, with the fixtures that it is the first to need, from an empty folder of its own.
+
+    What the user's own runs have left in the folder that pytest was started in changes no test.
+    """
+    with tempfile.TemporaryDirectory(prefix="caffe-recipes-test-") as folder, contextlib.chdir(folder):
+        Path(folder).chmod(0o755)  # a program that a test starts as another user begins here, too
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves files in the folder that it was started in."""
+    here = Path.cwd()
+    yield
+    assert list(here.iterdir()) == []

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from caffe_recipes.files import check_replaceable, name_beside, render_unified, write_whole
+from caffe_recipes.files import (
+    check_replaceable,
+    is_changed_by_group,
+    make_own_folder,
+    name_beside,
+    release,
+    render_unified,
+    reserve,
+    wait_until_read,
+    write_whole,
+)
+
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Make a folder as /tmp is, and the user's own file beside it, which an attacker is after."""
+    (tmp_path / "profile").write_text("mine")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    return tmp_path / "tmp"
+
+
+def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
+    link.symlink_to(to)
+    os.chown(link, owner, owner, follow_symlinks=False)
+    return link
 
 
 def test_files_are_written_or_replaced(tmp_path: Path) -> None:
@@ -38,7 +71,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
         for write in (lambda path: write_whole({path: b"new"}), check_replaceable):
-            with pytest.raises(OSError, match="Is a device, a pipe or a socket, and no file") as caught:
+            with pytest.raises(OSError, match="Is a device, a pipe or a socket, not a file") as caught:
                 write(tmp_path / name)
             assert caught.value.filename == str(tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
@@ -92,10 +125,141 @@ def test_a_script_may_be_run_by_whoever_may_read_it(tmp_path: Path) -> None:
     assert script.stat().st_mode & 0o777 == 0o750
 
 
-def test_what_lies_beside_is_hidden_and_in_the_same_folder() -> None:
+def test_what_lies_beside_is_hidden_in_the_same_folder_and_not_to_be_guessed() -> None:
     beside = name_beside(Path("a/b"))
     assert beside.parent == Path("a")
     assert beside.name.startswith(".b.")
+    assert len({name_beside(Path("a/b")) for _ in range(100)}) == 100
+    assert not any(name_beside(Path("b")).name.endswith(str(os.getpid())) for _ in range(10))
+
+
+@as_root
+@pytest.mark.parametrize("write", [lambda path: write_whole({path: b"theirs"}), check_replaceable])
+def test_a_link_that_another_user_planted_is_not_written_through(
+    shared: Path, write: Callable[[Path], None]
+) -> None:
+    planted = plant(shared / "run_iter_6.caffemodel", shared.parent / "profile")
+    with pytest.raises(PermissionError) as caught:
+        write(planted)
+    what = f"{planted} is a symbolic link of user {STRANGER}, and other users can exchange it"
+    assert caught.value.filename == str(planted)
+    assert caught.value.strerror == f"{what}; remove it or choose another folder"
+    assert (shared.parent / "profile").read_text() == "mine"
+    assert list(shared.iterdir()) == [planted]
+
+
+@as_root
+def test_a_planted_link_to_nothing_makes_no_file(shared: Path) -> None:
+    planted = plant(shared / "a", shared.parent / "new")
+    with pytest.raises(PermissionError):
+        write_whole({planted: b"theirs"})
+    assert not (shared.parent / "new").exists()
+
+
+@as_root
+def test_a_folder_is_not_reached_through_a_planted_link(shared: Path) -> None:
+    (shared.parent / "home").mkdir()
+    planted = plant(shared / "out", shared.parent / "home")
+    with pytest.raises(PermissionError, match="is a symbolic link of user"):
+        write_whole({planted / "profile": b"theirs"})
+    with pytest.raises(PermissionError, match="is a symbolic link of user"):
+        make_own_folder(planted / "a")
+    assert list((shared.parent / "home").iterdir()) == []
+
+
+@as_root
+def test_the_owner_of_a_folder_may_lead_on_by_a_link_but_no_file_of_his_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", STRANGER, STRANGER)
+    plant(tmp_path / "theirs" / "runs", tmp_path / "disk")
+    write_whole({tmp_path / "theirs" / "runs" / "file": b"new"})
+    assert (tmp_path / "disk" / "file").read_bytes() == b"new"
+    with pytest.raises(PermissionError):
+        write_whole({plant(tmp_path / "theirs" / "file", tmp_path / "disk" / "file"): b"other"})
+    assert (tmp_path / "disk" / "file").read_bytes() == b"new"
+
+
+def test_an_own_link_is_followed_where_only_its_owner_can_exchange_it(shared: Path) -> None:
+    (shared / "link").symlink_to("../profile")
+    write_whole({shared / "link": b"new"})
+    assert (shared.parent / "profile").read_bytes() == b"new"
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can exchange it"):
+        write_whole({shared / "link": b"theirs"})
+    assert (shared.parent / "profile").read_bytes() == b"new"
+
+
+def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(shared: Path) -> None:
+    (shared / "open").mkdir()
+    (shared / "open").chmod(0o777)
+    with pytest.raises(PermissionError, match="anybody can exchange files in its folder"):
+        write_whole({shared / "open" / "file": b""})
+    assert list((shared / "open").iterdir()) == []
+
+
+@as_root
+@pytest.mark.parametrize("owner", [0, STRANGER])
+def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
+    tmp_path: Path, shared: Path, owner: int
+) -> None:
+    for folder in (tmp_path / "project", shared / "project"):
+        folder.mkdir()
+        os.chown(folder, 0, owner)
+        folder.chmod(0o775)
+        assert is_changed_by_group(folder.stat()) == (owner != 0)
+    write_whole({tmp_path / "project" / "file": b"new"})
+    if owner == 0:  # root's own group
+        write_whole({shared / "project" / "file": b"new"})
+    else:
+        with pytest.raises(PermissionError, match="a group can exchange files in its folder"):
+            write_whole({shared / "project" / "file": b"new"})
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels of symbolic links") as caught:
+        write_whole({tmp_path / "a": b""})
+    assert caught.value.filename == str(tmp_path / "a")
+
+
+def test_two_dots_and_relative_links_lead_where_the_kernel_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far" / "near").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/near/")
+    monkeypatch.chdir(tmp_path)
+    for path in ("link/../one", "./link/two", "link/../../three", "far/./near//four"):
+        write_whole({Path(path): b"1"})
+        assert Path(path).read_bytes() == b"1"
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["near", "one"]
+
+
+@as_root
+def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("theirs")
+    (tmp_path / "file").chmod(0o666)
+    os.chown(tmp_path / "file", STRANGER, STRANGER)
+    write_whole({tmp_path / "file": b"new"})
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o664
+
+
+@as_root
+def test_what_grows_grows_in_no_folder_that_another_user_made(shared: Path) -> None:
+    made = shared / ".lmdb.partial"
+    make_own_folder(made)
+    make_own_folder(made)  # to resume there
+    made.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can write in it"):
+        make_own_folder(made)
+    made.chmod(0o755)
+    os.chown(made, STRANGER, STRANGER)
+    with pytest.raises(PermissionError, match=f"it belongs to user {STRANGER}"):
+        make_own_folder(made)
+    made.rmdir()
+    with pytest.raises(NotADirectoryError):
+        make_own_folder(plant(made, shared.parent))
 
 
 def test_a_diff_tells_missing_files_and_missing_line_feeds() -> None:
@@ -103,3 +267,50 @@ def test_a_diff_tells_missing_files_and_missing_line_feeds() -> None:
         "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+a\n\\ No newline"
     )
     assert render_unified("n", "a\x0cb\n", "a\x0cb\n") == ""
+
+
+@pytest.mark.parametrize("make", [os.pipe, lambda: tuple(end.detach() for end in socket.socketpair())])
+def test_what_was_written_to_a_pipe_is_waited_for_until_it_is_read(
+    make: Callable[[], tuple[int, int]],
+) -> None:
+    out, into = make()
+    os.write(into, b"why" * 1000)
+    left: list[int] = []
+
+    def wait() -> None:
+        wait_until_read(into)
+        left.append(len(os.read(out, 3000)) if select.select([out], [], [], 0)[0] else 0)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.05)  # one that does not wait has read it all by now
+    read = os.read(out, 3000) if waiting.is_alive() else b""
+    waiting.join()
+    assert (read, left) == (b"why" * 1000, [0])
+    os.close(out)
+    os.close(into)
+
+
+def test_a_file_and_a_pipe_without_a_reader_are_not_waited_for(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as file:
+        file.write("why")
+        file.seek(0)
+        wait_until_read(file.fileno())
+    out, into = os.pipe()
+    os.write(into, b"why")
+    os.close(out)
+    before = time.monotonic()
+    wait_until_read(into, 3600)
+    assert time.monotonic() - before < 3600
+    os.close(into)
+
+
+def test_room_is_reserved_behind_a_file_and_given_back(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"line\n")
+    assert not reserve(log, 1 << 20)
+    if log.stat().st_blocks * 512 >= 1 << 20:  # not every file system reserves
+        release(log)
+        assert log.stat().st_blocks * 512 < 1 << 20
+    assert log.read_bytes() == b"line\n"
+    assert not reserve(tmp_path / "none", 1 << 20)

@@ -73,6 +73,7 @@ def test_the_readme_s_own_recipe_has_nothing_to_warn_of(
         (text,) = [block for block in found if block.startswith(start)]
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(command_of("generate"), ["mine.yaml"]).exit_code == 0
     done = CliRunner().invoke(command_of("lint"), ["mine.yaml"])
     assert (done.exit_code, done.output) == (0, "0 errors, 0 warnings, 0 notes\n")
 
@@ -91,6 +92,19 @@ def test_a_hook_calls_a_command_with_its_options(hook: dict[str, Any]) -> None:
     assert words[0] in COMMANDS
     assert unknown_options(words) == []
     assert (hook["language"], set(hook) >= {"name", "description", "files"}) == ("python", True)
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
+def test_a_hook_that_takes_files_runs_once_at_a_time(hook: dict[str, Any]) -> None:
+    """Several at once write between each other's lines."""
+    assert hook.get("require_serial") is True or hook["pass_filenames"] is False
+
+
+def test_the_document_pins_no_version_that_is_not_released() -> None:
+    released = set(re.findall(r"^## \[(\d[\d.]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE))
+    pinned = re.findall(r"(?:rev: |caffe-recipes@)(\S+?)\"?$", DOCUMENT, re.MULTILINE)
+    assert len(pinned) == 3
+    assert {version.removeprefix("v") for version in pinned} <= {*released, "COMMIT"}
 
 
 def test_the_document_names_every_hook_and_gives_args_to_those_that_take_no_files() -> None:

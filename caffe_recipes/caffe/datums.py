@@ -1,7 +1,11 @@
-"""LMDBs of Datums, as Caffe reads and writes them: one record per image, in the order of their keys."""
+"""LMDBs of Datums, as Caffe reads and writes them: one record per image, in the order of their keys.
+
+What keeps records from being written, in one line: the machine, or what the user gave.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -18,10 +22,34 @@ import lmdb
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.disk import writing
-from caffe_recipes.caffe.lmdb_pages import Tree, load_tree
-from caffe_recipes.errors import DataError
+from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
+from caffe_recipes.errors import DataError, RunFailed
 from caffe_recipes.files import name_beside
+from caffe_recipes.limits import limit, raise_limit
+
+# The machine's fault, not that of what the user gave; LMDB calls a write that is cut short EIO.
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+_FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+
+
+@contextmanager
+def writing(out: Path, then: str = "") -> Iterator[None]:
+    """Tell what keeps `out` from being written: RunFailed if that is the machine, else DataError.
+
+    `then` says what to do when that is mended. Errors of LMDB's own are passed on, with numbers below 0.
+    """
+    try:
+        yield
+    except (OSError, lmdb.Error) as error:
+        number = error.errno if isinstance(error, OSError) else getattr(error, "code", errno.EIO)
+        if number is None or number < 0:
+            raise
+        hint = "make room on its disk" if number in _FULL else "mend that"
+        kind = RunFailed if number in _FAILED else DataError
+        why = error.strerror if isinstance(error, OSError) else os.strerror(number)
+        what = f"cannot be written: {why}"
+        raise kind(out, what, f"{hint}; {then}" if then else hint) from None
+
 
 # LMDB forbids two environments of one file in one process, and a TRAIN and a TEST net may read the same.
 _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
@@ -37,7 +65,7 @@ class Datums:
     It may cross a fork, and be pickled to another process, which opens it for itself.
     """
 
-    def __init__(self, path: Path, tree: Tree, environment: lmdb.Environment) -> None:
+    def __init__(self, path: Path, tree: PageTree, environment: lmdb.Environment) -> None:
         """Take over an environment; open_datums opens it."""
         self.path = path
         self._tree = tree
@@ -56,13 +84,13 @@ class Datums:
         """Read the record at `index` in key order."""
         key = self.keys[index]
         with self._reading() as transaction:
-            return _parse(self.path, key, bytes(transaction.get(key) or b""))
+            return _read(self.path, key, transaction)
 
     def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
         """Read all records in key order."""
         with self._reading() as transaction:
             for key in self._tree:  # no cursor, which follows damaged pages
-                yield key, _parse(self.path, key, bytes(transaction.get(key) or b""))
+                yield key, _read(self.path, key, transaction)
 
     def close(self) -> None:
         """Let go of the environment; the last Datums of a file closes it."""
@@ -85,7 +113,8 @@ class Datums:
     @contextmanager
     def _reading(self) -> Iterator[lmdb.Transaction]:
         try:
-            with self._open.begin() as transaction:
+            # With buffers, no value is copied before its size is known.
+            with self._open.begin(buffers=True) as transaction:
                 yield transaction
         except lmdb.Error as error:
             raise DataError(self.path, f"is damaged ({error})", "copy or build the LMDB again") from None
@@ -224,6 +253,7 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
             count = _write(temporary, items)
             if not count:
                 raise DataError(path, "would hold no records", "give at least one image")
@@ -262,12 +292,18 @@ def commit_records(environment: lmdb.Environment, pending: list[tuple[bytes, byt
             environment.set_mapsize(2 * environment.info()["map_size"])
 
 
-def _parse(path: Path, key: bytes, value: bytes) -> pb.Datum:
+def _read(path: Path, key: bytes, transaction: lmdb.Transaction) -> pb.Datum:
+    value = transaction.get(key) or b""
+    if len(value) > limit("record-bytes"):
+        what = f"record '{show_key(key)}' has {len(value):,} bytes"
+        raise DataError(path, what, raise_limit("record-bytes"))
     try:
-        return pb.Datum.FromString(value)
+        return pb.Datum.FromString(bytes(value))
     except DecodeError:
         what = f"record '{show_key(key)}' is not a Datum"
-        raise DataError(path, what, "build the LMDB with convert_imageset or build_lmdb") from None
+        raise DataError(
+            path, what, "build the LMDB with convert_imageset or `caffe-recipes data build`"
+        ) from None
 
 
 def show_key(key: bytes) -> str:

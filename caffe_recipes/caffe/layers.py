@@ -17,6 +17,8 @@ caffe_recipes.errors.InputError: layer 'c1': Convolution has no field 'strid'; d
 
 Every layer is named by its author. Further fields go by keyword: those of the type's own message
 (`convolution_param` and so on) and those of LayerParameter (`param`, `include`, `loss_weight`, ...).
+
+The layers that read data in batches, and where each says how many images one batch has.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import marshal
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Literal
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -239,3 +242,27 @@ def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
         if field.message_type and name.replace("_", "") == f"{type.lower()}param":
             return name, fields_of(field.message_type)
     return "", {}
+
+
+# Which block holds the batch_size. VideoData takes it from Data's, and its file from its own.
+BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
+    {
+        "AnnotatedData": "data_param",
+        "Data": "data_param",
+        "HDF5Data": "hdf5_data_param",
+        "ImageData": "image_data_param",
+        "MemoryData": "memory_data_param",
+        "VideoData": "data_param",
+        "WindowData": "window_data_param",
+    }
+)
+
+
+def batch_size(layer: pb.LayerParameter) -> int:
+    """Give the images of one batch that a layer reads; 0 if it reads none, or does not say it.
+
+    >>> batch_size(pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32)))
+    32
+    """
+    block = BATCH_BLOCKS.get(layer.type)
+    return int(getattr(layer, block).batch_size) if block else 0

@@ -47,7 +47,7 @@ class _Meta(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tree:
+class PageTree:
     """Where an LMDB's records are; nothing beyond page `last` is in use."""
 
     folder: Path
@@ -139,7 +139,7 @@ class Tree:
             yield at, _NODE.unpack_from(page, at)
 
 
-def load_tree(folder: Path) -> Tree | None:
+def load_tree(folder: Path) -> PageTree | None:
     """Read where the records of an LMDB are; None of what is no LMDB, as its library says itself.
 
     Raises DataError for one that is damaged or cut short, and OSError.
@@ -157,7 +157,7 @@ def load_tree(folder: Path) -> Tree | None:
     if size_bytes < needed:  # a read beyond the end of the mapped file would kill the process
         what = f"is cut short: data.mdb has {size_bytes:,} of {needed:,} bytes"
         raise DataError(folder, what, "copy the LMDB again")
-    return Tree(folder, meta.page_bytes, meta.last, min(meta.depth, _DEEPEST), meta.entries, meta.root)
+    return PageTree(folder, meta.page_bytes, meta.last, min(meta.depth, _DEEPEST), meta.entries, meta.root)
 
 
 def _read_meta(file: int, at: int) -> _Meta | None:

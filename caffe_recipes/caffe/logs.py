@@ -2,38 +2,163 @@
 
 A line may begin with the `[rank] ` of `mpiexec -l`; the time in it has a year since glog 0.6. Lines that say
 nothing of the training (the net's dump, other programs' output, two ranks in one line) are no events.
+
+What a line of Caffe's log can tell.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from caffe_recipes.caffe.log_events import (
-    BatchOutput,
-    Complaint,
-    Done,
-    Event,
-    Fatal,
-    Finetuning,
-    IgnoredLayer,
-    Loss,
-    MeanLoss,
-    MeanOutput,
-    Rate,
-    Resuming,
-    Snapshot,
-    SnapshotEnded,
-    SolverState,
-    Started,
-    StoppedEarly,
-    TestOutput,
-    TestStarted,
-    TrainOutput,
-)
+
+@dataclass(frozen=True)
+class Started:
+    """The solver begins with a net of this name."""
+
+    net: str
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of an iteration's update."""
+
+    iteration: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean loss of the last `average_loss` iterations."""
+
+    iteration: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class TrainOutput:
+    """One value of the TRAIN net, of the iteration whose Loss came last."""
+
+    index: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class TestStarted:
+    """A TEST net is about to run."""
+
+    iteration: int
+    net: int
+
+
+@dataclass(frozen=True)
+class TestOutput:
+    """One mean over `test_iter` batches of the TEST net that started last."""
+
+    index: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A caffemodel is about to be written."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class SolverState:
+    """A solverstate is about to be written."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class SnapshotEnded:
+    """Caffemodel and solverstate are written."""
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Training starts from the weights of a caffemodel, though Caffe may yet find it empty."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """Training goes on from a solverstate."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class IgnoredLayer:
+    """A layer of the weights that the net has not: what it has learned, if anything, is lost."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The solver has reached max_iter."""
+
+
+@dataclass(frozen=True)
+class StoppedEarly:
+    """The solver has stopped at a signal, and will return 0 all the same."""
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """One value of one batch of `caffe test`."""
+
+    batch: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class MeanOutput:
+    """One mean over all batches of `caffe test`."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The weighted sum of the mean losses of `caffe test`."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """Why the process is about to die."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What protobuf could not read or write; Caffe may go on without it."""
+
+    text: str
+
+
+Event = (
+    Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | SnapshotEnded
+    | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
+    | Complaint
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +169,10 @@ class Entry:
     rank: int | None = None
     time: datetime | None = None
 
+
+# So much of a log is held at a time, and of a line; a program that floods its log costs no more.
+_PIECE_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 16
 
 # The label of a rank whose line never came may stand before.
 _RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
@@ -75,6 +204,10 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
 ]
 _CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
+# Few lines of a log are events; one of these words is in each that is one, so that the others cost little.
+_WORDS = re.compile(
+    r"Iteration|net output|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
+)
 # What a process says last without glog: protobuf, glog's handler of signals, and caffe-torch.
 _LAST_WORDS = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
@@ -99,6 +232,8 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
 
 def _event(said: str) -> Event | None:
     """Read `file.cpp:line] text`."""
+    if not _WORDS.search(said):
+        return None
     for pattern, kind in _PATTERNS:
         match = re.fullmatch(pattern, said)
         if match:
@@ -126,7 +261,10 @@ def split_rank(line: str) -> tuple[int | None, str]:
     (7, 'no route')
     """
     match = _RANK.match(line)
-    return (int(match[1] or match[2]), _STUCK.sub("", line[match.end() :])) if match else (None, line)
+    if not match:
+        return None, line
+    said = line[match.end() :]
+    return int(match[1] or match[2]), _STUCK.sub("", said) if said.endswith("] ") else said
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:
@@ -227,6 +365,60 @@ class LogSummary:
                 self.done = True
             case StoppedEarly():
                 self.stopped_early = True
+
+
+class LogFile:
+    """A growing log, read by bounded pieces, whatever is written into it. `offset` is how far it is read."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the beginning; the file may still be missing."""
+        self.path = path
+        self.offset = 0
+        self._begun = b""  # of a line whose end is still to come
+
+    def unread_bytes(self) -> int:
+        """Return how much has come since; raises OSError for a file that cannot be read."""
+        try:
+            return max(0, self.path.stat().st_size - self.offset)
+        except FileNotFoundError:
+            return 0
+
+    def read(self, most_bytes: int | None = None, *, to_end: bool = False) -> Iterator[list[str]]:
+        """Yield the whole lines that have come, some at a time, and with `to_end` a last one cut short.
+
+        At most `most_bytes` are read, and nothing that comes meanwhile: a flood has no end. Of a line, the
+        first LONGEST_LINE_BYTES are given. Raises OSError for a file that cannot be read.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            left = os.fstat(file.fileno()).st_size - self.offset
+            left = left if most_bytes is None else min(left, most_bytes)
+            file.seek(self.offset)
+            while left > 0 and (piece := file.read(min(left, _PIECE_BYTES))):
+                left -= len(piece)
+                self.offset += len(piece)
+                if lines := self._split(piece):
+                    yield lines
+        if to_end and self._begun:
+            last, self._begun = self._begun, b""
+            yield _decode(last)
+
+    def _split(self, piece: bytes) -> list[str]:
+        first, *others = piece.split(b"\n")
+        first = (self._begun + first)[:LONGEST_LINE_BYTES]
+        if not others:
+            self._begun = first
+            return []
+        self._begun = others.pop()[:LONGEST_LINE_BYTES]
+        lines = [first, *(line[:LONGEST_LINE_BYTES] for line in others)]
+        return _decode(b"\n".join(lines) + b"\n")
+
+
+def _decode(lines: bytes) -> list[str]:
+    return lines.decode(errors="replace").splitlines()
 
 
 def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:

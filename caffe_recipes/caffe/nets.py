@@ -27,14 +27,14 @@ from caffe_recipes.caffe.layers import (
     scale,
     softmax_with_loss,
 )
-from caffe_recipes.caffe.shaping.dims import Dim, MisfitError, conv_size, pool_size
+from caffe_recipes.caffe.shape_rules import Dim, MisfitError, conv_size, pool_size
 from caffe_recipes.errors import InputError
 
 ZeroInit = Literal["none", "last-block", "every-block"]
 
 
 @dataclass(frozen=True)
-class Options:
+class NetOptions:
     """What a recipe may choose about a residual net."""
 
     classes: int
@@ -47,7 +47,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Stage:
+class NetStage:
     """Blocks of one resolution; the first has the stride, and projects its input if it changes shape.
 
     Blocks are bottlenecks, 1x1 . 3x3 . 1x1 of which the last widens by 4, or 3x3 . 3x3. They are called by
@@ -71,7 +71,7 @@ class Stage:
     def names(self) -> tuple[str, ...]:
         """What its blocks are called.
 
-        >>> Stage(3, 64, 1).names, Stage(3, 64, 1, is_numbered=True).names
+        >>> NetStage(3, 64, 1).names, NetStage(3, 64, 1, is_numbered=True).names
         (('a', 'b', 'c'), ('a', 'b1', 'b2'))
         """
         if self.is_numbered:
@@ -80,18 +80,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Shape:
+class BlockShape:
     """What tells one net from another: the first convolution, and the stages behind the first pooling."""
 
     conv1_output: int
     conv1_kernel: int
     conv1_stride: int
-    stages: tuple[Stage, ...]
+    stages: tuple[NetStage, ...]
 
 
-def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> Shape:
+def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> BlockShape:
     stages = (
-        Stage(
+        NetStage(
             count,
             width=64 * 2**index,
             stride=2 if index else 1,
@@ -100,13 +100,13 @@ def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> Shape:
         )
         for index, count in enumerate(blocks)
     )
-    return Shape(64, 7, 2, tuple(stages))
+    return BlockShape(64, 7, 2, tuple(stages))
 
 
 _SHAPES = {
     "resnet50": _of_depth(50, (3, 4, 6, 3)),  # `adopt` tries them in this order
     # Four thin blocks for images of about 28 px: quick on a CPU.
-    "resnet_small": Shape(16, 3, 1, (Stage(2, 8, 1), Stage(2, 16, 2))),
+    "resnet_small": BlockShape(16, 3, 1, (NetStage(2, 8, 1), NetStage(2, 16, 2))),
     "resnet18": _of_depth(18, (2, 2, 2, 2)),
     "resnet34": _of_depth(34, (3, 4, 6, 3)),
     "resnet101": _of_depth(101, (3, 4, 23, 3)),
@@ -114,7 +114,9 @@ _SHAPES = {
 }
 
 
-def _resnet(shape: Shape, name: str, data: Iterable[pb.LayerParameter], options: Options) -> pb.NetParameter:
+def _resnet(
+    shape: BlockShape, name: str, data: Iterable[pb.LayerParameter], options: NetOptions
+) -> pb.NetParameter:
     layers = [*data, *_stem(shape, options)]
     for number, stage in enumerate(shape.stages, 2):
         layers += _stage(number, layers[-1].top[0], stage, options)
@@ -128,14 +130,14 @@ def _resnet(shape: Shape, name: str, data: Iterable[pb.LayerParameter], options:
 
 # Each takes the net's name, its data layers and its options; those of a depth are for images of 224 px.
 # InputError for images that are too small.
-BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], Options], pb.NetParameter]] = {
+BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], NetOptions], pb.NetParameter]] = {
     name: partial(_resnet, shape) for name, shape in _SHAPES.items()
 }
 DEPTHS = (18, 34, 50, 101, 152)
 resnet50, resnet_small = BUILDERS["resnet50"], BUILDERS["resnet_small"]
 
 
-def _last_px(shape: Shape, input_px: int) -> Dim:
+def _last_px(shape: BlockShape, input_px: int) -> Dim:
     """Return the side of the last stage's blobs, which `pool5` averages whole."""
     px = conv_size(input_px, shape.conv1_kernel, shape.conv1_stride, shape.conv1_kernel // 2)
     px = pool_size(px, kernel=3, stride=2, pad=0)
@@ -144,7 +146,7 @@ def _last_px(shape: Shape, input_px: int) -> Dim:
     return px
 
 
-def _stem(shape: Shape, options: Options) -> Iterator[pb.LayerParameter]:
+def _stem(shape: BlockShape, options: NetOptions) -> Iterator[pb.LayerParameter]:
     kernel, stride = shape.conv1_kernel, shape.conv1_stride
     yield conv(
         "conv1",
@@ -161,7 +163,7 @@ def _stem(shape: Shape, options: Options) -> Iterator[pb.LayerParameter]:
     yield pooling("pool1", "conv1", pool="MAX", kernel_size=3, stride=2)
 
 
-def _stage(number: int, bottom: str, stage: Stage, options: Options) -> Iterator[pb.LayerParameter]:
+def _stage(number: int, bottom: str, stage: NetStage, options: NetOptions) -> Iterator[pb.LayerParameter]:
     for index, name in enumerate(stage.names):
         is_last = index == stage.blocks - 1
         starts_at_zero = options.zero_init == "every-block" or (options.zero_init == "last-block" and is_last)
@@ -171,7 +173,7 @@ def _stage(number: int, bottom: str, stage: Stage, options: Options) -> Iterator
 
 
 def _block(
-    block: str, bottom: str, stage: Stage, options: Options, *, is_first: bool, starts_at_zero: bool
+    block: str, bottom: str, stage: NetStage, options: NetOptions, *, is_first: bool, starts_at_zero: bool
 ) -> Iterator[pb.LayerParameter]:
     """Build relu(shortcut + convolutions); the first 3x3 of the stage has its stride."""
     res, stride, last = f"res{block}", stage.stride if is_first else 1, len(stage.convs) - 1
@@ -193,7 +195,7 @@ def _block(
 
 
 def _branch(
-    branch: str, bottom: str, num_output: int, kernel: int, stride: int, options: Options, gamma: int = 1
+    branch: str, bottom: str, num_output: int, kernel: int, stride: int, options: NetOptions, gamma: int = 1
 ) -> Iterator[pb.LayerParameter]:
     yield conv(
         f"res{branch}",
@@ -209,7 +211,7 @@ def _branch(
     yield from _normalized(f"res{branch}", branch, options, gamma)
 
 
-def _normalized(blob: str, suffix: str, options: Options, gamma: int = 1) -> Iterator[pb.LayerParameter]:
+def _normalized(blob: str, suffix: str, options: NetOptions, gamma: int = 1) -> Iterator[pb.LayerParameter]:
     """Normalize in place; `gamma` is what MKL-DNN's fused scale starts from, the plain engine starts at 1."""
     fraction = options.batch_norm_fraction
     yield batch_norm(f"bn{suffix}", blob, moving_average_fraction=fraction, filler={"value": gamma})
@@ -220,7 +222,7 @@ def _relu(name: str, blob: str) -> pb.LayerParameter:
     return relu(name, blob, relu_param={})
 
 
-def _head(bottom: str, px: Dim, options: Options) -> Iterator[pb.LayerParameter]:
+def _head(bottom: str, px: Dim, options: NetOptions) -> Iterator[pb.LayerParameter]:
     scores = f"fc{options.classes}"
     yield pooling("pool5", bottom, pool="AVE", kernel_size=px, stride=1)
     yield inner_product(

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shaping.dims import MisfitError, Shape, Shapes
-from caffe_recipes.caffe.shaping.rules import RULES
-from caffe_recipes.caffe.shaping.sources import SOURCES, Images
+from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes
 from caffe_recipes.errors import PrototxtError
 
 
@@ -64,6 +62,29 @@ def select_layers(
     ]
 
 
+def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
+    """Give how many images a BatchNorm normalises together in a net of `phase`; None by running statistics.
+
+    0 is the whole batch. A layer's own phase goes before the net's. Facts from batch_norm_layer.cpp, net.cpp.
+
+    >>> stats_images(pb.LayerParameter(type="BatchNorm"), pb.TEST)
+    """
+    param = layer.batch_norm_param
+    own_phase = layer.phase if layer.HasField("phase") else phase
+    running = param.use_global_stats if param.HasField("use_global_stats") else own_phase == pb.TEST
+    return None if running else param.stats_batch_size
+
+
+def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb.LayerParameter:
+    """Give a layer as its net has it: a written `bn_stats_batch_size` goes over a BatchNorm's own, 0 too."""
+    if layer.type != "BatchNorm" or not net.HasField("bn_stats_batch_size"):
+        return layer
+    changed = pb.LayerParameter()
+    changed.CopyFrom(layer)
+    changed.batch_norm_param.stats_batch_size = net.bn_stats_batch_size
+    return changed
+
+
 def infer_shapes(
     net: pb.NetParameter,
     phase: int,
@@ -90,6 +111,7 @@ def infer_shapes(
         bottoms = [blobs[name] for name in layer.bottom]
         try:
             tops, learned = _infer(layer, bottoms, images)
+            _check_stats(apply_stats_batch_size(net, layer), phase, bottoms)
         except MisfitError as error:
             parts = [
                 f"'{name}' is {show_shape(blobs[name])} (from layer '{makers[name]}')"
@@ -101,6 +123,14 @@ def infer_shapes(
         makers.update(dict.fromkeys(layer.top, layer.name))
         found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))
     return NetShapes(tuple(found), MappingProxyType(blobs))
+
+
+def _check_stats(layer: pb.LayerParameter, phase: int, bottoms: Sequence[Shape | None]) -> None:
+    """Check that a BatchNorm's batch is a multiple of what it normalises together."""
+    images = stats_images(layer, phase) if layer.type == "BatchNorm" else None
+    batch = bottoms[0][0] if images and bottoms[0] else None
+    if images and batch is not None and batch % images:
+        raise MisfitError(f"has stats_batch_size {images}, which does not divide its batch of {batch}")
 
 
 def _infer(
@@ -121,8 +151,11 @@ def _infer(
         tops, learned = rule.infer(layer, known)
     else:
         return unknown, None
-    if len(layer.top) > len(tops):
-        raise MisfitError(f"makes {len(tops)} tops, not {len(layer.top)}")
+    least = RULES[layer.type].least_tops(layer) if layer.type in RULES else 1
+    # A layer without any top is a matter of names, and a loss makes its own.
+    if len(layer.top) > len(tops) or 0 < len(layer.top) < least:
+        count = least if 0 < len(layer.top) < least else len(tops)
+        raise MisfitError(f"makes {count} tops, not {len(layer.top)}")
     return tops[: len(layer.top)], tuple(learned)
 
 

@@ -1,7 +1,12 @@
 """Old nets and solvers in today's form, as Caffe itself upgrades them when it reads them.
 
-Caffe's steps in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs, batch norms;
+Caffe's steps in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs;
 for a solver its type. Each comment moves with its field; what has no successor leaves it above its layer.
+
+What changed after nets had `layer`: inputs became a layer.
+
+Facts from Caffe's upgrade_proto.cpp. BVLC's also sets the rates of a BatchNorm's three `param` to 0; this
+Caffe does not.
 """
 
 from __future__ import annotations
@@ -14,13 +19,69 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import Document
-from caffe_recipes.caffe.text.comments import Comment
-from caffe_recipes.caffe.upgrading.moves import join_comments, move_comments
-from caffe_recipes.caffe.upgrading.v0 import upgrade_v0
-from caffe_recipes.caffe.upgrading.v1 import upgrade_transforms, upgrade_v1
-from caffe_recipes.caffe.upgrading.v2 import upgrade_batch_norms, upgrade_inputs
+from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.caffe.text.comments import Comment, join_comments
+from caffe_recipes.caffe.upgrade_old import (
+    UpgradeStep,
+    count_of,
+    move_comments,
+    upgrade_transforms,
+    upgrade_v0,
+    upgrade_v1,
+)
 from caffe_recipes.errors import PrototxtError
+
+_AXES = 4  # what `input_dim` gives each input
+
+
+def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
+    """Turn `input` with `input_shape` or `input_dim` into one Input layer, the first; None without `input`.
+
+    Inputs without any shape, as in old caffemodels, are dropped, as Caffe does. Raises PrototxtError where
+    there are fewer shapes than inputs.
+    """
+    if not net.input:
+        return None
+    shapes = _shapes(net)
+    new = pb.NetParameter()
+    new.CopyFrom(net)
+    for field in ("input", "input_shape", "input_dim", "layer"):
+        new.ClearField(field)
+    if shapes:
+        new.layer.add(name="input", type="Input", top=net.input, input_param=pb.InputParameter(shape=shapes))
+    new.layer.MergeFrom(net.layer)
+    if not shapes:
+        return UpgradeStep(new, {}, (f"{count_of(len(net.input), 'input')} without a shape: dropped",))
+    moves = {f"layer[{index}]": f"layer[{index + 1}]" for index in range(len(net.layer))}
+    for index in range(len(net.input)):
+        moves[f"input[{index}]"] = f"layer[0].top[{index}]"
+        moves[f"input_shape[{index}]"] = f"layer[0].input_param.shape[{index}]"
+    spare = len(net.input)  # shapes beyond the inputs: their comments stay with the layer
+    moves |= {f"input_shape[{index}]": "layer[0].spare" for index in range(spare, len(net.input_shape))}
+    for index in range(len(net.input_dim)):
+        blob, axis = divmod(index, _AXES)
+        is_used = blob < len(net.input) and not net.input_shape
+        moves[f"input_dim[{index}]"] = (
+            f"layer[0].input_param.shape[{blob}].dim[{axis}]" if is_used else "layer[0].spare"
+        )
+    return UpgradeStep(new, moves, (f"{count_of(len(net.input), 'input')}: now a layer of type Input",))
+
+
+def _shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
+    """Return the shape of each input; none if there are no shapes at all."""
+    count = len(net.input)
+    if net.input_shape:
+        if len(net.input_shape) < count:
+            what = f"{count_of(count, 'input')} but {len(net.input_shape)} input_shape"
+            raise PrototxtError(f"input[{len(net.input_shape)}]", what, "give each its own")
+        return list(net.input_shape)[:count]
+    if not net.input_dim:
+        return []
+    if len(net.input_dim) < _AXES * count:
+        what = f"{count_of(count, 'input')} but {len(net.input_dim)} input_dim"
+        raise PrototxtError("input_dim[0]", what, f"give each {_AXES}: images, channels, height, width")
+    return [pb.BlobShape(dim=net.input_dim[_AXES * i : _AXES * (i + 1)]) for i in range(count)]
+
 
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 
@@ -32,7 +93,7 @@ SOLVER_TYPES = {
     "ADADELTA": "AdaDelta",
     "ADAM": "Adam",
 }
-_STEPS = (upgrade_v0, upgrade_transforms, upgrade_v1, upgrade_inputs, upgrade_batch_norms)
+_STEPS = (upgrade_v0, upgrade_transforms, upgrade_v1, upgrade_inputs)
 _NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 

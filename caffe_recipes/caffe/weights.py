@@ -11,15 +11,17 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_rules import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
-from caffe_recipes.caffe.shaping.dims import Shape, product
 from caffe_recipes.errors import WeightsError
 from caffe_recipes.files import write_whole
+from caffe_recipes.limits import limit, raise_limit
 
 M = TypeVar("M", bound=Message)
 
@@ -44,6 +46,21 @@ _TEXTS = [
     (rb"(?s).*?\b(net|base_lr|max_iter)\s*:", "a prototxt of a solver", "give the binary file"),
     (rb"", "a text file", "give the binary file"),
 ]
+# Kinds of a field on the wire, and the bytes of those of one size.
+_LENGTH = 2
+_FIXED = {1: 8, 5: 4}
+# What takes no more of memory than of a file.
+_WIDE = frozenset(
+    (
+        FieldDescriptor.TYPE_BYTES,
+        FieldDescriptor.TYPE_STRING,
+        FieldDescriptor.TYPE_FLOAT,
+        FieldDescriptor.TYPE_DOUBLE,
+        FieldDescriptor.TYPE_FIXED32,
+        FieldDescriptor.TYPE_FIXED64,
+    )
+)
+
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
@@ -54,9 +71,9 @@ def load_weights(path: str | Path) -> pb.NetParameter:
     holds no blobs, or if a blob's data do not fill its shape.
     """
     data = _read(path, "caffemodel")
-    net = _parse(data, pb.NetParameter)
+    net = _parse(data, pb.NetParameter, path)
     if net is None or not (net.layer or net.layers):
-        raise WeightsError(path, *_diagnose(data, "caffemodel"))
+        raise WeightsError(path, *_diagnose(data, "caffemodel", path))
     for old in net.layers:
         net.layer.add(
             name=old.name, type=_V1_LEARNED.get(old.type, ""), bottom=old.bottom, top=old.top, blobs=old.blobs
@@ -77,9 +94,11 @@ def load_solverstate(path: str | Path) -> pb.SolverState:
     `learned_net` (Caffe would resume it from random weights).
     """
     data = _read(path, "solverstate")
-    state = _parse(data, pb.SolverState)
+    state = _parse(data, pb.SolverState, path)
     if state is None or not (state.HasField("iter") and state.history):
-        raise WeightsError(path, *_diagnose(data, "solverstate"))
+        raise WeightsError(path, *_diagnose(data, "solverstate", path))
+    if state.iter < 0:
+        raise WeightsError(path, f"its iteration is {state.iter}", "resume from another solverstate")
     if not state.learned_net:
         raise WeightsError(path, "names no learned_net", "resume from another solverstate")
     for index, blob in enumerate(state.history):
@@ -156,9 +175,17 @@ def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
     return None if None in counts else 4 * sum(count for count in counts if count is not None)
 
 
+def is_legacy(blob: pb.BlobProto) -> bool:
+    """Whether a blob was written before 2014, with num, channels, height and width for its shape.
+
+    One without these and without `shape` is a single value: a blob without axes.
+    """
+    return any(blob.HasField(field) for field in ("num", "channels", "height", "width"))
+
+
 def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
-    """Give a blob's shape; blobs written before 2014 have num, channels, height and width in its place."""
-    if any(blob.HasField(field) for field in ("num", "channels", "height", "width")):
+    """Give a blob's shape, of four dimensions for one of before 2014."""
+    if is_legacy(blob):
         return (blob.num, blob.channels, blob.height, blob.width)
     return tuple(blob.shape.dim)
 
@@ -187,20 +214,78 @@ def _read(path: str | Path, kind: str) -> bytes:
     return data
 
 
-def _parse(data: bytes, cls: type[M]) -> M | None:
+def parse_message(data: bytes, cls: type[M]) -> M:
+    """Parse a binary message; ValueError where it is none, or of more fields than `weights-fields`.
+
+    An empty layer takes 2 bytes of a file, and 700 of memory: fields are counted before they are parsed.
+    """
+    _count_fields(data, cast(Descriptor, cls.DESCRIPTOR), limit("weights-fields"))
     try:
         return cls.FromString(data)
-    except DecodeError:
+    except DecodeError as error:
+        raise ValueError("is no such message") from error
+
+
+class TooManyFieldsError(ValueError):
+    """A binary message of more fields than `weights-fields`."""
+
+
+def _count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
+    """Raise TooManyFieldsError for a message that has more fields than `left`, in all messages within it.
+
+    Packed floats count once; packed integers, which may grow from 1 byte to 8 each, by their bytes. What is
+    not a message is followed as far as it can be, and refused by the parser.
+    """
+    ahead = [(0, len(data), descriptor)]
+    while ahead:
+        at, end, kind = ahead.pop()
+        known = kind.fields_by_number
+        while at < end:
+            left -= 1
+            tag, at = _read_varint(data, at, end)
+            field, wire = known.get(tag >> 3), tag & 7
+            if wire == _LENGTH:
+                size, at = _read_varint(data, at, end)
+                if field is not None and field.message_type is not None:
+                    ahead.append((at, min(at + size, end), field.message_type))
+                elif field is not None and field.type not in _WIDE:
+                    left -= size
+                at += size
+            else:  # what opens or closes a group has no bytes of its own
+                at = _read_varint(data, at, end)[1] if wire == 0 else at + _FIXED.get(wire, 0)
+            if left < 0:
+                raise TooManyFieldsError
+
+
+def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Read an integer of at most ten bytes; return it and where it ends."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            break
+    return value, at
+
+
+def _parse(data: bytes, cls: type[M], path: str | Path) -> M | None:
+    try:
+        return parse_message(data, cls)
+    except TooManyFieldsError:
+        what = f"holds more than {limit('weights-fields'):,} layers, blobs, names and other fields"
+        raise WeightsError(path, what, raise_limit("weights-fields")) from None
+    except ValueError:
         return None
 
 
-def _diagnose(data: bytes, kind: str) -> tuple[str, str]:
+def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
     """Say what `data` are, since they are no `kind`: (what, what to do)."""
     head = data[:4096]
     for pattern, name, hint in _BINARIES if _CONTROL_CHARACTER.search(head) else _TEXTS:
         if re.match(pattern, head):
             return f"is {name}, not a {kind}", hint
-    state, net = _parse(data, pb.SolverState), _parse(data, pb.NetParameter)
+    state, net = _parse(data, pb.SolverState, path), _parse(data, pb.NetParameter, path)
     if kind != "solverstate" and state is not None and state.history:
         return f"is a solverstate, not a {kind}", f"give its caffemodel, {state.learned_net}"
     if kind != "caffemodel" and net is not None and (net.layer or net.layers):
@@ -245,7 +330,7 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
 
 def _fits(blob: pb.BlobProto, wanted: Shape) -> bool:
     given = blob_shape(blob)
-    if not blob.HasField("shape"):  # four dimensions, the leading ones filled up with 1
+    if is_legacy(blob):  # four dimensions, the leading ones filled up with 1
         wanted = (1,) * (len(given) - len(wanted)) + wanted
     return len(given) == len(wanted) and all(w in (g, None) for g, w in zip(given, wanted, strict=True))
 

@@ -1,1 +1,1 @@
-"""Click commands: parse, call one function, print. Floor 6."""
+"""Click commands: parse, call one function, print. Floor 7."""

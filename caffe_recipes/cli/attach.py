@@ -6,17 +6,18 @@ import sys
 
 import click
 
-from caffe_recipes.chain.attach import AttachOptions
-from caffe_recipes.chain.attach import attach as attach_run
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RUN
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import RUN
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions
+from caffe_recipes.run.monitor.follow import attach as attach_run
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@given.runs_root
-@given.on
+@run_options.runs_root
+@run_options.on
 @click.option("--once", is_flag=True, help="Say where the run stands, and end.")
 def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     """Watch a run until it is finished; nothing is written, and Ctrl-C stops nothing but the watching.
@@ -27,5 +28,5 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     try:
         attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
     except KeyboardInterrupt:
-        click.echo("detached; the run goes on", err=True)
+        echo("detached; the run goes on", err=True)
         sys.exit(130)

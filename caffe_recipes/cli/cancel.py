@@ -6,15 +6,15 @@ import sys
 
 import click
 
-from caffe_recipes.chain.cancel import JOB_GRACE_S, CancelOptions, cancel_run
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RUN
-from caffe_recipes.cli.numbers import Seconds
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import RUN, Seconds
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.run.monitor.cancel import JOB_GRACE_S, CancelOptions, cancel_run
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@given.runs_root
+@run_options.runs_root
 @click.option("--now", is_flag=True, help="Leave no time for a snapshot.")
 @click.option(
     "--grace-s",
@@ -30,7 +30,7 @@ def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
     Jobs that wait are taken back first. The same command as before goes on from the snapshot.
     """
     try:
-        cancel_run(run, CancelOptions(caffe_root, now, grace_s), click.echo)
+        cancel_run(run, CancelOptions(caffe_root, now, grace_s), echo)
     except KeyboardInterrupt:
-        click.echo("no longer waiting; it was told to end", err=True)
+        echo("no longer waiting; it was told to end", err=True)
         sys.exit(130)

@@ -1,25 +1,119 @@
-"""`caffe-recipes data`: build LMDBs of images, and check any LMDB."""
+"""`caffe-recipes data`: build LMDBs of images, and check any LMDB.
+
+`caffe-recipes data tfrecords`, and `data check` of such files.
+
+How far a long build is, told now and then.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from caffe_recipes.cli.numbers import Whole
-from caffe_recipes.cli.paths import PATH
-from caffe_recipes.cli.progress import Progress
-from caffe_recipes.cli.tfrecords import check_tfrecords, tfrecords
-from caffe_recipes.data.check import check_lmdb
-from caffe_recipes.data.check_text import render_json, render_text
+from caffe_recipes.cli.options import PATH, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.data.check import check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
-from caffe_recipes.data.records_check import is_records
+from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
+
+_TELL_EVERY_S = 10
+_IN_SECONDS_S = 90  # below, whole minutes would be off by a third and more
+
+
+class BuildProgress:
+    """Say on standard error, now and then, how far a build is."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start: tuple[int, float] | None = None
+        self._last = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Hear of images done, of `total`."""
+        now = self._clock()
+        if self._start is None:  # what an earlier build did tells nothing of the pace
+            self._start = done, now
+            if done:
+                echo(f"going on: {done:,} of {total:,} images were there", err=True)
+        elif now - self._last >= _TELL_EVERY_S and done > self._start[0]:
+            self._last = now
+            pace = (done - self._start[0]) / (now - self._start[1])
+            left_s = (total - done) / pace
+            left = f"{left_s:.0f} s" if left_s < _IN_SECONDS_S else f"{left_s / 60:.0f} min"
+            echo(f"{done:,} of {total:,} images, {pace:,.0f} images/s, {left} left", err=True)
+
+
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
+    if not _PREFIX.fullmatch(text):
+        raise InputError("--prefix", f"'{text[:80]}' begins no file's name", "e.g. train or validation")
+    return text
+
+
+@click.command()
+@click.argument("lmdb", type=PATH)
+@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder of the files.")
+@click.option(
+    "--shards",
+    metavar="N",
+    type=Whole(1, 100_000),
+    default=1024,
+    show_default=True,
+    help="How many files.",
+)
+@click.option("--seed", metavar="N", type=Whole(0), default=1, show_default=True, help="Another order.")
+@click.option(
+    "--prefix",
+    metavar="NAME",
+    default="train",
+    show_default=True,
+    callback=_prefix,
+    help="Files are NAME-00000-of-01024 and so on.",
+)
+@click.option(
+    "--class-list", metavar="FILE", type=PATH, help="Names of classes [default: the LMDB's manifest's]"
+)
+def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_list: Path | None) -> None:
+    """Write an LMDB's images as TFRecords of ImageNet's kind, classes shuffled across all files.
+
+    Labels count from 1 there, and images are JPEGs. What was cut off goes on. `data check DIR` measures the
+    order.
+    """
+    from caffe_recipes.data.images import load_classes
+    from caffe_recipes.data.manifest import load_manifest
+    from caffe_recipes.data.tfrecords import write_tfrecords
+
+    manifest = load_manifest(lmdb) if class_list is None else None
+    classes = load_classes(class_list) if class_list else manifest.classes if manifest else None
+    made = write_tfrecords(
+        lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes, tell=BuildProgress()
+    )
+    echo(f"{out}: {made.records:,} records in {made.shards:,} files")
+
+
+def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
+    """Print what files of TFRecords hold; raises CheckFailed for what is wrong."""
+    from caffe_recipes.data.tfrecords import check_records, records_values, render_records_text
+
+    seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
+    echo(
+        json.dumps(records_values(seen), indent=1) + "\n" if as_json else render_records_text(seen), nl=False
+    )
+    if seen.problems:
+        raise CheckFailed(path, str(seen.problems[0]), seen.hint)
+
 
 _ANY_LABEL = 2**31
 _SIDE_PX = Whole(1, 65_500)  # a JPEG's most
@@ -93,18 +187,15 @@ def build(
         _refuse_options("digits", besides=("name", "out"))
         lmdbs = build_digits(out or _DIGITS)
         for path in (lmdbs.train, lmdbs.val):
-            click.echo(click.format_filename(path))
+            echo(str(path))
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     if seed is not None and not shuffle:
         raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
     require_opencv(out)
-    from caffe_recipes.data.build import build_lmdb
-    from caffe_recipes.data.out import check_out
-    from caffe_recipes.data.pixels import Settings
-    from caffe_recipes.data.plan import check_settings, plan_build
-    from caffe_recipes.data.sources import load_pictures
+    from caffe_recipes.data.build import build_lmdb, check_out, check_settings, load_pictures, plan_build
+    from caffe_recipes.data.convert import Settings
 
     settings = Settings(
         resize_height or 0, resize_width or 0, shorter_side or 0, gray, encoded, encode_type, check_size
@@ -113,15 +204,13 @@ def build(
     check_out(out, images)
     found = load_pictures(images, root=root, labels=labels, class_list=class_list)
     if found.left_out:
-        click.echo(f"{click.format_filename(images)}: {_tell_left_out(found.left_out)}", err=True)
+        echo(f"{images}: {_tell_left_out(found.left_out)}", err=True)
     order = (1 if seed is None else seed) if shuffle else None
     plan = plan_build(found, settings, seed=order, classes=classes)
     cores = len(os.sched_getaffinity(0))
-    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=Progress())
+    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=BuildProgress())
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
-    click.echo(
-        f"{click.format_filename(out)}: {built.images:,} images of {len(built.labels):,} classes{left_out}"
-    )
+    echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}")
 
 
 def _refuse_options(what: str, besides: Sequence[str]) -> None:
@@ -136,7 +225,7 @@ def _refuse_options(what: str, besides: Sequence[str]) -> None:
 
 
 def _tell_left_out(names: Sequence[str]) -> str:
-    first = click.format_filename(names[0])
+    first = str(names[0])
     if len(names) == 1:
         return f"left out 1 file that is no image by its name: '{first}'"
     return f"left out {len(names):,} files that are no images by their names, '{first}' to begin with"
@@ -192,12 +281,15 @@ def check(
         require_opencv(lmdb)
     decode = None if decodes_all else sample
     seen = check_lmdb(lmdb, classes, decode=decode, batch=batch, must_be_shuffled=shuffled)
-    click.echo(render_json(seen) if as_json else render_text(seen), nl=False)
+    if as_json:
+        click.echo(render_json(seen), nl=False)
+    else:
+        echo(render_text(seen), nl=False)
     if sheet is not None:
         from caffe_recipes.data.sheet import draw_sheet
 
         write_whole({sheet: draw_sheet(lmdb)})
-        click.echo(f"wrote {click.format_filename(sheet)}", err=True)
+        echo(f"wrote {sheet}", err=True)
     if seen.problems:
         raise CheckFailed(lmdb, str(seen.problems[0]), seen.hint)
 

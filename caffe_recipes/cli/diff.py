@@ -8,12 +8,12 @@ import sys
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
-from caffe_recipes.cli.numbers import Whole
+from caffe_recipes.cli import consent
+from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.streams import echo, paint
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.diff.compare import Options, compare_sides
-from caffe_recipes.review.diff.external import render_for_git
-from caffe_recipes.review.diff.report import Paint, render_comparison, render_json
+from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
+from caffe_recipes.review.diff.report import Paint, render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
 
 _REST = "caffe_recipes.diff.rest"
@@ -39,6 +39,7 @@ class _Diff(click.Command):
 @click.option(
     "--git", is_flag=True, help='Last: git config diff.prototxt.command "caffe-recipes diff --git".'
 )
+@consent.run_code
 @click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
 @click.pass_context
 def diff(
@@ -58,9 +59,9 @@ def diff(
     and formatting do not count. With --images and --ranks, and the net beside the solver, epochs are told.
     """
     rest = ctx.meta[_REST]
-    options = Options(defaults, images, _read_ranks(ranks), max_bytes)
+    options = DiffOptions(defaults, images, _read_ranks(ranks), max_bytes)
     if git:
-        click.echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
+        echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
         return
     if "" in rest:
         raise InputError("PATH", "'' is no path", "is a variable unset?")
@@ -73,7 +74,7 @@ def diff(
         click.echo(render_json(comparison))
     elif not quiet:
         text = render_comparison(comparison, _paint(sys.stdout.isatty()))
-        click.echo(text or "no difference in meaning\n", nl=False)
+        echo(text or "no difference in meaning\n", nl=False)
     ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
 
 
@@ -95,6 +96,4 @@ def _is_shown() -> bool:
 def _paint(is_shown: bool) -> Paint:
     if not is_shown or os.environ.get("NO_COLOR"):
         return lambda text, colour: text
-    return lambda text, colour: click.style(
-        text, fg=None if colour == "bold" else colour, bold=colour == "bold" or None
-    )
+    return paint

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.ensemble.measure import EnsembleOptions, measure_ensemble
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RUN
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import PATH, RUN
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.run.ensemble import EnsembleOptions, measure_ensemble
 
 
 def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -24,7 +24,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 
 @click.command()
 @click.argument("run", type=RUN)
-@given.runs_root
+@run_options.runs_root
 @click.option(
     "--members",
     metavar="A,B,...",
@@ -54,12 +54,12 @@ def ensemble(
     What each model says of each image is computed by caffe-torch, once, and kept beside the snapshots.
     """
     options = EnsembleOptions(Path(caffe_root), members, lmdb, average)
-    found = measure_ensemble(run, options, lambda text: click.echo(text, err=True))
-    from caffe_recipes.chain.ensemble.text import ensemble_as_json, render_ensemble  # these import numpy
+    found = measure_ensemble(run, options, lambda text: echo(text, err=True))
+    from caffe_recipes.run.ensemble import ensemble_as_json, render_ensemble
 
     if as_json:
         click.echo(json.dumps(ensemble_as_json(found), indent=1))
         return
     root = Path(caffe_root).absolute()
     shown = found.lmdb.relative_to(root) if found.lmdb.is_relative_to(root) else found.lmdb
-    click.echo(render_ensemble(found, str(shown)))
+    echo(render_ensemble(found, str(shown)))

@@ -8,23 +8,26 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.setting import find_profile
-from caffe_recipes.chain.staging import find_rates
-from caffe_recipes.cli import options
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.numbers import COUNT, NUMBER
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.tree import write_file
 from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.estimate.estimates import Known, estimate_shapes
-from caffe_recipes.review.estimate.paper_text import render_tables, table_values
-from caffe_recipes.review.estimate.plot import render_sweep_plot
-from caffe_recipes.review.estimate.sweep import sweep_shapes
-from caffe_recipes.review.estimate.text import estimate_values, render_estimate, render_sweep
+from caffe_recipes.render.tree import write_file
+from caffe_recipes.review.inspect.estimate_plot import render_sweep_plot
+from caffe_recipes.review.inspect.estimate_tables import (
+    estimate_values,
+    render_estimate,
+    render_sweep,
+    render_tables,
+    table_values,
+)
+from caffe_recipes.review.inspect.estimates import Known, estimate_shapes, sweep_shapes
+from caffe_recipes.review.inspect.plots import format_of
 from caffe_recipes.review.naming import recipe_named
-from caffe_recipes.review.pictures import format_of
+from caffe_recipes.run.context import find_profile
+from caffe_recipes.run.staging import find_rates
 
 
 def _start(context: click.Context, option: click.Parameter, text: str | None) -> datetime:
@@ -38,7 +41,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 
 @click.command()
 @click.argument("name", metavar="NAME|FILE.yaml", required=False, type=RECIPE)
-@options.profile
+@run_options.profile
 @click.option(
     "--log",
     "logs",
@@ -51,7 +54,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
     "--images-per-s",
     metavar="N",
     type=NUMBER,
-    callback=options.read_speed,
+    callback=run_options.read_speed,
     help="The speed, of the recipe's own shape.",
 )
 @click.option(
@@ -78,6 +81,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
     callback=_start,
     help="When it starts, as 2026-03-01T09:00 [default: now]",
 )
+@consent.run_code
 @click.option("--paper-tables", is_flag=True, help="Compute the paper's own times again, beside its numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
 def estimate(
@@ -102,7 +106,10 @@ def estimate(
         if name or profile or logs or images_per_s or by or nodes or sweeps or plot:
             hint = "give it alone, or with --json"
             raise InputError("--paper-tables", "are of the paper's runs, by its own speeds", hint)
-        click.echo(json.dumps(table_values(), indent=2) if as_json else render_tables())
+        if as_json:
+            click.echo(json.dumps(table_values(), indent=2))
+        else:
+            echo(render_tables())
         return
     if name is None:
         raise InputError("", "no recipe is given", "name one, or ask for --paper-tables")
@@ -116,10 +123,10 @@ def estimate(
     estimates = estimate_shapes(recipe, shapes, known)
     if plot:
         write_file(plot, render_sweep_plot(estimates, kind))
-        click.echo(f"wrote {click.format_filename(plot)}", err=True)
+        echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))
     elif len(estimates) == 1:
-        click.echo(render_estimate(estimates[0], start))
+        echo(render_estimate(estimates[0], start))
     else:
-        click.echo(render_sweep(estimates))
+        echo(render_sweep(estimates))

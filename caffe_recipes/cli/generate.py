@@ -7,21 +7,22 @@ from pathlib import Path
 import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli import consent
+from caffe_recipes.cli.options import PATH, RECIPE
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
-from caffe_recipes.generate.dialect import find_parts
-from caffe_recipes.generate.files import generate_all
-from caffe_recipes.generate.header import find_misnamed
-from caffe_recipes.generate.tree import find_differences, find_foreign, find_stale, write_files
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.translate import translate
+from caffe_recipes.render.dialect import find_parts
+from caffe_recipes.render.headers import find_misnamed
+from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
 
 
 @click.command()
 @click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
 @click.option("--out", metavar="DIR", type=PATH, default=".", help="Folder to write into.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
+@consent.run_code
 @click.option("--overwrite", is_flag=True, help="Overwrite files that `generate` did not write.")
 @click.option(
     "--dialect",
@@ -32,10 +33,12 @@ from caffe_recipes.recipe.translate import translate
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write the solvers, nets and script of recipes into prototxt/<recipe>/ and jobs/<recipe>/."""
+    if not check:
+        consent.allow_code()
     loaded = [load_recipe(recipe) for recipe in recipes]
     inexact = [f"{recipe.name}: {part}" for recipe in loaded for part in find_parts(recipe, dialect)]
     for line in inexact:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if inexact:
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
@@ -44,11 +47,11 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     if check:
         differences = find_differences(files, out)
         for difference in differences:
-            click.echo(difference.diff, nl=False)
+            echo(difference.diff, nl=False)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
             raise CheckFailed("", paths, "run caffe-recipes generate, and remove what is stale")
-        click.echo(f"{len(files)} files are as generated")
+        echo(f"{len(files)} files are as generated")
         return
     foreign = [] if overwrite else find_foreign(files, out)
     if foreign:
@@ -57,10 +60,10 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         raise InputError(out / foreign[0], what, "move it away, or give --overwrite")
     written = write_files(files, out)
     for path in written:
-        click.echo(f"wrote {click.format_filename(out / path)}")
-    click.echo(f"{len(written)} written, {len(files) - len(written)} unchanged")
+        echo(f"wrote {out / path}")
+    echo(f"{len(written)} written, {len(files) - len(written)} unchanged")
     for path in find_stale(files, out):
-        click.echo(f"stale: {click.format_filename(out / path)} is generated no more; remove it", err=True)
+        echo(f"stale: {out / path} is generated no more; remove it", err=True)
     for recipe, given in zip(loaded, recipes, strict=True):
         if warning := find_misnamed(recipe, given):
-            click.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)

@@ -8,29 +8,28 @@ import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
-from caffe_recipes.cli.numbers import Whole
-from caffe_recipes.cli.paths import FOLDER, PATH
-from caffe_recipes.review.findings import SEVERITIES
-from caffe_recipes.review.lint.explain import explain
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import all_rules, explain_rule, is_at_least
-from caffe_recipes.review.lint.reading.targets import lint as find_all
-from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
+from caffe_recipes.cli import consent
+from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.review.lint.check import explain
+from caffe_recipes.review.lint.folders import all_rules, explain_rule, is_at_least
+from caffe_recipes.review.lint.folders import lint as find_all
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import SEVERITIES, render_findings, render_json, render_rules
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        click.echo(render_rules(all_rules()))
+        echo(render_rules(all_rules()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
         for rule, (severity, looks_for) in explain_rule(name).items():
-            click.echo(explain(rule, severity, looks_for))
+            echo(explain(rule, severity, looks_for))
         ctx.exit()
 
 
@@ -44,6 +43,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 )
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
+@click.option("--test-images", metavar="N", type=_COUNT, help="Images of the LMDB that is tested.")
 @click.option("--classes", metavar="N", type=_COUNT, help="Classes that the labels count.")
 @click.option(
     "--caffe-root",
@@ -64,6 +64,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     show_default=True,
     help="Also say what this Caffe would refuse or read otherwise; recipes are taken as generated for it.",
 )
+@consent.run_code
 @click.option("--alone", is_flag=True, help="The files are no chain: look at each solver alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
 @click.option("--max-bytes", metavar="N", type=Whole(min=1), default=MOST_BYTES, show_default=True)
@@ -84,6 +85,7 @@ def lint(
     targets: tuple[str, ...],
     ranks: int | None,
     images: int | None,
+    test_images: int | None,
     classes: int | None,
     caffe_root: Path | None,
     script: Path | None,
@@ -94,8 +96,11 @@ def lint(
     fail_on: str,
 ) -> None:
     """Say what is wrong with recipes, solvers in the order of their chain, nets, or folders of them."""
-    options = Options(ranks, images, classes, caffe_root, script, dialect, max_bytes, alone)
+    options = LintOptions(ranks, images, classes, caffe_root, script, dialect, max_bytes, alone, test_images)
     found = find_all(targets, options)
-    click.echo(render_json(found) if as_json else render_findings(found))
+    if as_json:
+        click.echo(render_json(found))
+    else:
+        echo(render_findings(found))
     if any(is_at_least(one, fail_on) for one in found):
         click.get_current_context().exit(1)

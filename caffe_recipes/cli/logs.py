@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
+from collections.abc import Callable
 
 import click
 
-from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RUN
-from caffe_recipes.cli.numbers import Whole
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import RUN, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@given.runs_root
-@given.on
+@run_options.runs_root
+@run_options.on
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with what comes, over all phases, until the run ends."
 )
@@ -38,10 +40,14 @@ def logs(
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:
         show = show_job_log if job else show_log
-        show(run, options, _print, lambda text: click.echo(text, err=True))
+        show(run, options, _printer(), lambda text: echo(text, err=True))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _print(data: bytes) -> None:
-    click.echo(data, nl=False)
+def _printer() -> Callable[[bytes], None]:
+    """Return what prints a log: byte for byte into a file or pipe, on a terminal what is printable."""
+    if not sys.stdout.isatty():
+        return lambda data: click.echo(data, nl=False)
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    return lambda data: echo(decoder.decode(data).replace("\r\n", "\n"), nl=False)

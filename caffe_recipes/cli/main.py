@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 import traceback
 from importlib import import_module
 from typing import NamedTuple, cast
 
 import click
 
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
+from caffe_recipes.terminal import printable
 
 # The machine's fault, not that of what the user gave.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -31,12 +34,16 @@ COMMANDS = {
     "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
     "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
     "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
-    "new": _Lazy("caffe_recipes.cli.new", "new", "Make a recipe by the authors' rules."),
-    "rescale": _Lazy("caffe_recipes.cli.rescale", "rescale", "Make a recipe for another size of another."),
-    "adopt": _Lazy("caffe_recipes.cli.adopt", "adopt", "Make a recipe of solvers and nets that there are."),
+    "new": _Lazy("caffe_recipes.cli.authoring", "new", "Make a recipe by the authors' rules."),
+    "rescale": _Lazy("caffe_recipes.cli.authoring", "rescale", "Make a recipe for another size of another."),
+    "adopt": _Lazy(
+        "caffe_recipes.cli.authoring", "adopt", "Make a recipe of solvers and nets that there are."
+    ),
     "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
-    "fmt": _Lazy("caffe_recipes.cli.fmt", "fmt", "Write prototxts in canonical form."),
-    "upgrade": _Lazy("caffe_recipes.cli.upgrade", "upgrade", "Turn old nets and solvers into today's form."),
+    "fmt": _Lazy("caffe_recipes.cli.prototxts", "fmt", "Write prototxts in canonical form."),
+    "upgrade": _Lazy(
+        "caffe_recipes.cli.prototxts", "upgrade", "Turn old nets and solvers into today's form."
+    ),
     "diff": _Lazy("caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."),
     "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
     "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
@@ -74,8 +81,19 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="caffe-recipes")
-def commands() -> None:
+@click.option(
+    "--limit",
+    "limits",
+    metavar="NAME=N",
+    multiple=True,
+    help="Read larger files: raise a bound of docs/reviewing.md, as yaml-values=100000.",
+)
+def commands(limits: tuple[str, ...]) -> None:
     """Large-minibatch Caffe training recipes: generate, review, run."""
+    try:
+        raise_limits(limits)
+    except ValueError as error:
+        raise InputError("--limit" if limits else LIMITS_VARIABLE, str(error)) from None
 
 
 def main() -> None:
@@ -94,6 +112,10 @@ def main() -> None:
         sys.exit(130)
     except CaffeRecipesError as error:
         _fail(str(error), error.exit_code)
+    except RuntimeError as error:
+        if not _lacks_threads(error):
+            raise
+        _fail("no more threads can be started; raise the limit on processes (ulimit -u), or the job's", 3)
     except BrokenPipeError:
         _drop_output()
         sys.exit(1)
@@ -121,6 +143,12 @@ def _raised_in(error: OSError) -> str:
     return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
+def _lacks_threads(error: RuntimeError) -> bool:
+    """Tell whether it was Python's refusal to start a thread, which has no type of its own."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (last.filename, last.name) == (threading.__file__, "start")
+
+
 def _drop_output() -> None:
     """Let what cannot be written go: Python would try again at its exit, and make the exit code 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,6 +163,5 @@ def _one_line(error: click.ClickException) -> str:
 
 def _fail(text: str, exit_code: int) -> None:
     """Say on one line what went wrong."""
-    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    click.echo(f"Error: {line}", err=True)
+    click.echo(f"Error: {printable(text)}", err=True)
     sys.exit(exit_code)

@@ -1,99 +1,189 @@
-"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe."""
+"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe.
+
+The NAME arguments of commands, and what a shell completes them with.
+
+Numbers on the command line: of ASCII digits, as in a recipe's YAML; Python would read `6_0` too.
+
+The paths of commands. None is empty, as `"$DIR"` is while DIR is not set: that would be this folder.
+
+What commands read and print: text for people, `-` for standard streams, how large a file may be.
+"""
 
 from __future__ import annotations
 
-import shutil
+import math
+import os
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli.paths import PATH, PATH_TEXT
-from caffe_recipes.cluster.staging.costs import WAYS
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.dialect import translate_whole
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.recipe.values import FASTEST, SLOWEST
+
+if TYPE_CHECKING:
+    pass
 
 
-def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Refuse as `--images-per-s` what no machine trains at; raises InputError."""
-    if value is not None and not SLOWEST <= value <= FASTEST:
-        hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
-        raise InputError("--images-per-s", f"{value:g} is no speed", hint)
+class GivenPath(click.Path):
+    """A path, as a Path, or as it was typed if `as_text`; `is_folder` asks for a folder that is there.
+
+    Whether what is there can be read is for its reader to say, on one line.
+    """
+
+    def __init__(self, *, is_folder: bool = False, as_text: bool = False) -> None:
+        kind = None if as_text else Path
+        super().__init__(exists=is_folder, file_okay=not is_folder, readable=False, path_type=kind)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        context: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Read it; raises InputError if it is empty."""
+        return super().convert(refuse_empty("path", value, param), param, context)
+
+
+def refuse_empty(
+    kind: str, value: str | os.PathLike[str], param: click.Parameter | None
+) -> str | os.PathLike[str]:
+    """Give a path or name back; raises InputError, naming the option or argument, if nothing is in it."""
+    if not str(value).strip():
+        where = (
+            param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name if param else ""
+        )
+        raise InputError(where, f"'{value}' is no {kind}", "is a variable unset?")
     return value
 
 
-def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the profiles that ship, else leave it to the shell to find a file."""
-    from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
-
-    items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
-    return items or [CompletionItem(typed, type="file")]
+PATH = GivenPath()
+PATH_TEXT = GivenPath(as_text=True)
+FOLDER = GivenPath(is_folder=True)
 
 
-hostfile = click.option(
-    "--hostfile",
-    type=PATH,
-    metavar="FILE",
-    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
-)
-profile = click.option(
-    "--profile",
-    type=PATH_TEXT,
-    metavar="NAME|FILE.yaml",
-    shell_complete=complete_profile,
-    help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
-)
-caffe = click.option(
-    "--caffe", metavar="PATH", type=PATH_TEXT, help="The Caffe binary, instead of the recipe's trainer."
-)
-caffe_root = click.option(
-    "--caffe-root",
-    type=PATH,
-    metavar="DIR",
-    envvar="CAFFE_ROOT",
-    show_envvar=True,
-    help="The working directory of the trainer, seen by all hosts [default: the profile's, else this folder]",
-)
-runs_root = click.option(
-    "--caffe-root",
-    type=PATH_TEXT,
-    metavar="DIR",
-    envvar="CAFFE_ROOT",
-    default=".",
-    show_envvar=True,
-    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
-)
-on = click.option(
-    "--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils."
-)
-lmdb_source = click.option(
-    "--lmdb-source",
-    type=PATH,
-    metavar="DIR",
-    envvar="LMDB_SOURCE",
-    show_envvar=True,
-    help="The training LMDB to stage on hosts that lack it [default: the recipe's source]",
-    callback=lambda context, option, given: given.absolute() if given else None,
-)
-how = click.option(
-    "--how", type=click.Choice(list(WAYS)), help="The way of staging, instead of the quickest."
-)
-dialect = click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
+# As chain/submitting/submissions.py has it, which a shell that completes is not to wait for.
+SUBMITTED = ".submissions.jsonl"
+
+
+class Name(click.types.StringParamType):
+    """The name of a recipe that ships, unless `shipped` is False, or the path of a file that ends so."""
+
+    name = "name"
+
+    def __init__(self, *suffixes: str, shipped: bool = True) -> None:
+        self.suffixes = suffixes
+        self.shipped = shipped
+        if not shipped:
+            self.name = "path"
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
+        """Read it; raises InputError if it is empty."""
+        return str(super().convert(refuse_empty(self.name, value, param), param, context))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete names and files; where neither begins so, let the shell complete any path."""
+        from caffe_recipes.review.naming import shipped_names  # only a shell that completes waits for it
+
+        given = ctx.params.get(param.name or "") if param.nargs == -1 else None
+        names = [*self._runs(ctx), *(shipped_names() if self.shipped else []), *self._files(incomplete)]
+        known = [name for name in names if name.startswith(incomplete)]
+        items = [CompletionItem(name) for name in known if name not in (given or ())]
+        return items or [CompletionItem(incomplete, type="file")]
+
+    def _runs(self, ctx: click.Context) -> list[str]:
+        return []
+
+    def _files(self, incomplete: str) -> list[str]:
+        folder = os.path.dirname(incomplete)  # noqa: PTH120 - the path as it was typed
+        try:
+            names = sorted(entry.name for entry in Path(folder or ".").iterdir() if not entry.is_dir())
+        except OSError:
+            return []
+        return [os.path.join(folder, name) for name in names if name.endswith(self.suffixes)]  # noqa: PTH118
+
+
+class RunName(Name):
+    """A run's name, of those under `--caffe-root`; or its recipe, as above."""
+
+    name = "run"
+
+    def _runs(self, ctx: click.Context) -> list[str]:
+        if ctx.params.get("on") is not None:
+            return []
+        runs = Path(ctx.params.get("caffe_root") or ".") / "runs"
+        submitted = (path.name.removesuffix(SUBMITTED) for path in runs.glob(f"*{SUBMITTED}"))
+        return sorted({*submitted, *(path.parent.name for path in runs.glob("*/journal.jsonl"))})
+
+
+RECIPE = Name(".yaml", ".yml")
+RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
+PROTOTXT = Name(".prototxt", shipped=False)
+RUN = RunName(".yaml", ".yml")
+
+
+_MOST_DIGITS = 400
+_WHOLE = re.compile(rf"[-+]?[0-9]{{1,{_MOST_DIGITS}}}")
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
+_NUMBER = re.compile(
+    rf"[-+]?(?:[0-9]{{1,{_MOST_DIGITS}}}(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)",
+    re.IGNORECASE,
 )
 
 
-def load_given(recipe: str, dialect: str, caffe: str | None) -> Recipe:
-    """Read a recipe as it is run: for a dialect, by the Caffe binary that is given; raises InputError."""
-    loaded = translate_whole(load_recipe(recipe), dialect)
-    if caffe is None:
-        return loaded
-    return loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
+class Whole(click.IntRange):
+    """A whole number, of a range if one is given."""
+
+    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+        """Read it; click says which option is wrong."""
+        if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
+            self.fail(f"'{value[:80]}' is no whole number; write it as 1281167.", param, context)
+        return int(super().convert(int(value), param, context))
+
+
+class Count(Whole):
+    """A whole number from 1 to 2^31 - 1, with commas between its thousands or none."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2**31 - 1)
+
+    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+        """Read it; click says which option is wrong."""
+        if isinstance(value, str) and _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
+        return super().convert(value, param, context)
+
+
+class Number(click.types.FloatParamType):
+    """A number with a fraction or without; the command judges `nan` and `inf`."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - text, or a default
+        param: click.Parameter | None,
+        context: click.Context | None,
+    ) -> float:
+        """Read it; click says which option is wrong."""
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+            self.fail(f"'{value[:80]}' is no number; write it as 90 or 0.5.", param, context)
+        return float(super().convert(value, param, context))
+
+
+class Seconds(click.FloatRange):
+    """A time that passes: no `nan`, and no `inf`."""
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        """Read it; click says which option is wrong."""
+        seconds = float(super().convert(NUMBER.convert(value, param, context), param, context))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is no time in seconds.", param, context)
+        return seconds
+
+
+COUNT = Count()
+NUMBER = Number()

@@ -7,14 +7,11 @@ from pathlib import Path
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
-from caffe_recipes.cli.numbers import Whole
-from caffe_recipes.cli.paths import PATH
-from caffe_recipes.generate.tree import write_file
-from caffe_recipes.review.iterations import find_epochs_per_iter
-from caffe_recipes.review.pictures import format_of
-from caffe_recipes.review.schedule.plot import render_plot
-from caffe_recipes.review.schedule.schedules import load_schedules
+from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.render.tree import write_file
+from caffe_recipes.review.inspect.plots import format_of, render_plot
+from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_schedules
 
 _COUNT = Whole(1, 2**31 - 1)
 
@@ -67,4 +64,4 @@ def plot(
     per_iter = find_epochs_per_iter(files, images, ranks, batch, max_bytes)
     picture = render_plot(load_schedules(names, per_iter, apart=apart, max_bytes=max_bytes), kind, log=log)
     write_file(out, picture)
-    click.echo(f"wrote {click.format_filename(out)}")
+    echo(f"wrote {out}")

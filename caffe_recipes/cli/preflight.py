@@ -7,28 +7,26 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.preflight import Finding
-from caffe_recipes.chain.preflight.findings import describe_outcome
-from caffe_recipes.chain.preflight.recipe import preflight_recipe
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.setting import Options, find_root
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.numbers import Whole
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import RECIPE, Whole
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import Policy, RunOptions, find_root
+from caffe_recipes.run.preflight.checks import preflight_recipe
+from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 
 
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@given.hostfile
-@given.profile
-@given.caffe
-@given.caffe_root
-@given.lmdb_source
-@given.how
-@given.dialect
+@run_options.hostfile
+@run_options.profile
+@run_options.caffe
+@run_options.caffe_root
+@run_options.lmdb_source
+@run_options.how
+@run_options.dialect
 @click.option(
     "--checkpoint-every",
     type=Whole(min=1),
@@ -37,6 +35,7 @@ from caffe_recipes.cluster.staging.costs import How
 )
 @click.option("--new", is_flag=True, help="Look as for another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Let prototxts differ that `run --overwrite` overwrites.")
+@consent.run_code
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
 def preflight(
     recipe: str,
@@ -56,8 +55,9 @@ def preflight(
 
     Exit 1 if a check fails.
     """
-    options = Options(
-        root=find_root(caffe_root, profile),
+    loaded = run_options.load_given(recipe, dialect, caffe)
+    options = RunOptions(
+        root=find_root(caffe_root, profile, loaded, (recipe, caffe)),
         hostfile=hostfile,
         lmdb_source=lmdb_source,
         how=how,
@@ -66,17 +66,17 @@ def preflight(
         overwrite=overwrite,
         policy=Policy(checkpoint_every=checkpoint_every),
     )
-    found = preflight_recipe(given.load_given(recipe, dialect, caffe), options, open_host)
+    found = preflight_recipe(loaded, options, open_host)
     if as_json:
         click.echo(json.dumps([_as_json(finding) for finding in found], indent=1))
     else:
         Reporter().show_findings(found)
-        click.echo(describe_outcome(found))
+        echo(describe_outcome(found))
     if any(finding.error for finding in found):
         click.get_current_context().exit(1)
 
 
-def _as_json(finding: Finding) -> dict[str, object]:
+def _as_json(finding: CheckResult) -> dict[str, object]:
     return {
         "subject": finding.subject,
         "mark": finding.mark,

@@ -7,20 +7,20 @@ import json
 import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli import options
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.numbers import NUMBER
-from caffe_recipes.generate.dialect import translate_whole
-from caffe_recipes.recipe.schema import recipe_schema
-from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import NUMBER, RECIPE
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, recipe_schema
+from caffe_recipes.render.dialect import translate_whole
+from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe
 from caffe_recipes.review.naming import recipe_named
-from caffe_recipes.review.schedule.show import recipe_values, render_list, render_recipe
 
 
 @click.command()
 def recipes() -> None:
     """List the recipes that ship, by the name that the other commands take."""
-    click.echo(render_list(map(load_recipe, shipped_recipes())))
+    echo(render_list(map(load_recipe, shipped_recipes())))
 
 
 @click.command()
@@ -30,7 +30,7 @@ def recipes() -> None:
     "--images-per-s",
     metavar="N",
     type=NUMBER,
-    callback=options.read_speed,
+    callback=run_options.read_speed,
     help="Estimate minutes at this speed [default: the reported one]",
 )
 @click.option(
@@ -40,13 +40,14 @@ def recipes() -> None:
     show_default=True,
     help="Show the recipe as it is for another Caffe.",
 )
+@consent.run_code
 def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
     """Show what recipes train, on what, and how: shape, rates by phase, snapshots, reported results."""
     loaded = [translate_whole(load_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return
-    click.echo("\n\n\n".join(render_recipe(recipe, images_per_s) for recipe in loaded))
+    echo("\n\n\n".join(render_recipe(recipe, images_per_s) for recipe in loaded))
 
 
 @click.command()

@@ -8,30 +8,29 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.detach import describe_detached
-from caffe_recipes.chain.detach import detach as leave_terminal
-from caffe_recipes.chain.policy import ON_FAILURE, RETRIES, OnFailure, Policy
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import Options, find_root
-from caffe_recipes.chain.signals import Interrupted, Interrupts
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.numbers import Seconds, Whole
-from caffe_recipes.cluster.staging.costs import How
-from caffe_recipes.generate.jobs import STOP_GRACE_S
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import RECIPE, Seconds, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.scripts import STOP_GRACE_S
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import ON_FAILURE, RETRIES, OnFailure, Policy, RunOptions, find_root
+from caffe_recipes.run.detach import describe_detached
+from caffe_recipes.run.detach import detach as leave_terminal
+from caffe_recipes.run.runner import run_chain
+from caffe_recipes.run.signals import Interrupted, Interrupts
 
 
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@given.hostfile
-@given.profile
-@given.caffe
-@given.caffe_root
-@given.lmdb_source
-@given.how
-@given.dialect
+@run_options.hostfile
+@run_options.profile
+@run_options.caffe
+@run_options.caffe_root
+@run_options.lmdb_source
+@run_options.how
+@run_options.dialect
 @click.option(
     "--stop-grace-s",
     type=Seconds(min=0),
@@ -105,29 +104,31 @@ def run(
     Caffe for a snapshot, from which the same command goes on, and stops; a second one stops at once. SIGUSR1,
     as a batch system sends it before a job's time is over, asks for the same.
     """
-    options = Options(
-        root=find_root(caffe_root, profile),
-        hostfile=hostfile,
-        lmdb_source=lmdb_source,
-        how=how,
-        profile=profile,
-        new=new,
-        until=until,
-        overwrite=overwrite,
-        stop_grace_s=stop_grace_s,
-        policy=Policy(on_failure, retries, checkpoint_every, stall_s),
-        side_by_side=side_by_side,
-    )
+    consent.allow_code()
     try:
         # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.
         with Interrupts().raised((signal.SIGUSR1,)):
-            _run(given.load_given(recipe, dialect, caffe), options, detach=detach)
+            loaded = run_options.load_given(recipe, dialect, caffe)
+            options = RunOptions(
+                root=find_root(caffe_root, profile, loaded, (recipe, caffe)),
+                hostfile=hostfile,
+                lmdb_source=lmdb_source,
+                how=how,
+                profile=profile,
+                new=new,
+                until=until,
+                overwrite=overwrite,
+                stop_grace_s=stop_grace_s,
+                policy=Policy(on_failure, retries, checkpoint_every, stall_s),
+                side_by_side=side_by_side,
+            )
+            _run(loaded, options, detach=detach)
     except Interrupted as stop:
-        click.echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
+        echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
         sys.exit(128 + stop.number)
 
 
-def _run(recipe: Recipe, options: Options, *, detach: bool) -> None:
+def _run(recipe: Recipe, options: RunOptions, *, detach: bool) -> None:
     started = leave_terminal(options.root, recipe, _relay) if detach else None
     if started is None:
         run_chain(recipe, options, Reporter())
@@ -135,9 +136,9 @@ def _run(recipe: Recipe, options: Options, *, detach: bool) -> None:
     if started.exit_code is not None:
         sys.exit(started.exit_code)
     for line in describe_detached(started, options.root):
-        click.echo(line)
+        echo(line)
 
 
 def _relay(line: str) -> None:
     """Print what a detached run says; its last word on a failure as an error."""
-    click.echo(line, err=line.startswith(("Error: ", "interrupted by ")))
+    echo(line, err=line.startswith(("Error: ", "interrupted by ")))

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.cleaning import clean_recipe
-from caffe_recipes.chain.setting import StageOptions, find_root
-from caffe_recipes.chain.staging import stage_recipe
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RECIPE
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import RECIPE
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import StageOptions, find_root
+from caffe_recipes.run.staging import clean_recipe, stage_recipe
 
 
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@given.hostfile
-@given.profile
-@given.caffe_root
-@given.lmdb_source
-@given.how
+@run_options.hostfile
+@run_options.profile
+@run_options.caffe_root
+@run_options.lmdb_source
+@run_options.how
 @click.option("--clean", is_flag=True, help="Take away what was staged and is not in use, and nothing else.")
 def stage(
     recipe: str,
@@ -39,20 +39,21 @@ def stage(
 
     What is there and right is not sent again; what is there and not ours is never replaced.
     """
-    options = StageOptions(find_root(caffe_root, profile), hostfile, lmdb_source, how, profile)
     loaded = load_recipe(recipe)
+    root = find_root(caffe_root, profile, None if clean else loaded, (recipe,))
+    options = StageOptions(root, hostfile, lmdb_source, how, profile)
     if clean:
         cleaned = clean_recipe(loaded, options, open_host)
         for each in cleaned:
-            click.echo(f"{each.host}: {each.said}", err=each.failed)
+            echo(f"{each.host}: {each.said}", err=each.failed)
         _fail_for([each.host for each in cleaned if each.failed], len(cleaned), "were not cleaned")
         return
-    placed = stage_recipe(loaded, options, open_host, click.echo)
+    placed = stage_recipe(loaded, options, open_host, echo)
     failed = [each for each in placed if each.outcome == "failed"]
     for lost in failed:
-        click.echo(f"{lost.host}: failed: {lost.reason}", err=True)
+        echo(f"{lost.host}: failed: {lost.reason}", err=True)
     count = Counter(each.outcome for each in placed)
-    click.echo(f"{count['there']} had it, {count['sent']} got it, {count['failed']} failed")
+    echo(f"{count['there']} had it, {count['sent']} got it, {count['failed']} failed")
     _fail_for([lost.host for lost in failed], len(placed), "lack the LMDB")
 
 

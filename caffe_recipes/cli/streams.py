@@ -1,16 +1,24 @@
-"""What commands on prototxts share: `-` for standard input or output, and how large a file may be."""
+"""What commands read and print: text for people, `-` for standard streams, how large a file may be."""
 
 from __future__ import annotations
 
+import re
+import secrets
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
-from caffe_recipes.caffe.text.source import read_pieces
-from caffe_recipes.cli.numbers import Whole
+from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
+from caffe_recipes.files import read_pieces
+from caffe_recipes.terminal import printable
+
+if TYPE_CHECKING:
+    pass
+from caffe_recipes.cli.options import Whole
 
 STDIN = "<stdin>"
+
 
 max_bytes_option = click.option(
     "--max-bytes",
@@ -27,6 +35,32 @@ def read_stdin(max_bytes: int) -> str:
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
+# Colours that `paint` asks for; nobody else can know the word.
+_WORD = secrets.token_hex(8)
+
+
+_PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
+
+
+def paint(text: str, colour: str) -> str:
+    """Have `echo` print text in a colour, or bold."""
+    return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
+
+
+def _style(colour: str) -> str:
+    if not colour:
+        return "\x1b[0m"
+    bold = colour == "bold"
+    return click.style("", fg=None if bold else colour, bold=bold or None, reset=False)
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
+    """Print text for people: lines of it, in which no character reaches the terminal but printable ones."""
+    parts = _PAINT.split(str(text))  # text, colour, text, ..., text
+    shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
+    click.echo("".join(shown), err=err, nl=nl, color=color)
+
+
 def print_text(text: str) -> None:
-    """Print text as UTF-8, whatever the terminal's encoding, and no line more."""
-    click.echo(text.encode(), nl=False)
+    """Print a prototxt's text as UTF-8, whatever the terminal's encoding, and no line more."""
+    click.echo(encode_prototxt(text), nl=False)

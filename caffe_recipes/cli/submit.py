@@ -8,18 +8,16 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.chain.policy import ON_FAILURE, OnFailure
-from caffe_recipes.chain.setting import find_root
-from caffe_recipes.chain.submitting.planned import SubmitOptions
-from caffe_recipes.chain.submitting.submit import Means, describe_submission, submit_chain
-from caffe_recipes.cli import options as given
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.numbers import Seconds, Whole
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.times import parse_limit
-from caffe_recipes.cluster.staging.costs import How
+from caffe_recipes.cluster.slurm_jobs import parse_limit
+from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.context import ON_FAILURE, OnFailure, find_root
+from caffe_recipes.run.submit.plan import SubmitOptions
+from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -34,11 +32,12 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 
 @click.command()
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@given.profile
-@given.caffe
-@given.caffe_root
-@given.dialect
+@run_options.profile
+@run_options.caffe
+@run_options.caffe_root
+@run_options.dialect
 @click.option("--dry-run", is_flag=True, help="Print the commands and the scripts, and do nothing.")
+@consent.run_code
 @click.option("--split", is_flag=True, help="A job for each phase, each behind the one before.")
 @click.option(
     "--time",
@@ -72,8 +71,8 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     help="Ask for N nodes more, which take the place of dead ones.",
 )
 @click.option("--include-failed", is_flag=True, help="Try nodes again that failed before.")
-@given.lmdb_source
-@given.how
+@run_options.lmdb_source
+@run_options.how
 @click.option(
     "--on-failure", type=click.Choice(ON_FAILURE), help="As of `run` [default: replace if --spares]"
 )
@@ -124,8 +123,10 @@ def submit(
     The scripts in jobs/ must be what `generate` writes. What is submitted already is not submitted again.
     SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count as given.
     """
-    loaded = given.load_given(recipe, dialect, caffe)
-    root = find_root(caffe_root, profile)
+    if not dry_run:
+        consent.allow_code()
+    loaded = run_options.load_given(recipe, dialect, caffe)
+    root = find_root(caffe_root, profile, loaded, (recipe, caffe))
     if on_failure is None and spares:
         on_failure = "replace"
     handed = {
@@ -159,10 +160,10 @@ def submit(
         environment={"LMDB_SOURCE": str(lmdb_source)} if lmdb_source else {},
     )
     if dry_run:
-        click.echo(describe_submission(loaded, options))
+        echo(describe_submission(loaded, options))
         return
-    submit_chain(loaded, options, click.echo, Means(LocalHost()))
+    submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     for word in ("status", "cancel"):
         told = "where it stands" if word == "status" else "take it back"
-        click.echo(f"{told}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")
+        echo(f"{told}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")

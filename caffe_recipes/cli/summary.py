@@ -8,12 +8,18 @@ import click
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.cli.names import RECIPE_OR_PROTOTXT
-from caffe_recipes.cli.numbers import Whole
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli import consent
+from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.summary import Options, read_net, summarize
-from caffe_recipes.review.summary_text import render_csv, render_json, render_table
+from caffe_recipes.review.inspect.summary import (
+    SummaryOptions,
+    read_net,
+    render_csv,
+    render_json,
+    render_table,
+    summarize,
+)
 
 _MOST_DIM = 2**31 - 1
 
@@ -47,6 +53,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--graph", type=PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
 )
+@consent.run_code
 @click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read files of more than 16 MB.")
 def summary(
     net: str,
@@ -66,15 +73,17 @@ def summary(
     """
     if graph is not None and graph.suffix != ".svg":
         raise InputError(graph, "is no .svg file", "graphs are drawn as SVG")
+    if graph is not None and not graph.parent.is_dir():
+        raise InputError(graph.parent, "is not a folder", "make it, or name a file in one that exists")
     number = None if phase is None else pb.Phase.Value(phase)
-    read = read_net(net, Options(number, level, stage, batch, image, caffe_root, max_bytes))
+    read = read_net(net, SummaryOptions(number, level, stage, batch, image, caffe_root, max_bytes))
     found = summarize(read)
     render = {"json": render_json, "csv": render_csv, None: render_table}[form]
     text = render(found).rstrip("\n")
     if graph is not None:
-        from caffe_recipes.generate.tree import write_files
+        from caffe_recipes.render.tree import write_files
         from caffe_recipes.review.graph.picture import draw_graph
 
         write_files({graph.name: draw_graph(read, found)}, graph.parent)
-        click.echo(f"wrote {click.format_filename(graph)}", err=True)
-    click.echo(text)
+        echo(f"wrote {graph}", err=True)
+    (echo if form is None else click.echo)(text)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli.names import RECIPE
-from caffe_recipes.cli.paths import PATH
+from caffe_recipes.cli.options import PATH, RECIPE
+from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.schedule.horovod import of_another_run
+from caffe_recipes.review.inspect.show import of_another_run
 from caffe_recipes.tensorflow.logs import load_evaluations
 
 _RECIPE = "tf-256n-90ep"
@@ -49,9 +49,9 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         tops = ((1, one.top1), (5, one.top5))
         parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
         parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
-        click.echo(f"step {one.step:,}: {', '.join(parts) or 'nothing is said of it'}")
+        echo(f"step {one.step:,}: {', '.join(parts) or 'nothing is said of it'}")
         if one.has_diverged:
-            click.echo("  the loss is no number: the training has diverged")
+            echo("  the loss is no number: the training has diverged")
         differs = of_another_run(loaded, one.step)
         if differs:
-            click.echo(f"  not this recipe's: {differs}")
+            echo(f"  not this recipe's: {differs}")

@@ -4,6 +4,13 @@ Every command runs beneath a supervisor, a few lines of sh, on this machine and 
 `timeout` bounds its time and gives it a process group of its own. The supervisor ends that group when it gets
 SIGTERM, and when its parent, here we and there sshd's process for our connection, is gone. So neither a stop,
 nor our being killed, nor a lost connection leaves a process behind. It needs sh and coreutils.
+
+Files to and from a host, by its own sh and cat: counted, private, and never half there under their names.
+
+A file is written beside its place as a new one of mode 0600, compared in size, and renamed. What somebody
+else has put in its place, a link or a file, is replaced and never written through.
+
+Host.
 """
 
 from __future__ import annotations
@@ -15,10 +22,11 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 from caffe_recipes.errors import ClusterError
 
@@ -80,7 +88,7 @@ class Completed:
     stderr: str
 
 
-class Wire(Protocol):
+class ByteStream(Protocol):
     """How bytes reach a supervisor and come back; all may raise ClusterError."""
 
     def read(self, most: int) -> bytes:
@@ -134,7 +142,7 @@ def quote_command(argv: Sequence[str]) -> str:
 class Running:
     """A command that runs on a host; leaving its `with` block ends it if it still does."""
 
-    def __init__(self, host: str, argv: Sequence[str], mark: str, wire: Wire) -> None:
+    def __init__(self, host: str, argv: Sequence[str], mark: str, wire: ByteStream) -> None:
         """Listen to a supervisor that was started with `mark`."""
         self.host, self.argv, self.mark = host, tuple(argv), mark
         self._mark, self._wire = mark.encode(), wire
@@ -248,3 +256,166 @@ def _behind_mark(said: bytes, mark: bytes) -> tuple[int, bytes] | None:
     _, found, rest = said.partition(mark)
     line, end, rest = rest.partition(b"\n")
     return (int(line), rest) if found and end else None
+
+
+# No byte in so long: the disk or the host hangs.
+STALL_S = 120.0
+_LONGEST_S = 86400.0
+_TRANSFER_CHUNK = 1 << 18
+
+# set -C has `>` create the file, or fail; what is left of a copy that stops is removed there, without us.
+_RECEIVE = """\
+umask 077
+set -C
+trap 'exit 1' TERM HUP INT
+trap 'rm -f -- "$2"' EXIT
+cat >"$2" || exit 1
+set -- "$1" "$2" "$3" "$(wc -c <"$2")"
+test "$4" -eq "$3" || { echo "$4 of $3 bytes arrived" >&2; exit 1; }
+mv -f -T -- "$2" "$1"
+"""
+_SEND = """\
+test -f "$1" || { test -e "$1" && echo "is no file" >&2 || echo "No such file or directory" >&2; exit 1; }
+exec 3<"$1" || exit 1
+stat -L -c %s /dev/fd/3 && exec cat <&3
+"""
+
+
+def put_file(host: Host, path: Path, to: str) -> None:
+    """Copy a file to a host; raises ClusterError, and then nothing has changed there."""
+    part = f"{to}.{secrets.token_hex(4)}.part"
+    where = f"{host.name}:{to}"
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            argv = ["sh", "-c", _RECEIVE, "sh", to, part, str(size)]
+            with host.start(argv, _LONGEST_S) as command, _moving(command, where) as moved:
+                _send(command, file, moved)
+                _check(command, where)
+    except OSError as error:
+        raise ClusterError(path, f"cannot be copied: {error.strerror}", "check it") from None
+
+
+def fetch_file(host: Host, path: str, to: Path) -> None:
+    """Copy a file from a host; raises ClusterError, and then nothing has changed here."""
+    where = f"{host.name}:{path}"
+    part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
+    try:
+        with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
+            command.end_input()
+            with _moving(command, where) as moved, private_file(part) as file:
+                expected, arrived = _receive(command, file, moved)
+            _check(command, where)
+        if expected != arrived:
+            what = f"cannot be copied: {arrived} of {expected} bytes arrived"
+            raise ClusterError(where, what, "is something still writing it?")
+        part.replace(to)
+    except OSError as error:
+        raise ClusterError(to, f"cannot be written: {error.strerror}", "check the disk") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def private_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a file that was not there, for this user only, and write to it."""
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(number, "wb") as file:
+        yield file
+
+
+def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
+    try:
+        while chunk := file.read(_TRANSFER_CHUNK):
+            command.send(chunk)
+            moved()
+    except ClusterError:
+        pass  # it ended before it had read all: its own words, which come next, say why
+    command.end_input()
+    while command.read():
+        moved()
+
+
+def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
+    """Write what a command sends; return the size it said first, and the bytes that came."""
+    head, arrived = b"", 0
+    while chunk := command.read():
+        moved()
+        if b"\n" not in head:
+            head, end, chunk = (head + chunk).partition(b"\n")
+            head += end
+        file.write(chunk)
+        arrived += len(chunk)
+    return int(head or 0), arrived
+
+
+def _check(command: Running, where: str) -> None:
+    code = command.wait()
+    if code != 0:
+        reason = " ".join(command.errors().split()) or f"its copy ended with {code}"
+        raise ClusterError(
+            where, f"cannot be copied: {reason.rpartition(': ')[2]}", "check its path and disk"
+        )
+
+
+@contextmanager
+def _moving(command: Running, where: str) -> Iterator[Callable[[], None]]:
+    """Stop a command, and raise ClusterError, if the function that this yields is not called for STALL_S."""
+    last = time.monotonic()
+    over = threading.Event()
+    stalled = False
+
+    def moved() -> None:
+        nonlocal last
+        last = time.monotonic()
+
+    def watch() -> None:
+        nonlocal stalled
+        while not over.wait(1.0):
+            if time.monotonic() - last > STALL_S:
+                stalled = True
+                command.stop()
+                return
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield moved
+    except ClusterError:
+        if not stalled:
+            raise
+    finally:
+        over.set()
+        watching.join()
+    if stalled:
+        raise ClusterError(where, f"no byte moved in {STALL_S:.0f} s", "check the host and its disks")
+
+
+class Host(Protocol):
+    """Where ranks run. Paths are absolute; a relative one would mean another folder on each host."""
+
+    @property
+    def name(self) -> str:
+        """The host's name in the hostfile."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is reached without ssh."""
+
+    def connect(self) -> None:
+        """Reach it, if that is still to be done; raises ClusterError."""
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        """Run a command to its end; raises ClusterError if it cannot start or takes longer."""
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        """Start a command; it never outlives us, the connection, or `limit_s`. Raises ClusterError."""
+
+    def fetch(self, path: str, to: Path) -> None:
+        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError."""
+
+    def put(self, path: Path, to: str) -> None:
+        """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""
+
+    def close(self) -> None:
+        """Let go of the connection."""

@@ -3,29 +3,218 @@
 The first line holds rank 0. Node lists are taken as well, `c401-[001-064]`, which hydra does not know: what
 it gets is `render_hostfile`. Hydra crashes on `host:x`, refuses a comment behind a host, takes a host that is
 there twice for two, and silently wraps around when there are too few; here each is one line with its place.
+
+Folded node lists, `c401-[001-064]`, as Slurm and ClusterShell write them: expanded in the order written.
+
+ClusterShell's NodeSet is a set: it sorts, and a name given twice is there once. The order of hosts is the
+order of ranks, so each piece is expanded on its own, and what comes twice is left for the caller to judge.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.cluster.nodelists import MOST_HOSTS, find_twice, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import ClusterError
 
-_ENTRY = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
+SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+MOST_HOSTS = 100_000
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# To a resolver these are no names, but addresses that nobody means: `0` is this machine.
+_NUMBER = re.compile(r"[0-9]+|0+(?:\.0+)+")
+_MOST_LETTERS = 255
+_RANGE = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15})(?:/([1-9][0-9]{0,5}))?)?")
+# Commas within brackets belong to their entry.
+_LIST_ENTRY = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,15})([^0-9]*)", re.DOTALL)
+_LIST_HINT = "write hosts as in c401-[001-064,070]"
+
+
+def is_host_name(text: str) -> bool:
+    """Tell whether a text can be a host's name: what starts with a dash would be an option of ssh.
+
+    >>> is_host_name("c401-001.example.org"), is_host_name("-oProxyCommand=x"), is_host_name("0")
+    (True, False, False)
+    """
+    return len(text) <= _MOST_LETTERS and _HOST.fullmatch(text) is not None and not _NUMBER.fullmatch(text)
+
+
+def describe_no_host(text: str, hint: str) -> str:
+    """Return what to do about a text that is no host's name; `hint` where nothing better is known."""
+    if len(text) > _MOST_LETTERS:
+        return f"it is too long: a name has at most {_MOST_LETTERS} letters"
+    if _HOST.fullmatch(text.rstrip(".")):
+        return "leave out the dot at its end" if text.endswith(".") else "a number is no name"
+    return hint
+
+
+def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
+    """Return the hosts of a node list in its order; one that is there twice comes twice.
+
+    Raises ClusterError for what is no node list, and for one that is empty or longer than MOST_HOSTS.
+
+    >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
+    ('c402-001', 'c401-003', 'c401-001', 'c401-002')
+    """
+    stripped = text.strip()
+    entries = _LIST_ENTRY.findall(stripped)
+    if not entries or ",".join(entries) != stripped:
+        raise ClusterError(where, f"{stripped[:80]!r} is no node list", _LIST_HINT)
+    hosts: list[str] = []
+    for entry in entries:
+        hosts += expand_entry(entry, where)
+        if len(hosts) > MOST_HOSTS:
+            raise _too_many(where, entry)
+    return tuple(hosts)
+
+
+def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
+    """Return the hosts of one entry, in the order in which its brackets name them, the last one fastest.
+
+    >>> expand_entry("r[2,1]-n[09-10]", "nodes")
+    ('r2-n09', 'r2-n10', 'r1-n09', 'r1-n10')
+    """
+    pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
+    if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
+        raise ClusterError(where, f"{entry[:80]!r} is no host", describe_no_host(entry, _LIST_HINT))
+    if len(pieces) == 1:
+        return (entry,)
+    brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
+    total = 1
+    for bracket in brackets:
+        total *= sum(count for _, count in bracket)
+    if total > MOST_HOSTS:
+        raise _too_many(where, entry)
+    hosts: list[str] = []
+    for choice in itertools.product(*brackets):
+        folded = "".join(
+            text + (f"[{item[0]}]" if item else "")
+            for text, item in itertools.zip_longest(pieces[::2], choice)
+        )
+        hosts += _expand(folded, entry, where)
+    return tuple(hosts)
+
+
+def fold_hosts(hosts: Sequence[str]) -> str:
+    """Write hosts as a node list that reads back as the same hosts in the same order.
+
+    >>> fold_hosts(["c401-003", "c401-001", "c401-002", "c402-001"])
+    'c401-003,c401-[001-002],c402-001'
+    """
+    runs: list[list[str]] = []
+    for host in hosts:
+        if runs and _comes_after(runs[-1][-1], host):
+            runs[-1].append(host)
+        else:
+            runs.append([host])
+    return ",".join(_fold(run) for run in runs)
+
+
+def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the hosts of the Slurm job that this process runs in, in its order; None outside of one.
+
+    Raises ClusterError also for one that is there twice: hydra would count it once, and wrap around.
+
+    >>> slurm_hosts({"SLURM_JOB_NODELIST": "c401-[001-002]"})
+    ('c401-001', 'c401-002')
+    """
+    for name in SLURM_VARIABLES:
+        if environment.get(name):
+            hosts = parse_nodelist(environment[name], f"${name}")
+            again = find_twice(hosts)
+            if again is not None:
+                raise ClusterError(f"${name}", f"host {hosts[again]} is there twice", "give a --hostfile")
+            return hosts
+    return None
+
+
+def find_twice(hosts: Sequence[str]) -> int | None:
+    """Return where the first host stands that has come before; names are the same in any case of letters.
+
+    >>> find_twice(["c1", "c2", "C1"]), find_twice(["c1", "c2"])
+    (2, None)
+    """
+    seen: set[str] = set()
+    for index, host in enumerate(hosts):
+        if host.lower() in seen:
+            return index
+        seen.add(host.lower())
+    return None
+
+
+def _with_digits(pieces: list[str]) -> list[str]:
+    return ["0" if index % 2 else piece for index, piece in enumerate(pieces)]
+
+
+def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
+    """Return a range as it is, with the number of its hosts."""
+    found = _RANGE.fullmatch(item)
+    if found is None:
+        raise ClusterError(where, f"{item[:40]!r} in {entry[:80]!r} is no range", _LIST_HINT)
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    if last < first:
+        raise ClusterError(where, f"range {item} runs backwards", f"write {found[2]}-{found[1]}")
+    padded = any(len(number or "") > 1 and number[0] == "0" for number in (found[1], found[2]))
+    if padded and found[2] and len(found[2]) != len(found[1]):
+        raise ClusterError(where, f"range {item} has numbers of different widths", _LIST_HINT)
+    return item, (last - first) // step + 1
+
+
+def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
+    """Let NodeSet expand what holds one range in each bracket: there its order is the written one."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        yield from (str(host) for host in NodeSet(folded, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        reason = " ".join(str(error).split())
+        raise ClusterError(where, f"{entry[:80]!r} is no node list: {reason[:120]}", _LIST_HINT) from None
+
+
+def _comes_after(previous: str, host: str) -> bool:
+    """Tell whether two hosts differ in their last number only, and ascend in it."""
+    one, other = _LAST_NUMBER.fullmatch(previous), _LAST_NUMBER.fullmatch(host)
+    if one is None or other is None or (one[1], one[3]) != (other[1], other[3]):
+        return False
+    return int(one[2]) < int(other[2])
+
+
+def _fold(run: list[str]) -> str:
+    """Let NodeSet fold hosts that ascend; where it would give other hosts back they stay as they are."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    if len(run) == 1:
+        return run[0]
+    folded = str(NodeSet.fromlist(run, resolver=RESOLVER_NOGROUP))
+    kept = list(NodeSet(folded, resolver=RESOLVER_NOGROUP)) == run and len(_LIST_ENTRY.findall(folded)) == 1
+    return folded if kept else ",".join(run)
+
+
+def _too_many(where: str | Path, entry: str) -> ClusterError:
+    return ClusterError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
+
+
+_LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
 _HERE = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
 _MOST_BYTES = 10_000_000
-_HINT = "write `host` or `host:ranks`, one a line"
+_LINE_HINT = "write `host` or `host:ranks`, one a line"
 _RANKS_HINT = "ranks are a number from 1 on, which -ppn overrides"
 # What other programs read, and what hydra says of it at most by crashing; the first that fits.
 _MISTAKES = (
     (re.compile(r".*\s#.*"), "hydra takes a comment in a line of its own only"),
     (re.compile(r"\S+@\S+.*"), "write the host alone, and its user in ~/.ssh/config"),
     (re.compile(r".*\bslots\s*=.*"), "that is for Open MPI; for hydra write `host:ranks`"),
+    (
+        re.compile(r"\[?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,}(?:%\w+)?\]?(?::[0-9]+)?"),
+        "hydra takes a colon for the number of ranks: write the host's name, and its address in /etc/hosts"
+        " or as HostName in ~/.ssh/config",
+    ),
     (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write `host:ranks`, one a line"),
     (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "a host's own options are not taken; write `host:ranks`"),
     (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
@@ -93,7 +282,7 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         if not entry or entry.startswith("#"):
             continue
         at = f"{where}:{number}"
-        found = _ENTRY.fullmatch(entry)
+        found = _LINE.fullmatch(entry)
         if found is None:
             raise ClusterError(at, f"{entry[:80]!r} is no host", _hint(entry[:80]))
         ranks = int(found["ranks"]) if found["ranks"] else None
@@ -145,4 +334,4 @@ def _read(path: str | Path) -> bytes:
 
 
 def _hint(entry: str) -> str:
-    return next((hint for pattern, hint in _MISTAKES if pattern.fullmatch(entry)), _HINT)
+    return next((hint for pattern, hint in _MISTAKES if pattern.fullmatch(entry)), _LINE_HINT)

@@ -1,6 +1,8 @@
 """Hosts: run a command there, copy a file there or back. This machine, another one by ssh, or a test's.
 
 Errors of ssh and of the operating system become ClusterErrors that name the host.
+
+Many hosts at once: what each of them answered, or why it did not.
 """
 
 from __future__ import annotations
@@ -12,51 +14,28 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Generic, Literal, TypeVar, cast
 
-from caffe_recipes.cluster.commands import COMMAND_S as COMMAND_S
-from caffe_recipes.cluster.commands import GRACE_S, Running, supervise
-from caffe_recipes.cluster.commands import Completed as Completed
-from caffe_recipes.cluster.nodelists import describe_no_host, is_host_name
-from caffe_recipes.cluster.ssh import SshHost as SshHost
-from caffe_recipes.cluster.transfer import private_file
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.commands import (
+    COMMAND_S,
+    GRACE_S,
+    Completed,
+    Host,
+    Running,
+    private_file,
+    supervise,
+)
+from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
 
 _DIGEST_S = 600.0
-
-
-class Host(Protocol):
-    """Where ranks run. Paths are absolute; a relative one would mean another folder on each host."""
-
-    @property
-    def name(self) -> str:
-        """The host's name in the hostfile."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is reached without ssh."""
-
-    def connect(self) -> None:
-        """Reach it, if that is still to be done; raises ClusterError."""
-
-    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
-        """Run a command to its end; raises ClusterError if it cannot start or takes longer."""
-
-    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        """Start a command; it never outlives us, the connection, or `limit_s`. Raises ClusterError."""
-
-    def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError."""
-
-    def put(self, path: Path, to: str) -> None:
-        """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""
-
-    def close(self) -> None:
-        """Let go of the connection."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +132,8 @@ def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
         raise ClusterError("", f"{name[:80]!r} is no host's name", hint)
     if copy_with == "auto" and is_this_machine(name):
         return LocalHost(name)
+    from caffe_recipes.cluster.ssh import SshHost  # paramiko
+
     return SshHost(name)
 
 
@@ -199,7 +180,7 @@ def finish_digest(host: Host, path: str, summing: Running) -> str:
 def _read_digest(host: Host, path: str, done: Completed) -> str:
     if done.returncode != 0:
         raise ClusterError(f"{host.name}:{path}", "cannot be read", done.stderr.strip() or "check it")
-    return _answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
+    return _match_answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
 
 
 def free_bytes(host: Host, path: str) -> int:
@@ -207,7 +188,7 @@ def free_bytes(host: Host, path: str) -> int:
     for folder in (Path(path), *Path(path).parents):
         done = host.run(["df", "-P", "-B1", "--", str(folder)])
         if done.returncode == 0:
-            return int(_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
+            return int(_match_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
     raise ClusterError(f"{host.name}:{path}", "no disk is there", "check the path")
 
 
@@ -215,11 +196,11 @@ def _stamp(host: Host, path: str, *options: str) -> str | None:
     done = host.run(["stat", *options, "-c", "%f %i %s %.9Y", "--", path])
     if done.returncode != 0:
         return None
-    found = _answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
+    found = _match_answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
     return found[0].replace(",", ".") if stat.S_ISREG(int(found[1], 16)) else None  # some write 1,5
 
 
-def _answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
+def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
     """Match the last line of what a program said: a shell may have greeted us in the lines before."""
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
@@ -255,3 +236,127 @@ def _copy(host: str, source: Path, to: Path) -> None:
         raise ClusterError(f"{host}:{at}", f"cannot be copied: {error.strerror}", "check the disk") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+T = TypeVar("T")
+
+AT_ONCE = 64
+CONNECT_ALL_S = 120.0
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What an action gave on one host: a value, or the error that it raised."""
+
+    host: Host
+    value: T | None = None
+    error: CaffeRecipesError | None = None
+
+
+def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host, ...]:
+    """Return the hosts of these names, in their order; a slow name server is asked for all at once."""
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(names))), thread_name_prefix="names") as pool:
+        return tuple(pool.map(connect, names))
+
+
+def ask_all(
+    hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float, at_once: int = AT_ONCE
+) -> tuple[Answer[T], ...]:
+    """Call `act` on all hosts, `at_once` at a time; answers in the hosts' order, whatever fails on some.
+
+    A host that takes longer than `timeout_s` from its own start is let go: its connection is closed, so that
+    whoever waits for it wakes. Errors that are not ours are raised.
+    """
+    begun: dict[int, float] = {}
+    lock = threading.Lock()
+
+    def timed(index: int) -> T:
+        with lock:
+            begun[index] = time.monotonic()
+        return act(hosts[index])
+
+    pool = ThreadPoolExecutor(min(at_once, max(1, len(hosts))), thread_name_prefix="hosts")
+    try:
+        futures = [pool.submit(timed, index) for index in range(len(hosts))]
+        late: set[int] = set()
+        while left := {index for index, future in enumerate(futures) if not future.done()} - late:
+            wait([futures[index] for index in left], timeout=_until_next(begun, left, timeout_s))
+            for index in left:
+                if (
+                    not futures[index].done()
+                    and time.monotonic() - begun.get(index, time.monotonic()) > timeout_s
+                ):
+                    late.add(index)
+                    hosts[index].close()
+        return tuple(
+            _late(host, timeout_s) if index in late else _answer(host, future.result)
+            for index, (host, future) in enumerate(zip(hosts, futures, strict=True))
+        )
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def connect_all(hosts: Sequence[Host], timeout_s: float = CONNECT_ALL_S) -> tuple[Answer[None], ...]:
+    """Reach all hosts at once; one answer for each, in their order."""
+    return ask_all(hosts, lambda host: host.connect(), timeout_s)
+
+
+def on_all(hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = CONNECT_ALL_S) -> list[T]:
+    """Call `act` on all hosts at once; results in their order, or the first host's error is raised."""
+    answers = ask_all(hosts, act, timeout_s)
+    error = first_error(answers)
+    if error is not None:
+        raise error
+    return [cast("T", answer.value) for answer in answers]
+
+
+def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
+    """Call `act` on every host at once; return what it says, its error, or that it is late.
+
+    A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
+    """
+    late = f"gave no answer within {limit_s:.0f} s"
+    said: dict[str, str | None] = {host.name: late for host in hosts}
+    left = threading.Semaphore(0)
+
+    def ask(host: Host) -> None:
+        try:
+            said[host.name] = act(host)
+        except CaffeRecipesError as error:
+            said[host.name] = error.what
+        finally:
+            left.release()
+
+    deadline = time.monotonic() + limit_s
+    for host in hosts:
+        threading.Thread(target=ask, args=(host,), daemon=True, name=f"each-{host.name}").start()
+    for _ in hosts:
+        left.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    return {name: reason for name, reason in dict(said).items() if reason is not None}
+
+
+def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:
+    """Return the first host's error, which says how many more there are; None if all answered."""
+    failed = [answer.error for answer in answers if answer.error is not None]
+    if len(failed) < 2:
+        return failed[0] if failed else None
+    others = f"{failed[0].what} (and {len(failed) - 1} more of {len(answers)} hosts failed)"
+    return type(failed[0])(failed[0].where, others, failed[0].hint)
+
+
+def _answer(host: Host, result: Callable[[], T]) -> Answer[T]:
+    try:
+        return Answer(host, result())
+    except CaffeRecipesError as error:
+        return Answer(host, error=error)
+
+
+def _late(host: Host, timeout_s: float) -> Answer[T]:
+    what = f"gave no answer within {timeout_s:.0f} s"
+    return Answer(host, error=ClusterError(host.name, what, "check the host and its disks"))
+
+
+def _until_next(begun: dict[int, float], left: set[int], timeout_s: float) -> float:
+    """Return how long until the first of those that have begun is late; a while if none has."""
+    starts = [begun[index] for index in left if index in begun]
+    return max(0.01, min(starts) + timeout_s - time.monotonic() + 0.01) if starts else min(1.0, timeout_s)

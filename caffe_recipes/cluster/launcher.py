@@ -1,21 +1,36 @@
-"""The argv of the programs that start ranks: Hydra's mpiexec, Slurm's srun, TACC's ibrun."""
+"""The argv of the programs that start ranks: Hydra's mpiexec, Slurm's srun, TACC's ibrun.
+
+Asking the launcher that is really there: which it is, and whether it knows an option.
+
+What the ssh that hydra starts itself is told: it asks nobody, adds no host key, forwards no agent.
+
+Hydra calls `ssh -x` with what the user has configured. Without a terminal ssh still asks by SSH_ASKPASS,
+where a graphical session has set it, and adds keys where `accept-new` or `no` stands in ~/.ssh/config.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # pydantic is slow to come, and not needed to write a command
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.errors import ClusterError
+
+if TYPE_CHECKING:
     from caffe_recipes.cluster.profiles import Container
+
 
 HYDRA = "mpiexec.hydra"
 
 # How Intel MPI's hydra is told the fabric; other hydras refuse the option, so nothing is passed without one.
 FABRIC_OPTIONS: Mapping[str, tuple[str, ...]] = {"psm2": ("-PSM2",)}
-# PATH, number of modules, modules, command; what a module puts on PATH comes before what was there.
+# PATH, number of modules, modules, command; what a module puts on PATH comes before what was there. The
+# profile's variables are set once more, since a login and modules set some as well.
+_AFTER_MODULES = "CAFFE_RECIPES_AFTER_MODULES"
 _WITH_MODULES = (
     'path=$1 count=$2; shift 2; module load "${@:1:count}" || exit 126; shift "$count"; '
-    'export PATH="$PATH:$path"; exec "$@"'
+    f'eval "${{{_AFTER_MODULES}-}}"; unset {_AFTER_MODULES}; export PATH="$PATH:$path"; exec "$@"'
 )
 
 
@@ -52,8 +67,9 @@ def hydra_argv(
 ) -> tuple[str, ...]:
     """Return the argv that runs `command` on nodes x ranks_per_node ranks.
 
-    `-l` puts `[rank] ` before each line of output; `environment` reaches every rank by `-genv`. The hostfile
-    must hold `nodes` hosts: with fewer, hydra wraps around without a word.
+    `-l` puts `[rank] ` before each line of output; `environment` reaches every rank by `-genv`, where every
+    user of the node can read it: what may be secret goes by launcher_environment. The hostfile must hold
+    `nodes` hosts: with fewer, hydra wraps around without a word.
 
     >>> " ".join(hydra_argv(["caffe"], nodes=2, ranks_per_node=2, environment={"A": "1"}, fabric="psm2"))
     'mpiexec.hydra -PSM2 -l -n 4 -ppn 2 -f hostfile -genv A 1 caffe'
@@ -133,15 +149,33 @@ def launcher_argv(
     return argv[program]()
 
 
-def launcher_environment(program: str, environment: Mapping[str, str]) -> dict[str, str]:
+def launcher_environment(
+    program: str, environment: Mapping[str, str], after_modules: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return what the launcher's own process is given, so that every rank gets `environment`.
 
-    All of them hand on their own environment. ibrun is given by it what puts `[rank] ` before each line, too.
+    All of them hand on their own environment, hydra as long as it is not given -genvlist: a value may be a
+    secret, and anybody can read an argv. `after_modules` is what with_modules is to set again. ibrun is given
+    what puts `[rank] ` before each line, too.
 
     >>> launcher_environment("ibrun", {"A": "1"})
     {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
     """
-    return {**environment, **({"MY_MPIRUN_OPTIONS": "-l"} if program == "ibrun" else {})}
+    again = render_exports(after_modules or {})
+    return {
+        **environment,
+        **({_AFTER_MODULES: again} if again else {}),
+        **({"MY_MPIRUN_OPTIONS": "-l"} if program == "ibrun" else {}),
+    }
+
+
+def render_exports(environment: Mapping[str, str]) -> str:
+    """Write variables as sh takes them, a line each.
+
+    >>> print(render_exports({"A": "b c"}))
+    export A='b c'
+    """
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
 
 
 def in_container(argv: Sequence[str], container: Container | None) -> tuple[str, ...]:
@@ -170,3 +204,79 @@ def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tupl
     if not modules:
         return tuple(argv)
     return ("bash", "-lc", _WITH_MODULES, "caffe-recipes", path, str(len(modules)), *modules, *argv)
+
+
+# How a launcher says its version; given behind an option, that is all it does, unless it refuses the option.
+_VERSION: Mapping[str, str] = {"mpiexec.hydra": "-version", "srun": "--version"}
+_REFUSALS = ("unrecognized argument", "unrecognized option", "invalid option")
+_ASK_S = 20.0
+
+
+def launcher_version(host: Host, program: str) -> str:
+    """Return the line in which a launcher names its version; raises ClusterError if it does not answer."""
+    done = host.run([program, _asks_version(program)], _ASK_S)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    version = next((line for line in lines if "ersion" in line or line.startswith("slurm")), None)
+    if done.returncode != 0 or version is None:
+        raise ClusterError(host.name, f"{program} does not say its version", f"try `{program} -version`")
+    return version
+
+
+def launcher_knows(
+    host: Host,
+    program: str,
+    option: str,
+    within: Callable[[Sequence[str]], Sequence[str]] = lambda argv: argv,
+) -> bool:
+    """Tell whether a launcher takes an option, without starting anything; raises ClusterError.
+
+    Of Intel MPI's hydras only those of 2018 know -PSM2; MPICH's never did. `within` is what the launcher is
+    called in, as modules.
+    """
+    done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
+    if done.returncode == 0:
+        return True
+    said = f"{done.stdout}\n{done.stderr}"
+    if any(refusal in said for refusal in _REFUSALS):
+        return False
+    reason = next((line.strip() for line in said.splitlines() if line.strip()), f"code {done.returncode}")
+    raise ClusterError(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
+
+
+def _asks_version(program: str) -> str:
+    return _VERSION.get(program.rpartition("/")[2], "-version")
+
+
+# A known host may show further keys: UpdateHostKeys would write those down. ssh takes the first value given.
+_STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
+# Where MPICH's and Intel's hydra take words for the program that starts their proxies, and which that is.
+_WORDS_AND_PROGRAM: Mapping[str, tuple[str, ...]] = {
+    "HYDRA_LAUNCHER_EXTRA_ARGS": ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ("I_MPI_HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER"),
+}
+# Within a job of one of these hydra starts its proxies by srun, blaunch, qrsh or llspawn, for whom the words
+# would mean something else: to srun, `-o` is a file to write.
+_BATCH_SYSTEMS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "LOADL_HOSTFILE")
+
+
+def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make hydra's ssh strict; its words only where it is ssh that hydra starts.
+
+    What `environment` has of words already is kept behind ours.
+
+    >>> ssh_environment({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 2222"})["HYDRA_LAUNCHER_EXTRA_ARGS"][-7:]
+    '-p 2222'
+    >>> ssh_environment({"SLURM_JOB_NODELIST": "c401-[001-064]"})
+    {'SSH_ASKPASS_REQUIRE': 'never'}
+    """
+    words_of = {
+        words: " ".join(filter(None, (_STRICT, environment.get(words))))
+        for words, programs in _WORDS_AND_PROGRAM.items()
+        if _starts_ssh(environment, programs)
+    }
+    return {"SSH_ASKPASS_REQUIRE": "never", **words_of}
+
+
+def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:
+    said = next((environment[name] for name in programs if environment.get(name)), None)
+    return said == "ssh" if said else not any(environment.get(name) for name in _BATCH_SYSTEMS)

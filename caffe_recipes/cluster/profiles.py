@@ -14,11 +14,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from caffe_recipes.config.source import parse_yaml, validate
-from caffe_recipes.config.values import Count, CountOrZero, FileName, Frozen, PathText, Positive, Text, Value
+from caffe_recipes.config import (
+    Count,
+    CountOrZero,
+    FileName,
+    Frozen,
+    PathText,
+    Positive,
+    Text,
+    Value,
+    parse_yaml,
+    validate,
+)
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.limits import limit, raise_limit
 
-_MOST_BYTES = 100_000
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 
@@ -36,14 +46,14 @@ class Launcher(Value):
     )
 
 
-class Partition(Value):
+class PartitionLimits(Value):
     """A queue's limits for one job."""
 
     nodes: Count | None = None
     hours: Positive | None = None
 
 
-class Batch(Value):
+class SbatchDefaults(Value):
     """What sbatch is given for every job on the machine, besides what follows from the recipe."""
 
     partition: Word | None = None
@@ -80,14 +90,14 @@ class Node(Value):
         return (self.sockets or 0) * (self.cores_per_socket or 0) if known else None
 
 
-class Mlsl(Value):
+class MlslDefaults(Value):
     """Intel MLSL's communication servers, and the cores they are pinned to."""
 
     num_servers: Count | None = None
     server_affinity: tuple[CountOrZero, ...] = ()
 
 
-class Rates(Value):
+class MachineRates(Value):
     """What the machine moves, in 10^9 bytes a second: staging weighs its ways by it."""
 
     link_gb_per_s: Positive | None = Field(None, description="between two nodes")
@@ -105,18 +115,18 @@ class Profile(Value):
     fabric: Text | None = None
     modules: tuple[Text, ...] = Field((), description="loaded before the launcher is called")
     container: Container | None = None
-    slurm: Batch = Batch()
-    partitions: Frozen[FileName, Partition] = Field(
+    slurm: SbatchDefaults = SbatchDefaults()
+    partitions: Frozen[FileName, PartitionLimits] = Field(
         {}, validate_default=True, description="queues by their names"
     )
     node: Node = Node()
     omp_num_threads: Count | None = Field(None, description="OpenMP threads of a rank")
     kmp_affinity: Text | None = None
-    mlsl: Mlsl | None = None
+    mlsl: MlslDefaults | None = None
     shared_folder: PathText | None = Field(None, description="where all nodes see one file system")
     caffe_root: PathText | None = None
     copy_with: Literal["ssh", "auto"] = "auto"
-    rates: Rates = Rates()
+    rates: MachineRates = MachineRates()
     head: HostName | None = Field(None, description="this machine, as the nodes call it")
 
     @model_validator(mode="after")
@@ -205,11 +215,12 @@ def _read(name: str) -> tuple[str, str | Path]:
         raise ClusterError("", f"unknown profile '{name[:80]}'", hint)
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            most = limit("yaml-bytes")
+            data = file.read(most + 1)
     except OSError as error:
         raise ClusterError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
-    if len(data) > _MOST_BYTES:
-        raise ClusterError(path, f"is over {_MOST_BYTES:,} bytes", "is it a profile?")
+    if len(data) > most:
+        raise ClusterError(path, f"is over {most:,} bytes", f"is it a profile? {raise_limit('yaml-bytes')}")
     try:
         return data.decode("utf-8"), path
     except UnicodeDecodeError:

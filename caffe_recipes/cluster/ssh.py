@@ -1,33 +1,58 @@
 """Another machine, by ssh: one connection that is opened when it is first needed, and used for everything.
 
 As configured in `~/.ssh/config`; `ssh_config` says what of it is read, `ssh_login` what is refused.
+
+A login by ssh: over jump hosts, with keys only, to hosts whose keys are known, and watched until it ends.
+
+Nothing is ever asked of the user, no host key is ever added, no agent is forwarded.
+
+Proving who we are: keys only, of the configured files and the agent, and what to say when none is taken.
+
+No passphrase and no password is ever asked for: a run has nobody to answer.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import paramiko
 
 from caffe_recipes.cluster.commands import (
     COMMAND_S,
     GRACE_S,
     Completed,
     Running,
+    fetch_file,
+    put_file,
     quote_command,
     supervise,
 )
-from caffe_recipes.cluster.ssh_config import default_folder
-from caffe_recipes.cluster.transfer import fetch_file, put_file
+from caffe_recipes.cluster.ssh_config import (
+    KnownKey,
+    SshOptions,
+    default_folder,
+    fingerprint,
+    is_revoked,
+    judge_key,
+    keys_of,
+    known_name,
+    load_known_hosts,
+    load_ssh_options,
+)
 from caffe_recipes.errors import ClusterError
-
-if TYPE_CHECKING:
-    import paramiko
-
-    from caffe_recipes.cluster.ssh_login import Login
 
 # An sshd that restarts, or has too many logins at once, refuses for a while.
 PATIENCE_S = 20.0
@@ -43,6 +68,7 @@ class SshHost:
     patience_s: float = PATIENCE_S
     is_local: bool = field(default=False, init=False)
     _login: Login | None = field(default=None, init=False, repr=False)
+    _single_use: list[Login] = field(default_factory=list, init=False, repr=False)
     _closed: int = field(default=0, init=False, repr=False)
     _connecting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _changing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -58,8 +84,7 @@ class SshHost:
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
         """Start a command; it ends there after `limit_s`, and when this connection does."""
         mark, supervised = supervise(argv, limit_s)
-        channel = self._execute(quote_command(supervised))
-        return Running(self.name, argv, mark, _Channel(self, channel))
+        return Running(self.name, argv, mark, self._execute(quote_command(supervised)))
 
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file from there."""
@@ -70,16 +95,24 @@ class SshHost:
         put_file(self, path, to)
 
     def close(self) -> None:
-        """Close the connection, also one that is being opened; the next command opens another."""
+        """Close all connections, also one that is being opened; the next command opens another."""
         with self._changing:  # not `_connecting`: a host that is dead or refuses is tried for long
-            login, self._login = self._login, None
+            logins = [*self._single_use, *([self._login] if self._login is not None else [])]
+            self._login, self._single_use = None, []
             self._closed += 1
-        if login is not None:
+        for login in logins:
             login.close()
+
+    def release(self, login: Login) -> None:
+        """Close a connection that one command had to itself."""
+        with self._changing:
+            if login not in self._single_use:
+                return  # closed with all others
+            self._single_use.remove(login)
+        login.close()
 
     def lost(self) -> ClusterError:
         """Return the error that says how the connection ended."""
-        from caffe_recipes.cluster.ssh_login import KEEPALIVE_COUNT
 
         login = self._login
         if login is not None and login.went_silent:
@@ -88,26 +121,52 @@ class SshHost:
         hint = f"check the host, and `ssh {self.name} true`"
         return ClusterError(self.name, "the connection was lost", hint)
 
-    def _execute(self, command: str) -> paramiko.Channel:
-        """Start a command in a new session; over a new connection if the old one turns out to have ended."""
-        from caffe_recipes.cluster.ssh_keys import FAILURES, reason_of
+    def _execute(self, command: str) -> _Channel:
+        """Start a command in a new session; over a new connection if the old one turns out to have ended.
 
+        Where sshd takes no further session on a connection (MaxSessions), the command gets one of its own.
+        """
         for again in (True, False):
             login = self._connected()
             try:
-                channel = login.transport.open_session(timeout=_OPEN_S)
-                channel.exec_command(command)
-                return channel
+                return _Channel(self, _open_session(login.transport, command))
+            except paramiko.ChannelException:
+                return self.execute_alone(command)
             except FAILURES as error:
                 if again and not login.is_alive():
                     continue
-                what = f"starts no session: {reason_of(error)}"
-                raise ClusterError(self.name, what, f"check `ssh {self.name} true`") from None
+                raise self._no_session(error) from None
         raise AssertionError("unreachable")
+
+    def execute_alone(self, command: str) -> _Channel:
+        """Start a command over a connection of its own; raises ClusterError."""
+        login, closed = None, self._closed
+        try:
+            login = log_in(self.name, self.ssh_folder, self.patience_s)
+            channel = _Channel(self, _open_session(login.transport, command), login)
+            self._keep(login, closed)
+        except BaseException as error:
+            if login is not None:
+                login.close()
+            if isinstance(error, FAILURES):
+                raise self._no_session(error) from None
+            raise
+        return channel
+
+    def _keep(self, login: Login, closed: int) -> None:
+        with self._changing:
+            if self._closed != closed:
+                raise ClusterError(
+                    self.name, "was let go of while it was being reached", "see what let it go"
+                )
+            self._single_use.append(login)
+
+    def _no_session(self, error: BaseException) -> ClusterError:
+        what = f"starts no session: {reason_of(error)}"
+        return ClusterError(self.name, what, f"check `ssh {self.name} true`")
 
     def _connected(self) -> Login:
         """Return the one connection: a login costs about 0.3 s."""
-        from caffe_recipes.cluster.ssh_login import log_in
 
         with self._connecting:
             with self._changing:
@@ -128,10 +187,11 @@ class SshHost:
 
 @dataclass
 class _Channel:
-    """The bytes of one session."""
+    """The bytes of one session; `login` is the connection that it has to itself, if it has."""
 
     host: SshHost
     channel: paramiko.Channel
+    login: Login | None = None
 
     def read(self, most: int) -> bytes:
         return self.channel.recv(most)
@@ -140,7 +200,6 @@ class _Channel:
         return self.channel.recv_stderr(most)
 
     def send(self, data: bytes) -> None:
-        from caffe_recipes.cluster.ssh_keys import FAILURES
 
         try:
             self.channel.sendall(data)
@@ -165,20 +224,413 @@ class _Channel:
             return
         try:
             if pid is not None:
-                killer = self.channel.get_transport().open_session(timeout=GRACE_S)
-                killer.exec_command(f"kill -TERM {pid}")
+                killer = self._execute_beside(f"kill -TERM {pid}")
                 self.channel.status_event.wait(2 * GRACE_S)
                 killer.close()
-        except (OSError, EOFError, _ssh_exception()):
+        except (ClusterError, OSError, EOFError, _ssh_exception()):
             pass
-        if not self.channel.exit_status_ready():  # its parent there goes with the connection, and then it
+        if self.channel.exit_status_ready():
+            return
+        # Its parent there ends with the connection, and then it does.
+        if self.login is not None:
+            self.host.release(self.login)
+        else:
             self.host.close()
+
+    def _execute_beside(self, command: str) -> _Channel:
+        """Start a command on the same connection, or where that takes no further one, on another."""
+        transport = self.channel.get_transport()
+        try:
+            return _Channel(self.host, _open_session(transport, command, GRACE_S))
+        except paramiko.ChannelException:
+            return self.host.execute_alone(command)
 
     def close(self) -> None:
         self.channel.close()
+        if self.login is not None:
+            self.host.release(self.login)
+
+
+def _open_session(
+    transport: paramiko.Transport, command: str, timeout_s: float = _OPEN_S
+) -> paramiko.Channel:
+    channel = transport.open_session(timeout=timeout_s)
+    channel.exec_command(command)
+    return channel
 
 
 def _ssh_exception() -> type[Exception]:
     import paramiko
 
     return paramiko.SSHException
+
+
+# What paramiko says of a host that has not said yes or no to a key.
+_TIMEOUT = "Authentication timeout"
+FAILURES = (paramiko.SSHException, OSError, EOFError, ValueError)
+
+
+def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
+    """Offer keys until one is taken; raises ClusterError that tells which ones were offered."""
+    tried: list[str] = []
+    for said, key in _keys(options, tried):
+        try:
+            more = transport.auth_publickey(options.user, key)
+        except paramiko.BadAuthenticationType as error:
+            raise _refused(options, tried, f"it takes {', '.join(error.allowed_types)} only") from None
+        except paramiko.AuthenticationException as error:
+            tried.append(said)
+            if str(error).startswith(_TIMEOUT):
+                raise _refused(options, tried, f"no answer within {transport.auth_timeout:.0f} s") from None
+            if not transport.is_active():
+                break
+            continue
+        if not more:
+            return
+        raise _refused(options, [*tried, said], f"after a key it asks for {', '.join(more)}")
+    raise _refused(options, tried, "it takes none of them")
+
+
+def _keys(options: SshOptions, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """Yield keys to offer: those of the configured files, by the agent if it holds them; then its others."""
+    held = {key.asbytes(): key for key in _agent_keys()} if options.agent else {}
+    for path in options.keys:
+        public = _public_blob(path)
+        if public in held:
+            yield f"{path} (agent)", held.pop(public)
+            continue
+        try:
+            yield str(path), paramiko.PKey.from_path(path)
+        except FileNotFoundError:
+            continue
+        except (paramiko.PasswordRequiredException, TypeError):
+            tried.append(f"{path} (needs its passphrase: ssh-add it)")
+        except FAILURES as error:
+            tried.append(f"{path} (cannot be read: {reason_of(error)})")
+    if not options.only_these_keys:
+        yield from (("an agent's key", key) for key in held.values())
+
+
+def _agent_keys() -> tuple[paramiko.AgentKey, ...]:
+    try:
+        return paramiko.Agent().get_keys()
+    except FAILURES:
+        return ()
+
+
+def _public_blob(path: Path) -> bytes | None:
+    """Return the public key beside a private one."""
+    try:
+        return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _refused(options: SshOptions, tried: list[str], reason: str) -> ClusterError:
+    offered = ", ".join(tried) or "no key"
+    return unreachable(options, f"offered {offered}; {reason}")
+
+
+def unreachable(options: SshOptions, reason: str) -> ClusterError:
+    """Return the error for a host that cannot be logged in to."""
+    what = f"cannot be reached by ssh as {options.user} at {options.host}:{options.port}: {reason}"
+    return ClusterError(options.name, what, f"make `ssh {options.name} true` work without a password")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what went wrong, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        text = os.strerror(error.errno) if error.errno > 0 else error.strerror
+    return text or type(error).__name__
+
+
+# So many questions without an answer, and the link is dead.
+KEEPALIVE_COUNT = 3
+# A host may ask a slow directory or name server who comes before it answers.
+_AUTH_S = 60.0
+_KEY_TYPES = {
+    "ssh-ed25519": ("ssh-ed25519",),
+    "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
+    "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
+    "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
+    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
+}
+# What paramiko speaks, in its order; its types lack some of them.
+_ALGORITHMS: Mapping[str, Sequence[str]] = {
+    kind: vars(paramiko.Transport)[f"_preferred_{kind}"] for kind in ("ciphers", "macs", "kex", "pubkeys")
+} | {"keys": [name for names in _KEY_TYPES.values() for name in names]}
+# What paramiko says of a server that hangs up before it has said who it is.
+_HUNG_UP = ("Error reading SSH protocol banner", "Negotiation failed")
+# A server that restarts, or has its hands full, refuses for a while; a name that nobody knows stays unknown.
+_PASSING = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH})
+
+# Its threads would write tracebacks to the terminal; what went wrong is in the error that we raise.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class Busy(Exception):
+    """A failure that may pass: the server refused, or hung up before it had said who it is."""
+
+
+@dataclass
+class Login:
+    """An authenticated connection; `over` is the one it runs through. `users` share it."""
+
+    transport: paramiko.Transport
+    options: SshOptions
+    over: Login | None = None
+    proxy: subprocess.Popen[bytes] | None = None
+    users: int = 1
+    _heard: float = field(default_factory=time.monotonic)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    went_silent: bool = False
+
+    def is_alive(self) -> bool:
+        """Tell whether it stands, as far as is known."""
+        return self.transport.is_active() and not self._closed.is_set()
+
+    def watch(self) -> None:
+        """Ask for a sign of life every so often, and close the connection when none comes.
+
+        Every wait on a closed one ends at once: nobody waits for TCP, which gives up after many minutes.
+        """
+        for act in (self._ask, self._judge):
+            threading.Thread(target=act, daemon=True, name=f"ssh-{self.options.name}").start()
+
+    def close(self) -> None:
+        """Leave it; the last user hangs up."""
+        with _JUMPS_LOCK:
+            self.users -= 1
+            last = self.users <= 0
+        if last:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """End it for all users, and leave what it ran through."""
+        with _JUMPS_LOCK:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+        with suppress(*FAILURES):
+            self.transport.sock.close()  # first: a transport waits for its thread, and that for the socket
+        self.transport.close()
+        if self.proxy is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.proxy.pid, signal.SIGKILL)
+            self.proxy.wait()
+        if self.over is not None:
+            self.over.close()
+
+    def _ask(self) -> None:
+        while not self._closed.wait(self.options.keepalive_s) and self.transport.is_active():
+            with suppress(*FAILURES):
+                self.transport.global_request("keepalive@openssh.com", wait=True)
+                if self.transport.is_active():
+                    self._heard = time.monotonic()
+
+    def _judge(self) -> None:
+        longest_s = self.options.keepalive_s * KEEPALIVE_COUNT
+        while not self._closed.wait(self.options.keepalive_s / 4):
+            if not self.transport.is_active():
+                return
+            if time.monotonic() - self._heard > longest_s:
+                self.went_silent = True
+                self.hang_up()
+
+
+def log_in(name: str, folder: Path, patience_s: float) -> Login:
+    """Open a connection to a host as configured in `folder`.
+
+    A refusal that may pass is tried again, ever less often, for `patience_s`. Raises ClusterError.
+    """
+    deadline = time.monotonic() + patience_s
+    pause_s = 0.25
+    options = load_ssh_options(name, folder)
+    _refuse_circle(options, folder)
+    while True:
+        try:
+            login = _log_in(options, folder)
+            login.watch()
+            return login
+        except Busy as error:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise unreachable(options, str(error)) from None
+            time.sleep(min(left_s, pause_s * random.uniform(0.75, 1.25)))  # not all hosts at one moment
+            pause_s = min(2 * pause_s, 3.0)
+
+
+def _log_in(options: SshOptions, folder: Path) -> Login:
+    login, disabled = None, _disabled_algorithms(options)
+    try:
+        connection, over, proxy = _reach(options, folder)
+        transport = paramiko.Transport(connection, disabled_algorithms=disabled)
+        login = Login(transport, options, over, proxy)
+        lines = keys_of(load_known_hosts(options.known_hosts), _known_name(options))
+        _prefer_known(transport, {line.kind for line in lines if not line.marker})
+        _shake_hands(transport, options)
+        _check_key(options, lines, transport.get_remote_server_key().asbytes())
+        _check_revoked(options, transport.get_remote_server_key())
+        authenticate(transport, options)
+    except BaseException as error:
+        if login is not None:
+            login.hang_up()
+        if isinstance(error, FAILURES):
+            raise unreachable(options, reason_of(error)) from None
+        raise
+    return login
+
+
+def _reach(
+    options: SshOptions, folder: Path
+) -> tuple[socket.socket | paramiko.Channel, Login | None, subprocess.Popen[bytes] | None]:
+    """Open the bytes' way to a host: directly, over jump hosts, or through a program."""
+    if options.proxy_command and not options.jumps:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # As ssh does: the user's own shell reads what the user's own configuration says.
+            argv = ["/bin/sh", "-c", f"exec {options.proxy_command}"]
+            proxy = subprocess.Popen(
+                argv,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,  # without a terminal to ask on, or a window
+                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+            )
+        return ours, None, proxy
+    if options.jumps:
+        over = _jump(options, folder)
+        try:
+            channel = over.transport.open_channel(
+                "direct-tcpip", (options.host, options.port), ("127.0.0.1", 0), timeout=options.connect_s
+            )
+        except BaseException as error:
+            over.close()
+            if isinstance(error, paramiko.ChannelException):
+                raise Busy(f"{over.options.name} cannot reach it: {reason_of(error)}") from None
+            raise
+        return channel, over, None
+    try:
+        connection = socket.create_connection((options.host, options.port), options.connect_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # commands are small and many
+        return connection, None, None
+    except OSError as error:
+        if isinstance(error, TimeoutError) or error.errno in _PASSING:
+            raise Busy(reason_of(error)) from None
+        raise
+
+
+# Connections to jump hosts, by folder and hops: 64 hosts behind one of them need one login there.
+_JUMPS: dict[tuple[Path, tuple[str, ...]], Login] = {}
+_JUMPS_LOCK = threading.Lock()
+_JUMPING: dict[tuple[Path, tuple[str, ...]], threading.Lock] = {}
+
+
+def _jump(options: SshOptions, folder: Path) -> Login:
+    """Log in to the last jump host, over those before it, or use the login that others have there."""
+    place = (folder, options.jumps)
+    with _JUMPS_LOCK:
+        jumping = _JUMPING.setdefault(place, threading.Lock())
+    with jumping:
+        with _JUMPS_LOCK:
+            shared = _JUMPS.get(place)
+            if shared is not None and shared.users > 0 and shared.is_alive():
+                shared.users += 1
+                return shared
+        *before, last = options.jumps
+        hop = load_ssh_options("", folder, last)  # the first hop's own configuration holds
+        login = _log_in(_with_jumps(hop, tuple(before)) if before else hop, folder)
+        login.watch()
+        with _JUMPS_LOCK:
+            _JUMPS[place] = login
+        return login
+
+
+def _refuse_circle(options: SshOptions, folder: Path, before: tuple[tuple[str, ...], ...] = ()) -> None:
+    """Follow the jump hosts through the configuration alone; raises ClusterError if they never end."""
+    if options.jumps in before:
+        hint = "in ~/.ssh/config, except the jump host itself from its ProxyJump"
+        raise ClusterError(options.name, f"is reached over {options.jumps[0]}, and that over itself", hint)
+    if options.jumps:
+        _refuse_circle(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
+
+
+def _with_jumps(options: SshOptions, jumps: tuple[str, ...]) -> SshOptions:
+    return replace(options, jumps=jumps, proxy_command=None)
+
+
+def _shake_hands(transport: paramiko.Transport, options: SshOptions) -> None:
+    transport.banner_timeout = transport.handshake_timeout = options.connect_s
+    transport.auth_timeout = max(options.connect_s, _AUTH_S)
+    try:
+        transport.start_client(timeout=options.connect_s)
+    except (EOFError, OSError) as error:
+        raise Busy(f"it hung up: {reason_of(error)}") from None
+    except paramiko.SSHException as error:
+        if str(error).startswith(_HUNG_UP):
+            raise Busy(reason_of(error)) from None
+        raise
+    if not transport.initial_kex_done:
+        raise Busy(f"no answer within {options.connect_s:.0f} s")
+
+
+def _prefer_known(transport: paramiko.Transport, kinds: set[str]) -> None:
+    """Have the server show a key of a type that known_hosts holds: it may have several, and shows one."""
+    first = [name for kind, names in _KEY_TYPES.items() if kind in kinds for name in names]
+    rest = [name for names in _KEY_TYPES.values() for name in names if name not in first]
+    transport.get_security_options().key_types = (*first, *rest)
+
+
+def _disabled_algorithms(options: SshOptions) -> dict[str, list[str]]:
+    """Return what the configuration forbids of what we speak; raises ClusterError where nothing is left."""
+    disabled: dict[str, list[str]] = {}
+    for allowed in options.algorithms:
+        ours = _ALGORITHMS[allowed.kind]
+        left = allowed.choose(ours)
+        if not left:
+            what = f"{allowed.option} {allowed.listed} of the configuration of ssh allows none that we speak"
+            raise ClusterError(options.name, what, f"allow one of {', '.join(ours[:6])}")
+        disabled.setdefault(allowed.kind, []).extend(name for name in ours if name not in left)
+    return disabled
+
+
+def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
+    """Refuse a key that is revoked, or too short for the configuration of ssh."""
+    if key.get_name() == "ssh-rsa" and key.get_bits() < options.rsa_bits:
+        what = f"its RSA host key has {key.get_bits()} bits, and RequiredRSASize is {options.rsa_bits}"
+        raise ClusterError(options.name, what, "ask the site for another key")
+    if options.revoked is None:
+        return
+    try:
+        revoked = is_revoked(key.asbytes(), options.revoked)
+    except OSError as error:
+        what = f"no host key can be believed: RevokedHostKeys {options.revoked}: {error.strerror}"
+        raise ClusterError(options.name, what, "restore that file, or take the option away") from None
+    if revoked:
+        what = f"its host key {fingerprint(key.asbytes())} is revoked in {options.revoked}"
+        raise ClusterError(options.name, what, "do not connect; ask the site")
+
+
+def _known_name(options: SshOptions) -> str:
+    return known_name(options.host, options.port, options.key_alias)
+
+
+def _check_key(options: SshOptions, lines: tuple[KnownKey, ...], key: bytes) -> None:
+    """Refuse a host whose key is not the one that known_hosts holds."""
+    name = _known_name(options)
+    verdict, where = judge_key(lines, key)
+    if verdict == "known":
+        return
+    file = options.known_hosts[0] if options.known_hosts else "known_hosts"
+    shown = f"it shows {fingerprint(key)}"
+    if verdict == "unknown":
+        port = "" if options.port == 22 else f"-p {options.port} "
+        what = f"its host key is not in known_hosts as {name}; {shown}"
+        hint = f"compare that with what the site publishes, then `ssh-keyscan {port}{options.host} >> {file}`"
+    elif verdict == "changed":
+        what = f"its host key has CHANGED: {shown}, {where} holds another"
+        hint = f"ask the site why; if it is right, `ssh-keygen -R '{name}' -f {file}` and add the new one"
+    else:
+        what, hint = f"its host key is revoked in {where}", "do not connect; ask the site"
+    raise ClusterError(options.name, what, hint)

@@ -2,26 +2,42 @@
 
 Read are HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, ProxyCommand,
 UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, ConnectTimeout, ServerAliveInterval, under Host and
-Match. What would weaken the connection, as StrictHostKeyChecking or ForwardAgent, is not.
+Match; and what makes the connection stricter: RevokedHostKeys, RequiredRSASize, Ciphers, MACs, KexAlgorithms,
+HostKeyAlgorithms, PubkeyAcceptedAlgorithms, PubkeyAuthentication, PreferredAuthentications. What would weaken
+the connection, as StrictHostKeyChecking or ForwardAgent, is not.
+
+The keys by which hosts are known: OpenSSH's known_hosts, with its patterns, hashes and revocations.
+
+Paramiko reads these files too, but passes over wildcards and `@revoked`, so that a key somebody has taken
+back would be believed.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import errno
+import fnmatch
 import getpass
 import glob
+import hashlib
+import hmac
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from caffe_recipes.cluster.nodelists import describe_no_host, is_host_name
+from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
 from caffe_recipes.errors import ClusterError
 
 if TYPE_CHECKING:
     import paramiko
+
 
 CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
@@ -29,7 +45,38 @@ SYSTEM_FOLDER = Path("/etc/ssh")
 _SYSTEM_KNOWN_HOSTS = (SYSTEM_FOLDER / "ssh_known_hosts", SYSTEM_FOLDER / "ssh_known_hosts2")
 _USUAL_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
 _DEEPEST = 16
+# Options that list algorithms, by the name under which paramiko keeps its own. The last is the older name of
+# the one before.
+_ALGORITHMS = {
+    "Ciphers": "ciphers",
+    "MACs": "macs",
+    "KexAlgorithms": "kex",
+    "HostKeyAlgorithms": "keys",
+    "PubkeyAcceptedAlgorithms": "pubkeys",
+    "PubkeyAcceptedKeyTypes": "pubkeys",
+}
 _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*?)\s*")
+
+
+@dataclass(frozen=True)
+class AllowedAlgorithms:
+    """What an option lists; `kind` is ciphers, macs, kex, keys or pubkeys."""
+
+    option: str
+    kind: str
+    listed: str
+
+    def choose(self, ours: Sequence[str]) -> list[str]:
+        """Return which of our algorithms are allowed, as ssh_config(5) has it.
+
+        >>> AllowedAlgorithms("Ciphers", "ciphers", "-*-cbc").choose(["aes128-ctr", "aes128-cbc"])
+        ['aes128-ctr']
+        """
+        patterns = self.listed.lstrip("+-^").split(",")
+        matched = [name for name in ours if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+        if self.listed.startswith("-"):
+            return [name for name in ours if name not in matched]
+        return list(ours) if self.listed.startswith(("+", "^")) else matched
 
 
 @dataclass(frozen=True)
@@ -49,6 +96,9 @@ class SshOptions:
     key_alias: str | None
     connect_s: float
     keepalive_s: float
+    algorithms: tuple[AllowedAlgorithms, ...] = ()
+    revoked: Path | None = None
+    rsa_bits: int = 0
 
 
 def default_folder() -> Path:
@@ -133,6 +183,8 @@ def _options(
     system_files = found.get("globalknownhostsfile")
     identities = cast("list[str] | None", found.get("identityfile"))  # whatever paramiko's types say
     alive = float(found.get("serveraliveinterval", 0) or 0)
+    _check_public_keys(name, found)
+    revoked = _paths(shlex.split(found.get("revokedhostkeys", "")))
     return SshOptions(
         name=name,
         host=found["hostname"],
@@ -150,7 +202,24 @@ def _options(
         key_alias=found.get("hostkeyalias"),
         connect_s=float(found.get("connecttimeout", 0) or 0) or CONNECT_S,
         keepalive_s=min(alive, KEEPALIVE_S) if alive > 0 else KEEPALIVE_S,
+        algorithms=tuple(
+            AllowedAlgorithms(option, kind, found[option.lower()])
+            for option, kind in _ALGORITHMS.items()
+            if found.get(option.lower())
+        ),
+        revoked=revoked[0] if revoked else None,
+        rsa_bits=int(found.get("requiredrsasize", 0) or 0),
     )
+
+
+def _check_public_keys(name: str, found: paramiko.SSHConfigDict) -> None:
+    """Raise ClusterError where the user allows no login by a public key, the only one that we make."""
+    hint = "allow it for this host: nothing else logs in without asking"
+    if found.get("pubkeyauthentication", "yes").lower() in ("no", "false"):
+        raise ClusterError(name, "PubkeyAuthentication is no in the configuration of ssh", hint)
+    preferred = found.get("preferredauthentications", "publickey")
+    if "publickey" not in preferred.lower().split(","):
+        raise ClusterError(name, f"PreferredAuthentications {preferred} leaves out publickey", hint)
 
 
 def _paths(names: list[str]) -> list[Path]:
@@ -168,3 +237,127 @@ def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
     if port and not port.isdecimal():
         raise ClusterError("", f"{hop[:80]!r} is no host to jump over", "write user@host:port")
     return user or None, host, int(port) if port else None
+
+
+_KRL = b"SSHKRL\n\0"
+Verdict = Literal["known", "unknown", "changed", "revoked"]
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One line: where it stands, whose key it is, the key's type and bytes."""
+
+    where: str
+    marker: str
+    patterns: str
+    kind: str
+    key: bytes
+
+    def is_of(self, name: str) -> bool:
+        """Tell whether it speaks of a host: `name`, or `[name]:port` where the port is not 22."""
+        if self.patterns.startswith("|1|"):
+            return _hash_matches(self.patterns, name)
+        matches = False
+        for pattern in self.patterns.lower().split(","):
+            negated = pattern.startswith("!")
+            # Brackets stand for themselves here, around a name with a port.
+            if fnmatch.fnmatchcase(name.lower(), pattern.removeprefix("!").replace("[", "[[]")):
+                if negated:
+                    return False
+                matches = True
+        return matches
+
+
+def parse_known_hosts(text: str, where: str | Path) -> Iterator[KnownKey]:
+    """Yield the keys of a file; like ssh, pass over lines that are none."""
+    for number, line in enumerate(text.split("\n"), 1):
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#"):
+            continue
+        try:
+            key = base64.b64decode(fields[2], validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        yield KnownKey(f"{where}:{number}", marker, fields[0], fields[1], key)
+
+
+def load_known_hosts(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
+    """Read the keys of the files that are there."""
+    found: list[KnownKey] = []
+    for path in paths:
+        try:
+            found += parse_known_hosts(path.read_text("utf-8", "replace"), path)
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def known_name(host: str, port: int, alias: str | None = None) -> str:
+    """Return the name under which a host stands in the files; an alias is taken as it is.
+
+    >>> known_name("node1", 22), known_name("node1", 2222), known_name("node1", 2222, "all")
+    ('node1', '[node1]:2222', 'all')
+    """
+    return alias or (host if port == 22 else f"[{host}]:{port}")
+
+
+def keys_of(known: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
+    """Return the lines that speak of a host."""
+    return tuple(line for line in known if line.is_of(name))
+
+
+def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
+    """Judge a key that a host has shown by the lines that speak of it; with where the deciding line stands.
+
+    >>> judge_key([], b"key")
+    ('unknown', '')
+    """
+    lines = tuple(known)
+    for line in lines:
+        if line.marker == "@revoked" and line.key == key:
+            return "revoked", line.where
+    plain = [line for line in lines if not line.marker]
+    for line in plain:
+        if line.key == key:
+            return "known", line.where
+    return ("changed", plain[0].where) if plain else ("unknown", "")
+
+
+def is_revoked(key: bytes, path: Path) -> bool:
+    """Return whether a file of RevokedHostKeys holds a key: one key a line, or OpenSSH's KRL.
+
+    Raises OSError for what cannot be read: then ssh believes no host either.
+    """
+    data = path.read_bytes()
+    if not data.startswith(_KRL):
+        wanted = base64.b64encode(key)
+        return any(wanted in line.split() for line in data.splitlines() if not line.startswith(b"#"))
+    kind = key[4 : 4 + int.from_bytes(key[:4], "big")]
+    with tempfile.NamedTemporaryFile(suffix=".pub") as shown:
+        shown.write(kind + b" " + base64.b64encode(key) + b"\n")
+        shown.flush()
+        argv = ["ssh-keygen", "-Q", "-f", str(path), shown.name]
+        done = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    revoked = b": REVOKED" in done.stdout
+    if not revoked and (done.returncode != 0 or b": ok" not in done.stdout):
+        raise OSError(errno.EINVAL, "ssh-keygen -Q cannot read it", str(path))
+    return revoked
+
+
+def fingerprint(key: bytes) -> str:
+    """Return a key's fingerprint as ssh-keygen -l prints it.
+
+    >>> fingerprint(b"key")
+    'SHA256:LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM'
+    """
+    digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def _hash_matches(hashed: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.split("|")[2:4])
+    except (binascii.Error, ValueError):
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)

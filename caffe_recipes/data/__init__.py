@@ -1,1 +1,1 @@
-"""Building LMDBs of images. Floor 3."""
+"""Building LMDBs of images. Floor 4."""

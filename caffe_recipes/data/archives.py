@@ -2,27 +2,140 @@
 
 `ILSVRC2012_img_train.tar` is a tar of a tar for each class, `ILSVRC2012_img_val.tar` one of images, whose
 labels a list tells. Only headers are read here; an image is its place in the file.
+
+A tar read where it lies: which files it would leave when unpacked, and where in it their bytes are.
+
+What a JPEG's header says, without decoding it.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import posixpath
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from caffe_recipes.data.labels import load_labels
-from caffe_recipes.data.pictures import (
+from caffe_recipes.data.images import (
     Picture,
     Pictures,
     check_name,
     check_nesting,
     is_image,
+    load_labels,
     name_classes,
     number_classes,
 )
-from caffe_recipes.data.tars import load_members
 from caffe_recipes.errors import DataError
+from caffe_recipes.limits import limit, raise_limit
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+_COPY_AGAIN = "copy the archive again, and compare its digest"
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_LINKS = 40  # one behind the other, as Linux follows
+
+Place = tuple[int, int]  # offset, size
+
+
+def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, Place | None]:
+    """Give the places in `file` of a tar's files by name; None is of what is no file, nor a link to one.
+
+    The tar is `size` bytes of `file` from `base`. As tar does, the last of a name counts, and names are taken
+    without a `/` before them. Raises DataError, or OSError.
+    """
+    part = _Part(file, base, size)
+    found: dict[str, Place | str | None] = {}  # a symbolic link's target is looked for when all are there
+    try:
+        with tarfile.open(fileobj=part, mode="r:") as tar:
+            count = 0
+            while (member := tar.next()) is not None:
+                count += 1
+                if count > limit("tar-members"):
+                    what = f"holds more than {limit('tar-members'):,} files"
+                    raise DataError(where, what, raise_limit("tar-members"))
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                if not member.isdir():
+                    if member.isreg() and member.offset_data + member.size > size:
+                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_AGAIN)
+                    found[_plain(member.name)] = _place(member, base, found)
+            _check_end(where, part, tar.offset)
+    except tarfile.TarError as error:
+        part.seek(0)
+        kind = _COMPRESSED.get(part.read(2))
+        if kind:
+            raise DataError(
+                where, f"is compressed by {kind}", "decompress it: images are read in any order"
+            ) from None
+        raise DataError(where, f"is no whole tar: {error}", _COPY_AGAIN) from None
+    return {name: _follow(place, found) for name, place in found.items()}
+
+
+def _plain(name: str) -> str:
+    return str(PurePosixPath(name.lstrip("/")))  # './a' is 'a'
+
+
+def _place(member: tarfile.TarInfo, base: int, found: dict[str, Place | str | None]) -> Place | str | None:
+    if member.isreg() and not member.issparse():
+        return base + member.offset_data, member.size
+    if member.islnk():  # to what has that name so far, whatever takes the name later
+        return found.get(_plain(member.linkname))
+    if member.issym():
+        return posixpath.normpath(posixpath.join(posixpath.dirname(_plain(member.name)), member.linkname))
+    return None
+
+
+def _follow(place: Place | str | None, found: dict[str, Place | str | None]) -> Place | None:
+    for _ in range(_MOST_LINKS):
+        if not isinstance(place, str):
+            return place
+        path = PurePosixPath(place)
+        linked = next((folder for folder in path.parents if isinstance(found.get(str(folder)), str)), None)
+        if linked is None:
+            place = found.get(place)
+        else:
+            place = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
+    return None  # they lead in a circle
+
+
+def _check_end(where: str, part: _Part, offset: int) -> None:
+    """Raise DataError unless a tar's end stands behind its last member: tarfile takes all else for one."""
+    part.seek(offset)
+    end = part.read(2 * tarfile.BLOCKSIZE)
+    if any(end[: tarfile.BLOCKSIZE]) and len(end) >= tarfile.BLOCKSIZE:
+        raise DataError(where, f"is damaged: holds no header at byte {offset:,}", _COPY_AGAIN)
+    if len(end) < 2 * tarfile.BLOCKSIZE:
+        what = "ends in a header" if any(end) else "lacks a tar's end, two blocks of zeros"
+        raise DataError(where, f"is cut short: {what}", _COPY_AGAIN)
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._place = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MOST_HEADER_BYTES:  # only headers are read, which may say that they are of any size
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        left = max(0, self._size - self._place)
+        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._place)
+        self._place += len(data)
+        return data
 
 
 def is_archive(path: Path) -> bool:
@@ -88,3 +201,39 @@ def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[s
             what = f"'{name}' is no plain file, nor a link to one that is packed there"
             raise DataError(where, what, "pack it again, with tar's --dereference")
         yield name, *(place or (0, 0))
+
+
+# Frames of any kind: SOF0 to SOF15, but the tables DHT, JPG and DAC among their numbers.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+_SCAN, _END = 0xDA, 0xD9
+
+
+def jpeg_shape(data: bytes) -> tuple[int, int, int] | None:
+    """Return a JPEG's (components, height, width); None if it is none, or is cut short before its frame.
+
+    Source: ITU-T T.81, B.1 and B.2: markers of 0xff and a code, segments with their length, the frame header.
+
+    >>> jpeg_shape(bytes.fromhex("ffd8 ffe00004abcd ffc0000b08 0007 0009 01 011100 ffd9"))
+    (1, 7, 9)
+    """
+    if data[:2] != b"\xff\xd8":
+        return None
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        code = data[at + 1]
+        if code == 0xFF:  # padding
+            at += 1
+        elif code in _ALONE:
+            at += 2
+        elif code in (_SCAN, _END):
+            return None
+        elif code in _FRAMES:
+            frame = data[at + 5 : at + 10]
+            if len(frame) < 5:
+                return None
+            height, width = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+            return frame[4], height, width
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None

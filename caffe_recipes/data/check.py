@@ -1,20 +1,27 @@
-"""What an LMDB of Datums holds, and what is wrong with it: every label, and a sample of the images."""
+"""What an LMDB of Datums holds, and what is wrong with it: every label, and a sample of the images.
+
+What `data check` prints, for people and as JSON.
+
+A contact sheet: images of an LMDB side by side, each with its label.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count as count_up
 from pathlib import Path
+from statistics import median
 
 import lmdb
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, ImageShape, datum_shape, open_datums, show_key
-from caffe_recipes.data.manifest import Manifest, RecordsDigest, load_manifest
+from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
 
@@ -81,7 +88,7 @@ class Checked:
 
 
 @dataclass
-class _Seen:
+class _SeenRecords:
     """The records as they pass by."""
 
     encoded: int = 0
@@ -121,7 +128,7 @@ def check_lmdb(
     with open_datums(path) as datums:
         chosen = set(spread(len(datums), len(datums) if decode is None else decode))
         is_hashed = decode is None and manifest is not None
-        seen = _Seen(digest=RecordsDigest() if is_hashed else None)
+        seen = _SeenRecords(digest=RecordsDigest() if is_hashed else None)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for index in range(len(datums)):
                 _look(datums, index, classes, seen, decodes=index in chosen)
@@ -157,7 +164,7 @@ def spread(count: int, limit: int) -> list[int]:
     return [place * count // limit for place in range(limit)] if limit < count else list(range(count))
 
 
-def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decodes: bool) -> None:
+def _look(datums: Datums, index: int, classes: int | None, seen: _SeenRecords, *, decodes: bool) -> None:
     """Take in one record, and what is wrong with it."""
     key = show_key(datums.keys[index])
     try:
@@ -177,9 +184,10 @@ def _look(datums: Datums, index: int, classes: int | None, seen: _Seen, *, decod
         seen.waiting += [(key, datum)] if decodes else []
 
 
-def _decode_waiting(seen: _Seen, pool: ThreadPoolExecutor) -> None:
+def _decode_waiting(seen: _SeenRecords, pool: ThreadPoolExecutor) -> None:
     """Decode the images that wait, several at once: OpenCV lets other threads run meanwhile."""
-    from caffe_recipes.data.pixels import quiet_decoders
+
+    from caffe_recipes.data.convert import quiet_decoders  # cv2
 
     with quiet_decoders():
         found = list(pool.map(_decode, [datum for _, datum in seen.waiting]))
@@ -198,7 +206,8 @@ def _decode_waiting(seen: _Seen, pool: ThreadPoolExecutor) -> None:
 
 def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
     """Give an image's shape and the sum of each channel, or what is wrong with it."""
-    from caffe_recipes.data.pixels import load_pixels
+
+    from caffe_recipes.data.convert import load_pixels  # cv2
 
     try:
         pixels = load_pixels(datum)
@@ -208,7 +217,7 @@ def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
     return (channels, height, width), pixels.sum(axis=(0, 1), dtype="float64").tolist()
 
 
-def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _Seen) -> None:
+def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _SeenRecords) -> None:
     if not datum.HasField("label"):
         seen.add("no label", f"record '{key}' has no label")
         return
@@ -218,7 +227,7 @@ def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _Seen) ->
         seen.add("label", f"record '{key}' has label {datum.label}, which is {none}")
 
 
-def _compare(manifest: Manifest, count: int, seen: _Seen) -> None:
+def _compare(manifest: BuildManifest, count: int, seen: _SeenRecords) -> None:
     """Hold the records against the manifest beside them."""
     if count != manifest.images:
         seen.add("manifest", f"holds {count:,} records, and its manifest says {manifest.images:,}", _AGAIN)
@@ -226,7 +235,7 @@ def _compare(manifest: Manifest, count: int, seen: _Seen) -> None:
         seen.add("manifest", "holds other records than its manifest says", _AGAIN)
 
 
-def _means(seen: _Seen) -> tuple[float, ...] | None:
+def _means(seen: _SeenRecords) -> tuple[float, ...] | None:
     """Give the mean of each channel; of grey images among coloured ones that of all three."""
     if not seen.sums:
         return None
@@ -246,3 +255,95 @@ def _sizes(path: Path) -> tuple[int, int]:
         used = environment.stat()
         pages = 2 + used["branch_pages"] + used["leaf_pages"] + used["overflow_pages"]  # 2 tell where all is
         return (path / "data.mdb").stat().st_size, pages * used["psize"]
+
+
+_MOST_SHAPES = 4
+_MOST_CLASSES = 20  # of so many each is counted on the line
+_MIB = 2**20
+
+
+def render_text(seen: Checked) -> str:
+    """Write what was seen, line by line; the last lines tell what is wrong."""
+    return "\n".join(_lines(seen)) + "\n"
+
+
+def render_json(seen: Checked) -> str:
+    """Write what was seen as JSON, the labels all counted."""
+    values = {
+        "records": seen.count,
+        "encoded": seen.encoded,
+        "decoded": seen.decoded,
+        "labels": {str(label): count for label, count in seen.labels.items()},
+        "labels_missing": seen.missing,
+        "shapes": {" x ".join(map(str, shape)): count for shape, count in seen.shapes.items()},
+        "means_bgr": seen.means,
+        "order": order_values(seen.order),
+        "size_bytes": seen.size_bytes,
+        "compact_bytes": seen.compact_bytes,
+        "problems": [{"what": problem.what, "records": problem.count} for problem in seen.problems],
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _lines(seen: Checked) -> Iterator[str]:
+    yield f"{seen.count:,} records, {seen.encoded:,} of them encoded images; {seen.decoded:,} decoded"
+    yield from _label_lines(seen)
+    yield from _shape_lines(seen)
+    if seen.means is not None:
+        channels = "BGR" if len(seen.means) == 3 else "grey"
+        yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.means)
+    yield order_text(seen.order)
+    size, compact = seen.size_bytes, seen.compact_bytes
+    yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
+    yield from (f"bad: {problem}" for problem in seen.problems)
+
+
+def order_text(order: Shuffledness) -> str:
+    """Write how well records are shuffled, on a line."""
+    return (
+        f"order: {order.verdict} (1 is random, 0 sorted: neighbours {order.by_neighbours:.2f}, "
+        f"batches of {order.batch} {order.by_batches:.2f}, with {order.classes:.1f} classes "
+        f"of {order.classes_random:.1f} expected and {order.times_alike:.2f} times the pairs of one class; "
+        f"mean run {order.mean_run:.1f})"
+    )
+
+
+def order_values(order: Shuffledness) -> dict[str, object]:
+    """Return how well records are shuffled, for JSON."""
+    return {
+        "verdict": order.verdict,
+        "by_neighbours": order.by_neighbours,
+        "by_batches": order.by_batches,
+        "batch": order.batch,
+        "classes_in_batch": order.classes,
+        "classes_in_batch_random": order.classes_random,
+        "times_alike_in_batch": order.times_alike,
+        "mean_run": order.mean_run,
+    }
+
+
+def _label_lines(seen: Checked) -> Iterator[str]:
+    if not seen.labels:
+        return
+    yield f"labels {min(seen.labels)} to {max(seen.labels)}, {len(seen.labels):,} different"
+    counts = list(seen.labels.values())
+    if len(counts) <= _MOST_CLASSES:
+        yield "images by label: " + ", ".join(f"{label}: {count:,}" for label, count in seen.labels.items())
+    else:
+        yield f"images of a label: {min(counts):,} to {max(counts):,}, median {median(counts):,.0f}"
+    if seen.missing:
+        yield f"note: {seen.missing:,} labels below have no images, {seen.first_missing} to begin with"
+
+
+def _shape_lines(seen: Checked) -> Iterator[str]:
+    if len(seen.shapes) <= _MOST_SHAPES:
+        for (channels, height, width), count in seen.shapes.items():
+            yield f"{count:,} images of {channels} x {height} x {width}"
+    else:
+        heights, widths = ([shape[axis] for shape in seen.shapes] for axis in (1, 2))
+        sizes = f"{min(heights)} to {max(heights)} high, {min(widths)} to {max(widths)} wide"
+        yield f"images of {len(seen.shapes):,} sizes: {sizes}"
+    depths = sorted({shape[0] for shape in seen.shapes})
+    if len(depths) > 1:
+        found = " and ".join(map(str, depths))
+        yield f"note: images have {found} channels; nets read them with transform_param.force_color"

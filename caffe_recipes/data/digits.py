@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
 CLASSES = 10
 TRAIN_COUNT, VAL_COUNT = 1438, 359
 SEED = 1

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import write_whole
+from caffe_recipes.files import read_within, write_whole
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BuildManifest:
     """A finished build: the same on every machine and for any number of workers.
 
     `plan` is the digest of the images' names, labels, order and settings, `size_bytes` the sum of their
@@ -38,13 +38,13 @@ def manifest_path(lmdb: Path) -> Path:
     return Path(f"{named}.manifest.json")
 
 
-def load_manifest(lmdb: Path) -> Manifest | None:
+def load_manifest(lmdb: Path) -> BuildManifest | None:
     """Read the manifest beside an LMDB, if there is one; raises DataError if it is none of ours."""
     path = manifest_path(lmdb)
     try:
-        known = json.loads(path.read_text("utf-8"))
+        known = json.loads(read_within(path, "json-bytes"))
         labels = {int(label): count for label, count in known.pop("labels").items()}
-        manifest = Manifest(labels=labels, **known)
+        manifest = BuildManifest(labels=labels, **known)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -70,7 +70,7 @@ def is_names(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _is_sound(manifest: Manifest) -> bool:
+def _is_sound(manifest: BuildManifest) -> bool:
     """Tell if all is of the type that it should be; JSON may hold any."""
     return (
         all(map(is_count, (manifest.images, manifest.size_bytes, *manifest.labels.values())))
@@ -83,7 +83,7 @@ def _is_sound(manifest: Manifest) -> bool:
     )
 
 
-def write_manifest(lmdb: Path, manifest: Manifest) -> None:
+def write_manifest(lmdb: Path, manifest: BuildManifest) -> None:
     """Write the manifest beside an LMDB, a line for each key, whole or not at all; raises OSError."""
     found = asdict(manifest) | {"labels": {str(k): v for k, v in sorted(manifest.labels.items())}}
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())

@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.data.check import spread
-from caffe_recipes.data.pixels import encode, load_pixels, quiet_decoders
+from caffe_recipes.data.convert import encode, load_pixels, quiet_decoders
 from caffe_recipes.errors import DataError
 
 _IMAGES, _COLUMNS = 64, 8
+
+
 _SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
+
+
 _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 
 

@@ -1,10 +1,13 @@
-"""The layers that a net's data come from: LMDBs read ahead, and inputs that are filled."""
+"""The layers that a net's data come from: LMDBs read ahead, and inputs that are filled.
+
+Which records of an LMDB a rank reads, and in which order.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -13,13 +16,37 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums
-from caffe_recipes.caffe.shaping.sources import Image
+from caffe_recipes.caffe.shape_rules import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.layer import Forward, Shape, Shapes, fault
-from caffe_recipes.engine.records import record_order
+from caffe_recipes.engine.ops import Forward, Shape, Shapes, fault
 from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv, size_of
 from caffe_recipes.errors import DataError
+
+
+def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iterator[int]:
+    """Yield the records that a rank reads, without end: rank, rank + ranks, ... of one list that repeats.
+
+    All ranks walk the same list, so that together they read what one rank would. With a `shuffle` seed (the
+    same on all ranks) the list is shuffled before it is first read, and again each time it ends.
+
+    >>> from itertools import islice
+    >>> list(islice(record_order(5, 0, 2, None), 6)), list(islice(record_order(5, 1, 2, None), 6))
+    ([0, 2, 4, 1, 3, 0], [1, 3, 0, 2, 4, 1])
+    """
+    records = list(range(count))
+    random = None if shuffle is None else Random(shuffle)
+    if random:
+        random.shuffle(records)
+    place = rank
+    while True:
+        while place >= count:
+            place -= count
+            if random:
+                random.shuffle(records)
+        yield records[place]
+        place += ranks
+
 
 # Decoded images up to this size are kept, so that small sets are decoded once and not every epoch.
 _KEPT_BYTES = 256 * 2**20
@@ -40,7 +67,7 @@ class Feed:
 
 
 @dataclass
-class Source:
+class InputLayer:
     """A layer without bottoms; `keys` are the records of the batch it gave last."""
 
     forward: Forward
@@ -50,7 +77,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LoadedBatch:
     """Images, labels, and the keys of their records."""
 
     images: Tensor
@@ -58,7 +85,7 @@ class Batch:
     keys: list[str]
 
 
-class Reader:
+class RecordReader:
     """Batches of one LMDB for one rank, made ahead by a thread; errors surface in `next`."""
 
     def __init__(self, layer: pb.LayerParameter, datums: Datums, transform: Transform, feed: Feed) -> None:
@@ -70,11 +97,11 @@ class Reader:
         self._random = Random(feed.augment_seed)
         self._decoded: dict[int, tuple[Pixels, int]] = {}
         self._bytes = 0
-        self._ready: queue.Queue[Batch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
+        self._ready: queue.Queue[LoadedBatch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
 
-    def next(self) -> Batch:
+    def next(self) -> LoadedBatch:
         """Give the next batch; raises DataError, naming the record, for one that cannot be read."""
         if self._thread.ident is None:
             self._thread.start()
@@ -93,7 +120,7 @@ class Reader:
     def _read_ahead(self) -> None:
         match_caffe_opencv()
         while not self._stopped.is_set():
-            item: Batch | Exception
+            item: LoadedBatch | Exception
             try:
                 item = self._batch()
             except Exception as error:  # whatever it is, whoever waits in next() must hear of it
@@ -107,7 +134,7 @@ class Reader:
             if isinstance(item, Exception):
                 return
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> LoadedBatch:
         records = [next(self._order) for _ in range(self._size)]
         images, labels = [], []
         for record in records:
@@ -126,7 +153,7 @@ class Reader:
             raise self._bad(records[0], str(error)) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
         batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # in memory the channels stay last
-        return Batch(batch, torch.tensor(labels, dtype=torch.float32), keys)
+        return LoadedBatch(batch, torch.tensor(labels, dtype=torch.float32), keys)
 
     def _image(self, record: int) -> tuple[Pixels, int]:
         kept = self._decoded.get(record)
@@ -188,12 +215,12 @@ def check_data(layer: pb.LayerParameter) -> None:
             raise fault(layer, f"data_param.{name} is of the old format", f"write transform_param.{name}")
 
 
-def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
+def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
     """Read an LMDB: tops are the images and, if there is a second, the labels."""
     source_path = layer.data_param.source
     datums = open_datums(source_path)
     feed.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
-    reader = Reader(layer, datums, Transform(layer.transform_param, layer.phase), feed)
+    reader = RecordReader(layer, datums, Transform(layer.transform_param, layer.phase), feed)
     reader.check_first(shapes.tops[0][1:])
     feed.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shapes.tops[0])))
 
@@ -202,16 +229,16 @@ def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
         source.keys = batch.keys
         return [batch.images, batch.labels][: len(layer.top)]
 
-    source = Source(forward, source_path, close=reader.close)
+    source = InputLayer(forward, source_path, close=reader.close)
     return source
 
 
-def _input(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
+def _input(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
     """Give zeros: the engine has nobody to set an input."""
-    return Source(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
+    return InputLayer(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
-def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
+def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
     """Give filled blobs, anew for each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
@@ -227,10 +254,10 @@ def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> Source:
             fill(top, filler, generator)
         return tops
 
-    return Source(forward)
+    return InputLayer(forward)
 
 
-SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, Feed], Source]] = {
+SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, Feed], InputLayer]] = {
     "Data": _data,
     "Input": _input,
     "DummyData": _dummy_data,

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.refusals import refuse_filler
 from caffe_recipes.errors import InputError
 
 _Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
@@ -18,7 +19,9 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
     """Fill `blob` in place; raises InputError for a filler that is unknown or does not fit its shape."""
     if filler.type not in FILLERS:
         known = ", ".join(sorted(FILLERS))
-        raise InputError(f"filler '{filler.type}'", "is unknown", f"known are {known}")
+        raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"known are {known}")
+    for refusal in refuse_filler(filler):
+        raise InputError(f"filler '{filler.type}'", refusal.what, refusal.write)
     if filler.scale != 1:
         raise InputError(f"filler '{filler.type}'", "scale is not supported", "remove it")
     with torch.no_grad():
@@ -64,13 +67,15 @@ def fan(shape: tuple[int, ...], norm: int) -> float:
 def _gaussian(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
     blob.normal_(filler.mean, filler.std, generator=generator)
     if filler.sparse >= 0:
+        if not blob.dim():
+            raise InputError("filler 'gaussian'", "cannot make a single value sparse", "take sparse out")
         # On average `sparse` values feed each output; the others are 0.
         share = min(1.0, filler.sparse / blob.shape[0])
         blob *= torch.rand(blob.shape, generator=generator) < share
 
 
 def _positive_unitball(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
-    rows = blob.view(blob.shape[0], -1)
+    rows = blob.view(blob.shape[0], -1) if blob.dim() else blob.view(1, 1)
     rows.uniform_(0, 1, generator=generator)
     rows /= rows.sum(1, keepdim=True)
 

@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import TextIO
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Print a number as a C++ stream does: six significant digits.
 
-    >>> number(0.0333333), number(3.33334e-05), number(1.0), number(float("nan"))
+    >>> format_number(0.0333333), format_number(3.33334e-05), format_number(1.0), format_number(float("nan"))
     ('0.0333333', '3.33334e-05', '1', 'nan')
     """
     return f"{value:.6g}"

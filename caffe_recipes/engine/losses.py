@@ -11,23 +11,12 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.layer import Forward, Setup, Shapes, fault
+from caffe_recipes.engine.ops import Forward, Setup, Shapes, fault
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
 SATURATED = 87.3365  # where the loss ends, for that reason
 PATIENCE = 10  # passes in a row: a small batch may be all wrong once
-
-# Layers whose first top counts as a loss, with weight 1, where no loss_weight is given.
-LOSSES = frozenset(
-    (
-        "SoftmaxWithLoss",
-        "EuclideanLoss",
-        "SigmoidCrossEntropyLoss",
-        "HingeLoss",
-        "MultinomialLogisticLoss",
-    )
-)
 
 
 class LabelError(Exception):
@@ -105,14 +94,14 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     smoothing, stuck = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
-    normalise = _normaliser(layer, outer, inner, param.VALID)
+    normalise = _normaliser(layer, outer, inner)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
         if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # a pass that is only displayed fails nothing
             stuck.watch(losses.detach())
-        weights = xs[2].reshape(-1) if len(xs) == 3 else None
+        weights = xs[2].detach().reshape(-1) if len(xs) == 3 else None
         kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
         if kept is not None:
             weights = kept if weights is None else weights * kept
@@ -126,10 +115,10 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward
 
 
-def _normaliser(layer: pb.LayerParameter, outer: int, inner: int, default: int) -> Callable[[int], float]:
+def _normaliser(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:
     """Give the function from the number of labels not ignored to what the loss is divided by."""
     param = layer.loss_param
-    mode = param.normalization if param.HasField("normalization") else default
+    mode = param.normalization if param.HasField("normalization") else param.VALID
     if not param.HasField("normalization") and param.HasField("normalize"):
         mode = param.VALID if param.normalize else param.BATCH_SIZE
     divisors: dict[int, Callable[[int], float]] = {
@@ -189,21 +178,23 @@ def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, s the logistic function."""
+    """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, s the logistic function.
+
+    Unlike BVLC's, this Caffe's layer reads no loss_param.
+    """
     items = shapes.bottoms[0][0]
-    param = layer.loss_param
-    ignored = param.ignore_label if param.HasField("ignore_label") else None
-    normalise = _normaliser(layer, items, math.prod(shapes.bottoms[0]) // items, param.BATCH_SIZE)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x, target = xs[0].reshape(-1), xs[1].reshape(-1)
         losses = x.clamp(min=0) - x * target + torch.log1p(torch.exp(-x.abs()))
-        if ignored is None:
-            return [losses.sum() / normalise(len(x))]
-        kept = target.long() != ignored
-        return [losses[kept].sum() / normalise(int(kept.sum()))]
+        return [losses.sum() / items]
 
     return forward
+
+
+def _first_labels(labels: Tensor, items: int, classes: int) -> Tensor:
+    """Give as many labels as there are items: Caffe reads no more, however many an item has."""
+    return _classes_of(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
 
 
 def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
@@ -212,7 +203,7 @@ def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        x, labels = xs[0].reshape(items, classes), _classes_of(xs[1], classes, None).reshape(-1, 1)
+        x, labels = xs[0].reshape(items, classes), _first_labels(xs[1], items, classes)
         signs = torch.ones_like(x).scatter_(1, labels, -1.0)
         margins = (1 + signs * x).clamp(min=0)
         return [(margins * margins if squared else margins).sum() / items]
@@ -225,9 +216,11 @@ def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forw
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        labels = _classes_of(xs[1], classes, None).reshape(-1, 1)
+        labels = _first_labels(xs[1], items, classes)
         chosen = xs[0].reshape(items, classes).gather(1, labels)
-        return [-torch.log(chosen.clamp(min=1e-20)).sum() / items]
+        # Caffe's gradient is 1 / threshold below it, where that of a clamp would be 0.
+        clamped = chosen + (chosen.clamp(min=1e-20) - chosen).detach()
+        return [-torch.log(clamped).sum() / items]
 
     return forward
 

@@ -1,4 +1,7 @@
-"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files; and predict."""
+"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files; and predict.
+
+Command lines as gflags takes them: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,96 @@ import atexit
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from caffe_recipes.engine.flags import Flags, parse_flags
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, place_of
-from caffe_recipes.engine.requests import EFFECTS, Requests
 from caffe_recipes.engine.settings import load_solver
-from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.engine.solver import EFFECTS, Requests
+from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
+from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
+from caffe_recipes.terminal import printable
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of `caffe`, with its defaults; the last three are ours."""
+
+    solver: str = ""
+    model: str = ""
+    weights: str = ""
+    snapshot: str = ""
+    iterations: int = 50
+    phase: str = ""
+    level: int = 0
+    stage: str = ""
+    sigint_effect: str = "stop"
+    sighup_effect: str = "snapshot"
+    gpu: str = ""
+    engine: str = ""
+    new_layers: str = ""
+    source: str = ""
+    out: str = ""
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
+    """Give the command and the flags; raises InputError for what is no flag, no value or no number.
+
+    >>> parse_flags(["test", "-model", "net.prototxt", "--iterations=4"])[1].iterations
+    4
+    """
+    commands: list[str] = []
+    given: dict[str, str | int] = {}
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-"):
+            commands.append(word)
+            continue
+        name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+        if name.removeprefix("no") in _SWITCHES:
+            continue
+        if name not in _KINDS:
+            known = ", ".join(f"-{name}" for name in _KINDS)
+            raise InputError("caffe-torch", f"unknown flag {word}", f"known are {known}")
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise InputError("caffe-torch", f"{word} has no value", f"write {word} <{name}>")
+            value = following
+        if name in _PATHS and not value.strip():
+            raise InputError("caffe-torch", f"-{name} '{value}' is no path", "is a variable unset?")
+        given[name] = _number(name, value) if _KINDS[name] is int else value
+    for name in _OF_GLOG:
+        given.pop(name, None)
+    if len(commands) != 1:
+        what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
+        raise InputError("caffe-torch", what, "give one: train, test, predict, version")
+    return commands[0], Flags(**given)  # type: ignore[arg-type]
+
+
+# glog's flags change nothing: the log goes to stderr. Its switches take no second word as their value.
+_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
+_OF_GLOG = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
+_KINDS = {field.name: type(field.default) for field in fields(Flags)} | _OF_GLOG
+
+
+_PATHS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is a variable that is not set
+_INT32 = range(-(2**31), 2**31)  # as gflags' DEFINE_int32
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise InputError("caffe-torch", f"-{name} {value[:80]} is no whole number", "give one") from None
+    if number not in _INT32:
+        hint = f"give {_INT32[-1]} or less" if number > 0 else f"give {_INT32[0]} or more"
+        raise InputError("caffe-torch", f"-{name} {value[:80]} is no int32, as Caffe's flag is", hint)
+    return number
+
 
 EXTRA = ("torch", "numpy", "cv2", "mpi4py")  # imported once the flags are checked
 
@@ -64,10 +146,14 @@ def _run(words: Sequence[str]) -> int:
             known = ", ".join(COMMANDS)
             raise InputError("caffe-torch", f"unknown command '{command}'", f"known are {known}")
         _check_flags(command, flags)
+        _check_limits()
         check_extra()
     except CaffeRecipesError as error:
         return _fail(error, leads)
-    return COMMANDS[command](flags)
+    try:
+        return COMMANDS[command](flags)
+    except Exception as error:
+        return _fail(escaped_error(command, error))
 
 
 def check_extra(find: Callable[[str], object] = find_spec) -> None:
@@ -80,8 +166,16 @@ def check_extra(find: Callable[[str], object] = find_spec) -> None:
 
 def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
     if speaks:
-        print(f"caffe-torch: {str(error).removeprefix('caffe-torch: ')}", file=sys.stderr, flush=True)
+        text = printable(str(error).removeprefix("caffe-torch: "))
+        print(f"caffe-torch: {text}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def _check_limits() -> None:
+    try:
+        raise_limits(())
+    except ValueError as error:
+        raise InputError(LIMITS_VARIABLE, str(error)) from None
 
 
 def _check_flags(command: str, flags: Flags) -> None:
@@ -122,17 +216,16 @@ def _train(flags: Flags) -> int:
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:
         if rank == 0:
-            print(f"caffe-torch: {failure.text}", file=sys.stderr, flush=True)
+            print(f"caffe-torch: {printable(failure.text)}", file=sys.stderr, flush=True)
         return failure.code
     except CaffeRecipesError as error:
         _fail(error)
         world.abort(error.exit_code)
         return error.exit_code
-    except Exception:
-        if ranks > 1:  # the others would wait for ever, and MPI's own end for them
-            traceback.print_exc()
-            world.abort(3)
-        raise
+    except Exception as error:  # the other ranks would wait for ever, and MPI's own end for them
+        code = _fail(escaped_error("train", error))
+        world.abort(code)
+        return code
     return 0
 
 
@@ -141,12 +234,12 @@ def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> N
         if not flags.solver:
             raise InputError("caffe-torch train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
-        from caffe_recipes.engine import training  # imports torch: seconds that bad input need not cost
+        from caffe_recipes.engine import commands  # imports torch: seconds that bad input need not cost
 
-        start = training.Start(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
-        solver = training.prepare(param, flags.solver, start, world, requests, log)
+        start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
+        solver = commands.prepare(param, flags.solver, start, world, requests, log)
     try:
-        training.run(solver, world, log)
+        commands.run(solver, world, log)
     finally:
         solver.close()
 
@@ -164,11 +257,11 @@ def _test(flags: Flags) -> int:
         if not flags.model or not flags.weights:
             raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
         log.info("caffe.cpp:465", "Use CPU.")
-        from caffe_recipes.engine import testing  # imports torch
+        from caffe_recipes.engine import commands  # imports torch
 
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = testing.load_tested(flags.model, weights, flags.level, stages, log)
-        testing.test(net, flags.iterations, log)
+        net = commands.load_tested(flags.model, weights, flags.level, stages, log)
+        commands.test(net, flags.iterations, log)
         net.close()
     except CaffeRecipesError as error:
         return _fail(error)
@@ -184,13 +277,13 @@ def _predict(flags: Flags) -> int:
         if not flags.model or not flags.weights or not flags.out:
             hint = "give -model FILE -weights FILE -out FILE.npz"
             raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
-        from caffe_recipes.engine import predicting  # imports torch
+        from caffe_recipes.engine import commands  # imports torch
 
-        predicting.check_out(flags.out)
+        commands.check_out(flags.out)
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = predicting.load_predicting(flags.model, weights, flags.source, flags.level, stages, log)
+        net = commands.load_predicting(flags.model, weights, flags.source, flags.level, stages, log)
         try:
-            predicting.predict(net, flags.out, log)
+            commands.predict(net, flags.out, log)
         finally:
             net.close()
     except CaffeRecipesError as error:

@@ -1,34 +1,228 @@
-"""A net: its layers set up in one phase, its learned blobs, and the forward pass."""
+"""A net: its layers set up in one phase, its learned blobs, and the forward pass.
+
+What a net is made of: learned blobs, layers set up, the calls of a forward pass, and outputs.
+
+Which layers of a net there are in a phase, and the Split layers where a blob is used more than once.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.engine.data import SOURCES, Feed, check_data, first_image
+from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, refuse_layer
+from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
+from caffe_recipes.engine.data import SOURCES, Feed, InputLayer, check_data, first_image
 from caffe_recipes.engine.fillers import fill, starting_fillers
-from caffe_recipes.engine.glog import Log, number
-from caffe_recipes.engine.graph import filter_net, insert_splits, loss_weight
-from caffe_recipes.engine.layer import Shape, Shapes, fault, known_shapes, show
+from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
-from caffe_recipes.engine.nodes import Node, Output, Param, Step
-from caffe_recipes.engine.ops_dense import DENSE
-from caffe_recipes.engine.ops_norm import NORM, scales_channels
-from caffe_recipes.engine.ops_pointwise import POINTWISE
-from caffe_recipes.engine.ops_shape import SHAPE
-from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.engine.ops import (
+    DENSE,
+    NORM,
+    POINTWISE,
+    SHAPE,
+    Forward,
+    Shape,
+    Shapes,
+    fault,
+    known_shapes,
+    scales_channels,
+    show,
+)
+from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, PrototxtError, escaped_error
+
+
+@dataclass
+class Param:
+    """A learned blob that a layer owns; other layers may share it by its param name.
+
+    `written` says which of lr_mult and decay_mult a layer gives; those that share it may give the others.
+    """
+
+    tensor: Tensor
+    layer: str
+    lr_mult: float
+    decay_mult: float
+    has_gradient: bool
+    written: set[str] = field(default_factory=set)
+
+
+@dataclass
+class LayerNode:
+    """A layer of a net, with the places of its blobs among all of the net's.
+
+    `learned` are the shapes of `blobs` to this layer: one that it shares may have another at its owner's.
+    """
+
+    param: pb.LayerParameter
+    forward: Forward
+    bottoms: list[int]
+    tops: list[int]
+    cut: list[bool]
+    blobs: list[Tensor] = field(default_factory=list)
+    learned: tuple[Shape, ...] = ()
+    weighted: list[tuple[int, float]] = field(default_factory=list)
+    source: InputLayer | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a forward pass: a node, or a BatchNorm together with the Scale after it.
+
+    `shapes` are those that the blobs are to be given, if one that is shared has another.
+    """
+
+    node: LayerNode
+    tops: list[int]
+    blobs: list[Tensor]
+    weighted: list[tuple[int, float]]
+    shapes: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A blob that no layer uses: what the log reports."""
+
+    name: str
+    place: int
+    loss_weight: float
+
+
+@dataclass
+class Overwritten:
+    """The weight of a loss that a layer above reads and sends a gradient into.
+
+    Caffe keeps the weight where that gradient lands: it trains nothing, and from the second pass on the
+    gradient of the pass before stands for it in the loss that is printed (layer.hpp).
+    """
+
+    weight: Tensor | float
+    _seen: Tensor | None = None
+
+    def part(self, value: Tensor) -> Tensor:
+        """Give what a blob adds to the loss in this pass."""
+        if self._seen is not None and self._seen.grad is not None:
+            self.weight = self._seen.grad
+        if value.requires_grad:
+            value.retain_grad()
+            self._seen = value
+        return (value.detach() * self.weight).sum()
+
+
+_Producer = tuple[int, int]
+
+
+def filter_net(net: pb.NetParameter, note: Callable[[str], None]) -> pb.NetParameter:
+    """Keep the layers whose include and exclude rules meet `net.state`; `note` gets a line for each other."""
+    kept = pb.NetParameter()
+    kept.CopyFrom(net)
+    del kept.layer[:]
+    for layer in net.layer:
+        if layer.include:
+            stays = any(_meets(net.state, rule, layer.name, note) for rule in layer.include)
+        else:
+            stays = not any(_meets(net.state, rule, layer.name, note) for rule in layer.exclude)
+        if stays:
+            kept.layer.add().CopyFrom(layer)
+    return kept
+
+
+def _meets(state: pb.NetState, rule: pb.NetStateRule, name: str, note: Callable[[str], None]) -> bool:
+    if rule.HasField("phase") and rule.phase != state.phase:
+        note(
+            f"The NetState phase ({state.phase}) differed from the phase ({rule.phase}) "
+            f"specified by a rule in layer {name}"
+        )
+        return False
+    if rule.HasField("min_level") and state.level < rule.min_level:
+        note(f"The NetState level ({state.level}) is below the min_level specified by a rule in layer {name}")
+        return False
+    if rule.HasField("max_level") and state.level > rule.max_level:
+        note(f"The NetState level ({state.level}) is above the max_level specified by a rule in layer {name}")
+        return False
+    if not set(rule.stage) <= set(state.stage):
+        note(f"The NetState did not contain a stage specified by a rule in layer {name}")
+        return False
+    if set(rule.not_stage) & set(state.stage):
+        note(f"The NetState contained a not_stage specified by a rule in layer {name}")
+        return False
+    return True
+
+
+def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
+    """Give each user of a blob its own copy, from a Split layer named as Caffe names it.
+
+    A written loss_weight of such a blob moves to the first copy. Caffe clears the layer's whole field then,
+    so that its other tops lose theirs, and a loss layer gives itself one again (insert_splits.cpp,
+    loss_layer.cpp).
+    """
+    producers, uses = _trace(net)
+    split = pb.NetParameter()
+    split.CopyFrom(net)
+    del split.layer[:]
+    taken: Counter[_Producer] = Counter()
+    for i, layer in enumerate(net.layer):
+        own = split.layer.add()
+        own.CopyFrom(layer)
+        for b, blob in enumerate(layer.bottom):
+            producer = producers[i, b]
+            if uses[producer] > 1:
+                own.bottom[b] = f"{_split_name(net, producer, blob)}_{taken[producer]}"
+                taken[producer] += 1
+        for t, blob in enumerate(layer.top):
+            if uses[i, t] > 1:
+                name = _split_name(net, (i, t), blob)
+                copies = split.layer.add(name=name, type="Split", bottom=[blob])
+                copies.top.extend(f"{name}_{k}" for k in range(uses[i, t]))
+                weight = layer.loss_weight[t] if t < len(layer.loss_weight) else 0.0
+                if weight:  # it moves to the first copy, which has no other user
+                    copies.loss_weight.extend([weight] + [0.0] * (uses[i, t] - 1))
+                    own.ClearField("loss_weight")
+                    taken[i, t] += 1
+    return split
+
+
+def _trace(net: pb.NetParameter) -> tuple[dict[tuple[int, int], _Producer], Counter[_Producer]]:
+    """Find the (layer, top) that makes each (layer, bottom), and how often each is used."""
+    latest: dict[str, _Producer] = {}
+    producers: dict[tuple[int, int], _Producer] = {}
+    uses: Counter[_Producer] = Counter()
+    for i, layer in enumerate(net.layer):
+        for b, blob in enumerate(layer.bottom):
+            producers[i, b] = latest[blob]
+            uses[latest[blob]] += 1
+        for t, blob in enumerate(layer.top):
+            latest[blob] = (i, t)
+        for t, weight in enumerate(layer.loss_weight[: len(layer.top)]):
+            if weight:  # a use as a loss counts as one by a layer, if it is written
+                uses[i, t] += 1
+    return producers, uses
+
+
+def loss_weight(layer: pb.LayerParameter, top: int) -> float:
+    """Give the weight of a top in the loss: as written, or 1 for the first top of a loss layer."""
+    if top < len(layer.loss_weight):
+        return layer.loss_weight[top]
+    return float(not layer.loss_weight and layer.type in IMPLICIT_LOSSES and top == 0)
+
+
+def _split_name(net: pb.NetParameter, producer: _Producer, blob: str) -> str:
+    return f"{blob}_{net.layer[producer[0]].name}_{producer[1]}_split"
+
 
 LAYERS = {**DENSE, **NORM, **POINTWISE, **SHAPE, **LOSS_LAYERS}
+_TOPLESS = IMPLICIT_LOSSES | {"Silence"}  # a loss without a top gets one
 
 
-class Net:
+class RunnableNet:
     """The layers of `param` that there are in `param.state`, set up and filled.
 
     `shared` holds another net's learned blobs by layer name: a TEST net works on those of its TRAIN net.
@@ -42,10 +236,10 @@ class Net:
         feed: Feed,
         generator: Generator,
         log: Log,
-        shared: Net | None = None,
+        shared: RunnableNet | None = None,
     ) -> None:
         self.path, self.name = path, param.name
-        self.nodes: list[Node] = []
+        self.nodes: list[LayerNode] = []
         self.params: list[Param] = []
         self.outputs: list[Output] = []
         self._log, self._feed, self._generator, self._shared = log, feed, generator, shared
@@ -53,8 +247,11 @@ class Net:
         self._place: dict[str, int] = {}
         self._shapes: list[Shape] = []
         self._values: list[Tensor] = []
-        self._steps: list[Step] = []
+        self._steps: list[Call] = []
+        self._overwritten: dict[int, Overwritten] = {}
+        self._forwards: dict[tuple[Shape, ...], list[Forward]] = {}
         self._elements = 0
+        self.moment = ""  # in which pass an error arises
         try:
             self._build(param)
         except InputError as error:
@@ -65,20 +262,22 @@ class Net:
     def _build(self, param: pb.NetParameter) -> None:
         state = param.state
         filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
-        for layer in filtered.layer:
-            if layer.type not in SOURCES and layer.type not in LAYERS:
-                known = ", ".join(sorted({*SOURCES, *LAYERS}))
-                raise fault(layer, f"type '{layer.type}' is not supported", f"supported are {known}")
-            if layer.type == "Data":
-                check_data(layer)
+        _check_layers(filtered)
         level, stages = state.level, list(state.stage)
         # For its errors, in the user's own names: after it every bottom has a maker.
         infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
         split = insert_splits(filtered)
+        for layer in split.layer:
+            layer.CopyFrom(apply_stats_batch_size(split, layer))
         self._log.info("net.cpp:206", "Initializing net from parameters: ")
         self._log.info("net.cpp:207", "\n" + text_format.MessageToString(split).rstrip("\n"))
         for layer in split.layer:
-            layer.phase = state.phase
+            if not layer.HasField("phase"):
+                layer.phase = state.phase
+            for refusal in refuse_layer(layer):  # insert_splits may have taken loss weights away
+                what = "has a loss that another layer reads too: Caffe clears its loss_weight, and stops"
+                raise fault(layer, what, refusal.write)
+        self._split = split
         found = infer_shapes(
             split, state.phase, level=level, stages=stages, images=first_image, path=self.path
         )
@@ -90,7 +289,9 @@ class Net:
                     raise
                 raise fault(shapes.layer, f"{error.where}: {error.what}", error.hint) from None
         self._find_outputs()
+        self._find_overwritten()
         self._link()
+        self._forwards[self._source_shapes()] = [node.forward for node in self.nodes]
         self._log.info("net.cpp:491", "Network initialization done.")
 
     def _find_outputs(self) -> None:
@@ -103,6 +304,17 @@ class Net:
                 self._log.info("net.cpp:451", f"This network produces output {name}")
                 self.outputs.append(Output(name, place, weights.get(place, 0.0)))
 
+    def _find_overwritten(self) -> None:
+        """Remember the losses into which a layer above sends a gradient."""
+        under_loss: set[int] = set()
+        for node in reversed(self.nodes):
+            for place, weight in node.weighted:
+                if place in under_loss:
+                    self._overwritten[place] = Overwritten(weight)
+            if node.weighted or not under_loss.isdisjoint(node.tops):
+                cut = node.cut or [False] * len(node.bottoms)
+                under_loss |= {place for place, is_cut in zip(node.bottoms, cut, strict=True) if not is_cut}
+
     def _add(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
         self._check_memory(layer, shapes)
         self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
@@ -114,14 +326,25 @@ class Net:
             source = SOURCES[layer.type](layer, shapes, self._feed)
             forward = source.forward
         else:
-            forward = LAYERS[layer.type](layer, shapes)
-        if len(layer.propagate_down) not in (0, len(layer.bottom)):
-            raise fault(layer, "propagate_down is not given once for each bottom")
+            forward = self._set_up(layer, shapes)
         cut = [not down for down in layer.propagate_down]
-        node = Node(layer, forward, bottoms, self._tops(layer, shapes), cut, source=source)
-        node.blobs = self._learned(layer, shapes)
+        node = LayerNode(layer, forward, bottoms, self._tops(layer, shapes), cut, source=source)
+        node.blobs, node.learned = self._learned(layer, shapes), shapes.learned
         self._weigh(node)
         self.nodes.append(node)
+
+    def _set_up(self, layer: pb.LayerParameter, shapes: Shapes) -> Forward:
+        """Make a layer's forward function."""
+        try:
+            return LAYERS[layer.type](layer, shapes)
+        except CaffeRecipesError:
+            raise
+        except Exception as error:
+            raise escaped_error(self._where(layer), error) from error
+
+    def _where(self, layer: pb.LayerParameter) -> str:
+        parts = (self.path, f"layer '{layer.name}' ({layer.type})", self.moment)
+        return ": ".join(part for part in parts if part)
 
     def _check_memory(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
         """Raise InputError where a layer's blobs alone are larger than this host's memory."""
@@ -143,15 +366,19 @@ class Net:
             places.append(len(self._shapes))
             self._shapes.append(shape)
             self._place[blob] = places[-1]
+        if not layer.top and layer.type in IMPLICIT_LOSSES:  # a top without a name, which nothing can read
+            self._log.info("net.cpp:1472", f"{layer.name} -> (automatic)")
+            places.append(len(self._shapes))
+            self._shapes.append(())
         return places
 
-    def _weigh(self, node: Node) -> None:
+    def _weigh(self, node: LayerNode) -> None:
         weights = [loss_weight(node.param, top) for top in range(len(node.tops))]
         for place, weight in zip(node.tops, weights, strict=True):
             shape = self._shapes[place]
             self._log.info("net.cpp:337", f"Top shape: {show(shape)}")
             if weight:
-                self._log.info("net.cpp:340", f"    with loss weight {number(weight)}")
+                self._log.info("net.cpp:340", f"    with loss weight {format_number(weight)}")
                 node.weighted.append((place, weight))
             self._elements += math.prod(shape)
         self._log.info("net.cpp:345", f"Memory required for data: {self._elements * 4}")
@@ -176,7 +403,9 @@ class Net:
             tensor = kept[index] if kept else torch.empty(shape)
             if not kept:
                 fill(tensor, fillers[index], self._generator)
-            owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, layer.type != "BatchNorm")
+            written = {name for name in ("lr_mult", "decay_mult") if spec.HasField(name)}
+            learns = layer.type != "BatchNorm"
+            owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, learns, written)
             self.params.append(owned)
             if spec.name:
                 self._named[spec.name] = owned
@@ -185,13 +414,23 @@ class Net:
 
     def _share(self, layer: pb.LayerParameter, spec: pb.ParamSpec, shape: Shape) -> Tensor:
         owner = self._named[spec.name]
-        if tuple(owner.tensor.shape) != shape:
+        mine, theirs = shape, tuple(owner.tensor.shape)
+        is_loose = spec.share_mode == pb.ParamSpec.PERMISSIVE
+        if math.prod(mine) != math.prod(theirs) if is_loose else mine != theirs:
             what = f"shares param '{spec.name}' of layer '{owner.layer}' ({show(owner.tensor.shape)})"
             raise fault(layer, f"{what} as {show(shape)}", "give both one shape")
         for name in ("lr_mult", "decay_mult"):
-            if spec.HasField(name) and getattr(spec, name) != getattr(owner, name):
+            if not spec.HasField(name):
+                continue
+            if name in owner.written and getattr(spec, name) != getattr(owner, name):
                 raise fault(layer, f"shares param '{spec.name}' with another {name}", "give both the same")
+            setattr(owner, name, getattr(spec, name))
+            owner.written.add(name)
         return owner.tensor
+
+    def learned(self) -> dict[str, tuple[Shape, ...]]:
+        """Give the shapes of each layer's learned blobs, as the layer sees them."""
+        return {node.param.name: node.learned for node in self.nodes if node.learned}
 
     def blobs(self) -> dict[str, list[Tensor]]:
         """Give the learned blobs of each layer that has any."""
@@ -212,11 +451,12 @@ class Net:
         for node in self.nodes:
             before = self._steps[-1] if self._steps else None
             follows = before is not None and before.tops == node.bottoms
-            if before and follows and before.node.param.type == "BatchNorm" and scales_channels(node.param):
+            if before and follows and before.node.param.type == "BatchNorm" and _is_merged(node):
                 blobs = before.node.blobs + node.blobs
-                self._steps[-1] = Step(before.node, node.tops, blobs, before.weighted + node.weighted)
+                self._steps[-1] = Call(before.node, node.tops, blobs, before.weighted + node.weighted)
             else:
-                self._steps.append(Step(node, node.tops, node.blobs, node.weighted))
+                shapes = () if _keeps_shapes(node) else node.learned
+                self._steps.append(Call(node, node.tops, node.blobs, node.weighted, shapes))
 
     def forward(self) -> Tensor:
         """Run all layers on the next batch and give the loss: the sum of the weighted tops.
@@ -229,17 +469,96 @@ class Net:
             xs = [values[place] for place in node.bottoms]
             if node.cut:
                 xs = [x.detach() if cut else x for x, cut in zip(xs, node.cut, strict=True)]
+            blobs = step.blobs
+            if step.shapes:
+                blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
             try:
-                tops = node.forward(xs, step.blobs)
+                tops = node.forward(xs, blobs)
             except LabelError as error:
                 raise self._bad_label(node, error) from None
+            except CaffeRecipesError:
+                raise
+            except Exception as error:
+                raise escaped_error(self._where(node.param), error) from error
+            if node.source is not None and [top.shape for top in tops] != [
+                self._shapes[p] for p in node.tops
+            ]:
+                self._reshape(node, tops)
             for place, top in zip(step.tops, tops, strict=True):
                 values[place] = top
             for place, weight in step.weighted:
-                part = values[place].sum() if values[place].dim() else values[place]
-                part = part if weight == 1 else part * weight
+                if place in self._overwritten:
+                    part = self._overwritten[place].part(values[place])
+                else:
+                    part = values[place].sum() if values[place].dim() else values[place]
+                    part = part if weight == 1 else part * weight
                 loss = part if loss is None else loss + part
         return loss if loss is not None else torch.zeros(())
+
+    def _source_shapes(self) -> tuple[Shape, ...]:
+        return tuple(self._shapes[place] for node in self.nodes if node.source for place in node.tops)
+
+    def _reshape(self, source: LayerNode, tops: list[Tensor]) -> None:
+        """Set the layers up for a batch of another size than the one before, as Caffe does in each pass."""
+        for place, top in zip(source.tops, tops, strict=True):
+            self._shapes[place] = tuple(top.shape)
+        net = pb.NetParameter()
+        for node in self.nodes:
+            layer = net.layer.add()
+            layer.CopyFrom(node.param)
+            layer.ClearField("include")
+            layer.ClearField("exclude")
+            if node.source:
+                layer.type = "Input"
+                for place in node.tops:
+                    layer.input_param.shape.add(dim=self._shapes[place])
+        try:
+            found = [known_shapes(shapes) for shapes in infer_shapes(net, net.state.phase).layers]
+        except PrototxtError as error:
+            raise self._bad_size(source, error.what) from None
+        key = self._source_shapes()
+        if key not in self._forwards:
+            self._forwards[key] = [
+                node.forward if node.source else self._set_up(node.param, shapes)
+                for node, shapes in zip(self.nodes, found, strict=True)
+            ]
+        for node, shapes, forward in zip(self.nodes, found, self._forwards[key], strict=True):
+            if shapes.learned != node.learned:
+                raise self._bad_size(source, f"layer '{node.param.name}' was set up for another size")
+            node.forward = forward
+            for place, shape in zip(node.tops, shapes.tops, strict=False):  # a loss may have one of its own
+                self._shapes[place] = shape
+
+    def _bad_size(self, source: LayerNode, what: str) -> DataError:
+        record = source.source
+        if record is None or not record.keys:
+            return DataError(self.path, what, "give crop_size")
+        return DataError(record.where, f"record '{record.keys[0]}': {what}", "give crop_size")
+
+    def find_failing(self) -> str:
+        """Name the layer whose backward pass fails, by one more pass that notes how far it comes."""
+        reached = ""
+        tensors: set[int] = set()
+
+        def note(where: str) -> Callable[[Tensor], None]:
+            def noted(_: Tensor) -> None:
+                nonlocal reached
+                reached = where
+
+            return noted
+
+        try:
+            loss = self.forward()
+            for node in self.nodes:
+                for place in node.tops:
+                    value = self._values[place]
+                    if value.requires_grad and id(value) not in tensors:
+                        tensors.add(id(value))
+                        value.register_hook(note(self._where(node.param)))
+            loss.backward()
+        except Exception:  # the one that is looked for, or one more
+            return reached or f"{self.path}: {self.moment}"
+        return reached or f"{self.path}: {self.moment}"
 
     def value(self, place: int) -> Tensor:
         """Give a blob after a forward pass, by its place."""
@@ -257,7 +576,7 @@ class Net:
             for value in self._values[output.place].detach().reshape(-1).tolist()
         ]
 
-    def _bad_label(self, node: Node, error: LabelError) -> InputError:
+    def _bad_label(self, node: LayerNode, error: LabelError) -> InputError:
         where, what = f"layer '{node.param.name}'", f"label {error.label} is none of {error.classes} classes"
         for other in self.nodes:
             if other.source is not None and error.position < len(other.source.keys):
@@ -271,3 +590,33 @@ class Net:
         for node in self.nodes:
             if node.source is not None:
                 node.source.close()
+
+
+def _check_layers(net: pb.NetParameter) -> None:
+    """Raise InputError for layers that Caffe stops at or the engine lacks: all those of unsupported types."""
+    lacking = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in LAYERS]
+    if lacking:
+        types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in lacking))
+        where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in lacking)
+        what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
+        raise InputError(where, what, f"supported are {', '.join(sorted({*SOURCES, *LAYERS}))}")
+    for layer in net.layer:
+        for refusal in refuse_layer(layer, net.engine):
+            raise fault(layer, refusal.what, refusal.write)
+        if not layer.top and layer.type not in _TOPLESS:
+            raise fault(layer, "has no top", f'write top: "{layer.name}"')
+        for top, bottom in zip(layer.top, layer.bottom, strict=False):
+            if top == bottom and layer.type not in IN_PLACE:
+                raise fault(layer, f"cannot write its top over its bottom '{top}'", f'top: "{layer.name}"')
+        if layer.type == "Data":
+            check_data(layer)
+
+
+def _keeps_shapes(node: LayerNode) -> bool:
+    """Whether a layer's blobs have the shapes that it learns them in; one that it shares may have another."""
+    return all(tuple(blob.shape) == shape for blob, shape in zip(node.blobs, node.learned, strict=True))
+
+
+def _is_merged(node: LayerNode) -> bool:
+    """Whether a layer computes as part of the BatchNorm before it."""
+    return scales_channels(node.param) and _keeps_shapes(node)

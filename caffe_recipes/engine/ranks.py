@@ -1,32 +1,26 @@
 """The ranks of a run: who we are under mpiexec, and what the ranks tell each other.
 
-hydra tells each process its rank in PMI_RANK and PMI_SIZE. MPI passes on failures and where rank 0 listens;
-tensors go through torch.distributed's gloo, for torch's wheels have no mpi backend.
+hydra tells each process its rank in PMI_RANK and PMI_SIZE. MPI passes on failures and where ranks listen;
+tensors go through torch.distributed's gloo, for torch's wheels have no mpi backend. What MPI carries is bytes
+and JSON: mpi4py's lower-case calls would unpickle, and so run, whatever arrived.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import socket
-import struct
-import time
+import json
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.errors import CaffeRecipesError, RunFailed
+from caffe_recipes.files import wait_until_read
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# A rank that hears nothing of the others for so long gives up: mpiexec never notices a silent link.
-_TIMEOUT = timedelta(minutes=30)
-# hydra ends all at once when a rank aborts, and drops what it has not read yet.
-_HEARD_S = 0.5
-_SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
 
 
 class AgreedFailure(Exception):
@@ -98,31 +92,20 @@ class MpiRanks(Ranks):
         if self._world.size != ranks:
             what = f"MPI sees {self._world.size} ranks, and the launcher started {ranks}"
             raise RunFailed("mpiexec", what, "use the mpiexec.hydra that is installed beside mpi4py")
-        self.entropy = int(self._world.bcast(self.entropy, 0))
+        self.entropy = int(self._gather(str(self.entropy))[0])
 
     def settle(self, failure: CaffeRecipesError | None) -> None:
         """Raise AgreedFailure on all ranks if one has a failure: that of the lowest rank."""
-        mine = None if failure is None else (failure.exit_code, str(failure))
-        first = next((found for found in self._world.allgather(mine) if found), None)
-        if first is not None:
-            raise AgreedFailure(*first)
+        mine = None if failure is None else [failure.exit_code, str(failure)]
+        code, text = next(filter(None, map(json.loads, self._gather(json.dumps(mine)))), (0, ""))
+        if code:
+            raise AgreedFailure(code, text)
 
     def connect(self) -> None:
-        """Join the others through gloo, over the interface that leads to rank 0."""
-        from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+        """Join the others through gloo."""
+        from caffe_recipes.engine.rendezvous import join_gloo  # imports torch
 
-        hosts = self._world.allgather(socket.gethostname())
-        peer = next((host for host in hosts if host != hosts[0]), "")
-        address = self._world.bcast(_address_towards(peer) if self.rank == 0 else "", 0)
-        own = _address_towards(address) if hosts[self.rank] != hosts[0] else address
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(own))
-        leads = self.rank == 0
-        port = 0 if leads else self._world.bcast(None, 0)
-        # Port 0 lets the system choose, so that two runs on one host never meet.
-        store = TCPStore(address, port, is_master=leads, timeout=_TIMEOUT, wait_for_workers=False)
-        if leads:
-            self._world.bcast(store.port, 0)
-        init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=_TIMEOUT)
+        join_gloo(self._world, self._gather)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank rank 0's values."""
@@ -148,36 +131,28 @@ class MpiRanks(Ranks):
 
     def abort(self, code: int) -> None:
         """End the other ranks too, who may be waiting for this one, once the launcher has read why."""
-        time.sleep(_HEARD_S)
-        self._world.Abort(code)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more
+                    stream.flush()
+                    wait_until_read(stream.fileno())
+        finally:
+            self._world.Abort(code)
+
+    def _gather(self, text: str) -> list[str]:
+        """Return the texts that all ranks give, by rank."""
+        from mpi4py import MPI
+
+        data = text.encode()
+        sizes = array("i", [0] * self.ranks)
+        self._world.Allgather([array("i", [len(data)]), MPI.INT], [sizes, MPI.INT])
+        whole = bytearray(sum(sizes))
+        self._world.Allgatherv([data, MPI.BYTE], [whole, sizes, MPI.BYTE])
+        parts = zip(sizes, accumulate(sizes), strict=True)
+        return [whole[end - size : end].decode() for size, end in parts]
 
 
 def join_ranks(environment: Mapping[str, str]) -> Ranks:
     """Meet the other ranks of this mpiexec, if there are any."""
     rank, ranks = place_of(environment)
     return MpiRanks(rank, ranks) if ranks > 1 else Ranks()
-
-
-def _address_towards(host: str) -> str:
-    """Give this host's own address on the way to `host`; without a host, the loopback's."""
-    if not host:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # of a datagram socket: asks the routes, sends nothing
-        except OSError as error:
-            raise RunFailed(host, f"cannot be reached from {socket.gethostname()}: {error}") from None
-        return str(probe.getsockname()[0])
-
-
-def _interface(address: str) -> str:
-    """Give the name of the network interface that has `address`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # an interface without an address
-                continue
-            if socket.inet_ntoa(reply[20:24]) == address:
-                return name
-    raise RunFailed(socket.gethostname(), f"no network interface has the address {address}")

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import blob_shape, blob_values, save_message
+from caffe_recipes.caffe.weights import blob_shape, blob_values, is_legacy, save_message
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.layer import show
-from caffe_recipes.engine.net import Net
-from caffe_recipes.engine.updates import Group, shaped
+from caffe_recipes.engine.net import RunnableNet
+from caffe_recipes.engine.ops import show
+from caffe_recipes.engine.updates import ParamGroup, shaped
 from caffe_recipes.errors import InputError, WeightsError
+from caffe_recipes.files import check_replaceable
 
 
 def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
@@ -35,20 +36,25 @@ def check_folder(prefix: str) -> None:
         raise InputError(f"snapshot_prefix '{prefix}'", f"there is no folder {folder}", "make it")
     if not os.access(folder, os.W_OK):
         raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
+    try:
+        check_replaceable(Path(snapshot_name(prefix, 0, ".caffemodel")))
+    except OSError as error:
+        what = f"cannot be written there: {error.strerror}"
+        raise InputError(f"snapshot_prefix '{prefix}'", what, "check its folder") from None
 
 
-def net_message(net: Net) -> pb.NetParameter:
+def net_message(net: RunnableNet) -> pb.NetParameter:
     """Make the message of a net with its learned blobs: what a caffemodel holds."""
     message = pb.NetParameter(name=net.name)
     for node in net.nodes:
         layer = message.layer.add()
         layer.CopyFrom(node.param)
-        for blob in node.blobs:
-            _put(layer.blobs.add(), blob)
+        for blob, shape in zip(node.blobs, node.learned, strict=True):
+            _put(layer.blobs.add(), blob.reshape(shape))
     return message
 
 
-def _histories(net: Net, groups: Sequence[Group]) -> list[Tensor]:
+def _histories(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tensor]:
     depth = len(groups[0].history) if groups else 0
     blobs: dict[tuple[int, int], Tensor] = {}
     for group in groups:
@@ -81,7 +87,9 @@ def _varint(number: int) -> bytes:
     return bytes([*low, number])
 
 
-def save_snapshot(net: Net, groups: Sequence[Group], prefix: str, state: pb.SolverState, log: Log) -> None:
+def save_snapshot(
+    net: RunnableNet, groups: Sequence[ParamGroup], prefix: str, state: pb.SolverState, log: Log
+) -> None:
     """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, N being `state.iter`.
 
     The solverstate is `state` with the model's name and the history: all first blobs in the order of the
@@ -102,7 +110,7 @@ def save_snapshot(net: Net, groups: Sequence[Group], prefix: str, state: pb.Solv
 
 @torch.no_grad()
 def copy_weights(
-    net: Net, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
+    net: RunnableNet, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
 ) -> list[str]:
     """Copy the blobs of layers that bear a name of the net's, but for those that are `new`.
 
@@ -118,12 +126,12 @@ def copy_weights(
             continue
         if not layer.blobs:
             continue
-        mine = wanted[layer.name]
+        mine, shapes = wanted[layer.name], net.learned()[layer.name]
         if len(mine) != len(layer.blobs):
             what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, and {len(mine)} in {net.path}"
             raise WeightsError(path, what, "give the weights of this net")
-        for index, (tensor, blob) in enumerate(zip(mine, layer.blobs, strict=True)):
-            _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", tensor, blob)
+        for index, (tensor, shape, blob) in enumerate(zip(mine, shapes, layer.blobs, strict=True)):
+            _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", shape, blob)
             tensor.copy_(_values(blob).view(tensor.shape))
         found.add(layer.name)
     if wanted and not found:
@@ -132,7 +140,9 @@ def copy_weights(
     return [layer.name for layer in weights.layer if layer.blobs]
 
 
-def check_complete(net: Net, held: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()) -> None:
+def check_complete(
+    net: RunnableNet, held: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()
+) -> None:
     """Raise WeightsError if a learned layer is neither `new` nor held by one of the files in `held`.
 
     Caffe would start it from its fillers and say nothing: so ends a layer renamed since the weights were
@@ -163,24 +173,24 @@ def _values(blob: pb.BlobProto) -> Tensor:
     return torch.frombuffer(wire, dtype=torch.float32, offset=len(wire) - 4 * len(blob.data))
 
 
-def _check_shape(path: str, net: str, where: str, tensor: Tensor, blob: pb.BlobProto) -> None:
-    shape, own = blob_shape(blob), tuple(tensor.shape)
-    if not blob.HasField("shape"):  # blobs of 2013 have four axes always
+def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:
+    shape, own = blob_shape(blob), tuple(wanted)
+    if is_legacy(blob):  # four axes always
         own = (1,) * (4 - len(own)) + own
     if shape != own:
-        what = f"{where} is {show(shape)}, and {show(tensor.shape)} in {net}"
+        what = f"{where} is {show(shape)}, and {show(tuple(wanted))} in {net}"
         raise WeightsError(
             path, what, "give the weights of this net, or train with -new_layers and the layer's name"
         )
 
 
 @torch.no_grad()
-def copy_history(net: Net, groups: Sequence[Group], state: pb.SolverState, path: str) -> None:
+def copy_history(net: RunnableNet, groups: Sequence[ParamGroup], state: pb.SolverState, path: str) -> None:
     """Copy a solverstate's history; raises WeightsError where it is of another net or solver type."""
     mine = _histories(net, groups)
     if len(mine) != len(state.history):
         what = f"holds {len(state.history)} blobs of history, and this net and solver have {len(mine)}"
         raise WeightsError(path, what, "resume with the net and the solver type it was written by")
     for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
-        _check_shape(path, net.path, f"history {index}", tensor, blob)
+        _check_shape(path, net.path, f"history {index}", tensor.shape, blob)
         tensor.copy_(_values(blob).view(tensor.shape))

@@ -1,33 +1,195 @@
-"""The training loop: Caffe's order of testing, displaying, updating and snapshotting."""
+"""What a user asks of a running training by signals: to stop, or to take a snapshot.
+
+The training loop: Caffe's order of testing, displaying, updating and snapshotting.
+
+The rate of each iteration of a run, with the steps that a policy has taken.
+
+Averaging gradients over the ranks while the backward pass still makes others.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
+from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.rates import float32
-from caffe_recipes.engine.glog import Log, number
-from caffe_recipes.engine.net import Net
-from caffe_recipes.engine.nodes import Output
+from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
+from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.ranks import Ranks
-from caffe_recipes.engine.reduction import Reduction
-from caffe_recipes.engine.requests import Requests
-from caffe_recipes.engine.schedule import Schedule
 from caffe_recipes.engine.snapshot import save_snapshot
-from caffe_recipes.engine.updates import Group, update
-from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError
+from caffe_recipes.engine.updates import ParamGroup, update
+from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError, escaped_error
+
+EFFECTS = ("snapshot", "stop", "none")
+
+
+@dataclass
+class Requests:
+    """Requests that wait until the iteration is done."""
+
+    stop: bool = False
+    snapshot: bool = False
+
+    def listen(self, sigint_effect: str, sighup_effect: str) -> None:
+        """Let SIGINT and SIGHUP make requests; SIGTERM ends the process as ever."""
+        for number, effect in ((signal.SIGINT, sigint_effect), (signal.SIGHUP, sighup_effect)):
+            signal.signal(number, self._handler(effect))
+
+    def take(self) -> Requests:
+        """Give what was asked until now, and forget it."""
+        taken = Requests(self.stop, self.snapshot)
+        # A signal that comes meanwhile is kept: only what was seen is taken away.
+        self.stop &= not taken.stop
+        self.snapshot &= not taken.snapshot
+        return taken
+
+    def __or__(self, other: Requests) -> Requests:
+        return Requests(self.stop or other.stop, self.snapshot or other.snapshot)
+
+    def _handler(self, effect: str) -> Callable[[int, FrameType | None], None]:
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.stop |= effect == "stop"
+            self.snapshot |= effect == "snapshot"
+
+        return ask
+
+
+_FLT_MAX = 3.4028234663852886e38
+
+
+class RateSchedule:
+    """Rates as Caffe computes them; `plateau` steps when the loss has not fallen for plateau_winsize."""
+
+    def __init__(self, solver: pb.SolverParameter, log: Log) -> None:
+        self._solver, self._log = solver, log
+        self.current_step, self.minimum_loss, self.last_event = 0, _FLT_MAX, 0
+
+    def resume(self, state: pb.SolverState) -> None:
+        """Go on from a solverstate."""
+        self.current_step, self.minimum_loss = state.current_step, state.minimum_loss
+        self.last_event = state.iter_last_event
+
+    def state(self, iteration: int) -> pb.SolverState:
+        """Make the solverstate of an iteration, without history."""
+        return pb.SolverState(
+            iter=iteration,
+            current_step=self.current_step,
+            minimum_loss=self.minimum_loss,
+            iter_last_event=self.last_event,
+        )
+
+    def rate(self, iteration: int, loss: float) -> float:
+        """Give the rate of an iteration's update; `loss` is the displayed one."""
+        solver = self._solver
+        if iteration < solver.warmup_iter:
+            return lr_at(solver, iteration)
+        if solver.lr_policy == "plateau":
+            self._watch(iteration, loss)
+            return stepped_lr(solver, self.current_step)
+        step = steps_at(solver, iteration)
+        if solver.lr_policy == "multistep" and step > self.current_step:
+            status = f"MultiStep Status: Iteration {iteration}, step = {step}"
+            self._log.info("sgd_solver.cpp:98", status)
+        self.current_step = step
+        return lr_at(solver, iteration)
+
+    def _watch(self, iteration: int, loss: float) -> None:
+        """Take a step where neither a new least loss nor a step has come for plateau_winsize iterations."""
+        solver = self._solver
+        if loss < self.minimum_loss:
+            self.minimum_loss, self.last_event = loss, iteration
+        if self.current_step < len(solver.plateau_winsize):
+            window = solver.plateau_winsize[self.current_step]
+            if iteration >= self.last_event + window:
+                self.current_step, self.last_event = self.current_step + 1, iteration
+                status = f"Plateau Status: Iteration {iteration}, step = {self.current_step}"
+                self._log.info("sgd_solver.cpp:126", status)
+        if (
+            solver.display
+            and iteration % solver.display == 0
+            and self.last_event > iteration - solver.display
+        ):
+            least = format_number(self.minimum_loss)
+            status = f"Plateau Status: Iteration {iteration}, current minimum_loss = {least}"
+            self._log.info("sgd_solver.cpp:133", status)
+
+
+_BUCKET = 2**20  # floats: large enough to fill the link, small enough that the first leaves early
+
+
+@dataclass
+class _Bucket:
+    """Neighbours in a flat gradient, sent when the last of them is there."""
+
+    grads: Tensor
+    members: int
+    missing: int
+    wait: Callable[[], object] | None = None
+
+
+class Reduction:
+    """Sums the gradients of all ranks and divides by their number.
+
+    Every rank runs the same graph, so every rank sends its buckets in the same order.
+    """
+
+    def __init__(self, ranks: Ranks, net: RunnableNet, groups: Sequence[ParamGroup]) -> None:
+        self._ranks, self._buckets, self._last = ranks, list[_Bucket](), False
+        for group in groups if ranks.ranks > 1 else ():
+            if any(net.params[index].tensor.requires_grad for index, _, _ in group.places):
+                self._divide(net, group)
+
+    def _divide(self, net: RunnableNet, group: ParamGroup) -> None:
+        """Cut a group's gradients into buckets, and count the gradients that arrive in each."""
+        begin, members = 0, list[Tensor]()
+        for place, (index, _, stop) in enumerate(group.places):
+            members.append(net.params[index].tensor)
+            if stop - begin >= _BUCKET or place == len(group.places) - 1:
+                bucket = _Bucket(group.grads[begin:stop], len(members), len(members))
+                self._buckets.append(bucket)
+                for tensor in members:
+                    tensor.register_post_accumulate_grad_hook(self._arrival(bucket))
+                begin, members = stop, []
+
+    def _arrival(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def arrived(_: Tensor) -> None:
+            if self._last:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    bucket.wait = self._ranks.sum(bucket.grads)
+
+        return arrived
+
+    def begin(self, last: bool) -> None:
+        """Get ready for a backward pass; only the last of an iteration is sent."""
+        self._last = last
+        for bucket in self._buckets:
+            bucket.missing, bucket.wait = bucket.members, None
+
+    def finish(self) -> None:
+        """Wait until all gradients are averaged."""
+        for bucket in self._buckets:
+            if bucket.wait is None:  # a parameter had no part in the loss
+                bucket.wait = self._ranks.sum(bucket.grads)
+        for bucket in self._buckets:
+            if bucket.wait is not None:
+                bucket.wait()
+            bucket.grads.mul_(1 / self._ranks.ranks)
 
 
 def describe(output: Output, value: float) -> str:
     """Print an output as Caffe does: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
-    text = f"{output.name} = {number(value)}"
+    text = f"{output.name} = {format_number(value)}"
     if output.loss_weight:
         weighted = float32(output.loss_weight * value)
-        text += f" (* {number(output.loss_weight)} = {number(weighted)} loss)"
+        text += f" (* {format_number(output.loss_weight)} = {format_number(weighted)} loss)"
     return text
 
 
@@ -69,16 +231,16 @@ class Solver:
     def __init__(
         self,
         param: pb.SolverParameter,
-        net: Net,
-        groups: Sequence[Group],
-        test_nets: Sequence[Net],
+        net: RunnableNet,
+        groups: Sequence[ParamGroup],
+        test_nets: Sequence[RunnableNet],
         ranks: Ranks,
         requests: Requests,
         log: Log,
     ) -> None:
         self.param, self.net, self.groups, self.test_nets = param, net, groups, test_nets
         self.iteration = 0
-        self.schedule = Schedule(param, log)
+        self.schedule = RateSchedule(param, log)
         self._ranks, self._requests, self._log = ranks, requests, log
         self._reduction = Reduction(ranks, net, groups)
         self._smoothed = SmoothedLoss(param.average_loss)
@@ -102,7 +264,7 @@ class Solver:
             with torch.no_grad(), self._ranks.together():
                 own = self.net.forward().item()
             shown = self._smoothed.add(self._means([own])[0], self.iteration - self._start)
-            self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {number(shown)}")
+            self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {format_number(shown)}")
         if param.test_interval and self.iteration % param.test_interval == 0:
             self._test_all()
         self._log.info("solver.cpp:443", "Optimization Done.")
@@ -126,7 +288,9 @@ class Solver:
         if not param.disabled_update:
             rate = self.schedule.rate(self.iteration, shown)
             if self._displays:
-                self._log.info("sgd_solver.cpp:219", f"Iteration {self.iteration}, lr = {number(rate)}")
+                self._log.info(
+                    "sgd_solver.cpp:219", f"Iteration {self.iteration}, lr = {format_number(rate)}"
+                )
             update(self.groups, param, rate, self.iteration, self._log)
         self.iteration += 1
         if (param.snapshot and self.iteration % param.snapshot == 0) or votes.snapshot:
@@ -142,6 +306,7 @@ class Solver:
             last = part == self.param.iter_size - 1
             failure: CaffeRecipesError | None = None
             loss = torch.zeros(())
+            self.net.moment = f"iteration {self.iteration}"
             try:
                 loss = self.net.forward()
                 self._check(loss.item())
@@ -151,9 +316,17 @@ class Solver:
             total, votes = float32(total + mean), votes | asked
             self._reduction.begin(last)
             if loss.requires_grad:
-                loss.backward()
+                self._backward(loss)
         self._reduction.finish()
         return float32(total / self.param.iter_size), votes
+
+    def _backward(self, loss: Tensor) -> None:
+        try:
+            loss.backward()
+        except CaffeRecipesError:
+            raise
+        except Exception as error:
+            raise escaped_error(self.net.find_failing(), error) from error
 
     def _vote(self, failure: CaffeRecipesError | None, loss: float) -> tuple[Requests, float]:
         """Tell what this rank was asked, and learn what any was: all act alike, at the same iteration.
@@ -180,7 +353,7 @@ class Solver:
             raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
 
     def _display(self, shown: float) -> None:
-        self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {number(shown)}")
+        self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(shown)}")
         scores = self.net.scores()
         means = self._means([value for _, value in scores])
         for place, ((output, _), value) in enumerate(zip(scores, means, strict=True)):
@@ -192,13 +365,14 @@ class Solver:
                 self._test(place, net)
 
     @torch.no_grad()
-    def _test(self, place: int, net: Net) -> None:
+    def _test(self, place: int, net: RunnableNet) -> None:
         """Average a TEST net's outputs over test_iter batches, and over the ranks."""
         self._log.info("solver.cpp:474", f"Iteration {self.iteration}, Testing net (#{place})")
         count = self.param.test_iter[place]
         outputs: list[Output] = []
         loss, sums = torch.zeros(1), torch.zeros(0)
         with self._ranks.together():
+            net.moment = f"test at iteration {self.iteration}"
             for batch in range(count):
                 if self._interrupted():
                     break
@@ -214,7 +388,7 @@ class Solver:
         self._ranks.sum(together)()
         together /= count * self._ranks.ranks
         if self.param.test_compute_loss:
-            self._log.info("solver.cpp:540", f"Test loss: {number(float(together[0]))}")
+            self._log.info("solver.cpp:540", f"Test loss: {format_number(float(together[0]))}")
         for index, (output, value) in enumerate(zip(outputs, together[1:].tolist(), strict=True)):
             text = f"    Test net output #{index}: {describe(output, value)}"
             self._log.info("solver.cpp:562", text)

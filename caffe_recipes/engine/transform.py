@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import cv2
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import blob_shape, blob_values
+from caffe_recipes.caffe.weights import blob_shape, blob_values, parse_message
 from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.files import read_within
+from caffe_recipes.limits import limit
 
 Pixels = NDArray[Any]  # uint8, or float32 where a Datum holds floats; (height, width, channels)
 Resize = Callable[[Pixels, Random], Pixels]
@@ -62,7 +62,10 @@ def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     flag = cv2.IMREAD_UNCHANGED
     if param.force_color or param.force_gray:
         flag = cv2.IMREAD_COLOR if param.force_color else cv2.IMREAD_GRAYSCALE
-    image = cv2.imdecode(np.frombuffer(datum.data, np.uint8), flag) if datum.data else None
+    try:
+        image = cv2.imdecode(np.frombuffer(datum.data, np.uint8), flag) if datum.data else None
+    except cv2.error:
+        raise ValueError(f"has over {limit('image-pixels'):,} pixels") from None
     if image is None:
         raise ValueError("is no image that OpenCV can decode")
     if image.dtype != np.uint8:
@@ -222,11 +225,11 @@ def check_transform(param: pb.TransformationParameter) -> None:
 def load_mean(path: str) -> NDArray[np.float32]:
     """Read a mean image (a BlobProto) as (height, width, channels); raises DataError."""
     try:
-        blob = pb.BlobProto.FromString(Path(path).read_bytes())
+        blob = parse_message(read_within(path, "record-bytes"), pb.BlobProto)
         values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", "give the path of a mean file") from None
-    except (DecodeError, ValueError):
+    except ValueError:
         raise DataError(path, "is no mean file", "make it with compute_image_mean") from None
     if values.ndim != 3:
         raise DataError(path, "is no mean file", "make it with compute_image_mean")

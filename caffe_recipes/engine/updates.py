@@ -12,8 +12,8 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32
-from caffe_recipes.engine.glog import Log, number
-from caffe_recipes.engine.nodes import Param
+from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.net import Param
 
 _ALIGNED = 16  # floats: each parameter starts on a cache line, as the convolutions like it
 
@@ -28,7 +28,7 @@ class Learner(Protocol):
 
 
 @dataclass
-class Group:
+class ParamGroup:
     """The parameters of one (lr_mult, decay_mult), side by side; `places` are (param, start, stop)."""
 
     lr_mult: float
@@ -39,10 +39,10 @@ class Group:
     places: list[tuple[int, int, int]]
 
 
-Rule = Callable[[Group, float, pb.SolverParameter, int], None]
+Rule = Callable[[ParamGroup, float, pb.SolverParameter, int], None]
 
 
-def flatten(net: Learner, solver: pb.SolverParameter) -> list[Group]:
+def flatten(net: Learner, solver: pb.SolverParameter) -> list[ParamGroup]:
     """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them.
 
     Statistics have buffers apart: a forward pass changes them, and autograd would take the parameters in one
@@ -69,7 +69,7 @@ def flatten(net: Learner, solver: pb.SolverParameter) -> list[Group]:
                 view.requires_grad_()
                 view.grad = shaped(grads[start:stop], view.shape)
             moved[id(param.tensor)] = view
-        groups.append(Group(lr_mult, decay_mult, weights, grads, history, places))
+        groups.append(ParamGroup(lr_mult, decay_mult, weights, grads, history, places))
     net.rebind(lambda tensor: moved[id(tensor)])
     return groups
 
@@ -84,7 +84,7 @@ def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def update(
-    groups: Iterable[Group], solver: pb.SolverParameter, rate: float, iteration: int, log: Log
+    groups: Iterable[ParamGroup], solver: pb.SolverParameter, rate: float, iteration: int, log: Log
 ) -> None:
     """Clip, average over iter_size, regularise and apply one update at `rate`."""
     groups = [group for group in groups if group.lr_mult]
@@ -100,28 +100,29 @@ def update(
         RULES[solver.type](group, float32(rate * group.lr_mult), solver, iteration)
 
 
-def _clip(groups: list[Group], limit: float, log: Log) -> None:
+def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:
     """Scale all gradients so that their norm is at most `limit`: of the sum over iter_size, as Caffe's."""
     norm = math.sqrt(sum(float(group.grads.dot(group.grads)) for group in groups))
     if norm > limit:
         factor = limit / norm
         log.info(
             "sgd_solver.cpp:203",
-            f"Gradient clipping: scaling down gradients (L2 norm {number(norm)} > {number(limit)}) "
-            f"by scale factor {number(factor)}",
+            "Gradient clipping: scaling down gradients "
+            f"(L2 norm {format_number(norm)} > {format_number(limit)}) "
+            f"by scale factor {format_number(factor)}",
         )
         for group in groups:
             group.grads.mul_(factor)
 
 
-def _sgd(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _sgd(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """V = momentum V + rate g; W -= V. The rate is inside the history."""
     (velocity,) = group.history
     velocity.mul_(solver.momentum).add_(group.grads, alpha=rate)
     group.weights.sub_(velocity)
 
 
-def _nesterov(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _nesterov(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """V' = momentum V + rate g; W -= (1 + momentum) V' - momentum V."""
     (velocity,) = group.history
     group.weights.add_(velocity, alpha=solver.momentum)
@@ -129,14 +130,14 @@ def _nesterov(group: Group, rate: float, solver: pb.SolverParameter, iteration: 
     group.weights.sub_(velocity, alpha=1 + solver.momentum)
 
 
-def _adagrad(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _adagrad(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """H += g^2; W -= rate g / (sqrt(H) + delta)."""
     (squares,) = group.history
     squares.addcmul_(group.grads, group.grads)
     group.weights.addcdiv_(group.grads, squares.sqrt().add_(solver.delta), value=-rate)
 
 
-def _rmsprop(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _rmsprop(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """H = d H + (1 - d) g^2; V = momentum V + rate g / sqrt(H + delta); W -= V."""
     squares = group.history[0]
     squares.mul_(solver.rms_decay).addcmul_(group.grads, group.grads, value=1 - solver.rms_decay)
@@ -148,7 +149,7 @@ def _rmsprop(group: Group, rate: float, solver: pb.SolverParameter, iteration: i
         group.weights.sub_(group.history[1])
 
 
-def _adadelta(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _adadelta(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """H = m H + (1 - m) g^2; u = g sqrt((U + delta) / (H + delta)); U = m U + (1 - m) u^2; W -= rate u."""
     squares, updates = group.history
     share = 1 - solver.momentum
@@ -158,7 +159,7 @@ def _adadelta(group: Group, rate: float, solver: pb.SolverParameter, iteration: 
     group.weights.sub_(step, alpha=rate)
 
 
-def _adam(group: Group, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
+def _adam(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
     """Moments m and v; W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), t from 1."""
     first, second = group.history
     beta1, beta2 = solver.momentum, solver.momentum2

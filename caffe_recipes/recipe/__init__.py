@@ -1,1 +1,1 @@
-"""What is trained: frozen recipe values, and the arithmetic of epochs and iterations. Floor 2."""
+"""What is trained: frozen recipe values, and the arithmetic of epochs and iterations. Floor 3."""

@@ -6,9 +6,10 @@ import difflib
 import posixpath
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase
+if TYPE_CHECKING:
+    from caffe_recipes.recipe.model import Phase, Recipe
 
 Location = tuple[str | int, ...]
 
@@ -64,6 +65,8 @@ def _wrong_phases(
 
 def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     """The snapshots that a chain keeps, each phase's last and what others start from, meet in one folder."""
+    from caffe_recipes.recipe.model import Phase  # pydantic
+
     kept = {(index, phase.last_iter) for index, phase in enumerate(recipe.phases)}
     for phase in recipe.phases:
         start = recipe.starts_from(phase)
@@ -130,6 +133,8 @@ def _wrong_start(
 def _wrong_weights_iter(
     recipe: Recipe, phase: Phase, earlier: list[str], at: Location
 ) -> Iterator[tuple[Location, str, str]]:
+    from caffe_recipes.recipe.model import Phase  # pydantic
+
     iteration = phase.weights_iter
     if iteration is None:
         return

@@ -26,12 +26,11 @@ from typing import Any
 
 from pydantic import Field
 
-from caffe_recipes.config.source import Location, Source, parse_yaml, validate
-from caffe_recipes.config.values import FileName, Text, Value
+from caffe_recipes.config import FileName, Location, Text, Value, YamlSource, parse_yaml, validate
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.limits import limit, raise_limit
 from caffe_recipes.recipe.model import Cluster, Data, Family
-from caffe_recipes.recipe.plans import Planned, plan_phases
-from caffe_recipes.recipe.schedule import Schedule
+from caffe_recipes.recipe.rules import PlannedPhase, Schedule, plan_phases
 
 _NETS = {True: "train_val", False: "train_val_noaug"}
 _BY_PHASE = "reported_by_phase"
@@ -51,13 +50,15 @@ class FamilyFile(Value):
 
 # A list of all recipes asks for each row of the same few texts.
 @lru_cache(maxsize=8)
-def _parse(text: str, where: str | Path) -> tuple[Source, FamilyFile, Mapping[str, str]]:
+def _parse(text: str, where: str | Path) -> tuple[YamlSource, FamilyFile, Mapping[str, str]]:
     source = parse_yaml(text, where, "family", RecipeError)
     file = validate(source, FamilyFile)
+    if len(file.rows) > limit("yaml-rows"):  # each is laid over the whole base
+        raise RecipeError(where, f"holds {len(file.rows):,} rows", raise_limit("yaml-rows"))
     return source, file, _find_shared(source)
 
 
-def _find_shared(source: Source) -> dict[str, str]:
+def _find_shared(source: YamlSource) -> dict[str, str]:
     """Return the folder of nets of each row that shares them, within the base's `prototxt_dir`.
 
     A row whose nets are made of other values than those of a row before it, of the same batch, has its own.
@@ -79,7 +80,7 @@ def _find_shared(source: Source) -> dict[str, str]:
     return shared
 
 
-def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Family]:
+def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family]:
     """Return a row of a family as the source of a recipe, each value with its own line; and its family.
 
     Raises RecipeError for what is no family, for a row that it has not, and for a schedule that does not fit.
@@ -99,7 +100,7 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[Source, Fa
         raw["prototxt_dir"] = posixpath.join(home, row)
         if row in shared:
             raw.setdefault("nets_dir", posixpath.join(home, shared[row]))
-    merged = Source(where, "recipe", raw, lines, source.fail)
+    merged = YamlSource(where, "recipe", raw, lines, source.fail)
     if "schedule" in raw:
         merged = _with_phases(merged)
     return merged, Family(file.family, file.title, len(file.base.get("derived", ())))
@@ -116,7 +117,7 @@ def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
     return RecipeError(where, what, hint)
 
 
-def _merge(source: Source, base: Location, row: Location) -> tuple[dict[str, Any], dict[Location, int]]:
+def _merge(source: YamlSource, base: Location, row: Location) -> tuple[dict[str, Any], dict[Location, int]]:
     """Lay a row over the base: mappings key by key, anything else whole; with the line of each value."""
     lines = {at[1:]: line for at, line in source.lines.items() if at[:1] == base}
     under, over = source.raw["base"], dict(source.raw["rows"][row[-1]])
@@ -160,7 +161,7 @@ def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
     return at
 
 
-def _with_phases(source: Source) -> Source:
+def _with_phases(source: YamlSource) -> YamlSource:
     """Put the phases that a row's schedule makes, and what of them is derived, in place of it."""
     if "phases" in source.raw:
         raise RecipeError(source.place(("phases",)), "phases: there is a schedule too", "give one of both")
@@ -181,16 +182,16 @@ def _with_phases(source: Source) -> Source:
         of_phase = (_BY_PHASE, planned.name)
         reported = {at[2:]: line for at, line in source.lines.items() if at[:2] == of_phase}
         lines |= {("phases", index, "reported", *rest): line for rest, line in reported.items()}
-    return Source(source.where, source.kind, raw, lines, source.fail)
+    return YamlSource(source.where, source.kind, raw, lines, source.fail)
 
 
-def _validate_part(source: Source, key: str, model: type[Any]) -> Any:  # noqa: ANN401 - of the model
+def _validate_part(source: YamlSource, key: str, model: type[Any]) -> Any:  # noqa: ANN401 - of the model
     """Make a model of one key's value; what is wrong is told by its place in the recipe."""
-    part = Source(source.where, source.kind, source.raw.get(key, {}), source.lines, source.fail)
+    part = YamlSource(source.where, source.kind, source.raw.get(key, {}), source.lines, source.fail)
     return validate(part, model, moved=lambda location: (key, *location))
 
 
-def _check_reported(source: Source, phases: list[str]) -> None:
+def _check_reported(source: YamlSource, phases: list[str]) -> None:
     """Refuse what is reported of no phase; what is in it, the recipe's own model judges."""
     by_phase = source.raw.get(_BY_PHASE, {})
     if not isinstance(by_phase, dict):
@@ -202,7 +203,7 @@ def _check_reported(source: Source, phases: list[str]) -> None:
             raise RecipeError(source.place((_BY_PHASE, str(name))), f"no phase '{name}'", hint)
 
 
-def _phase(planned: Planned, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _phase(planned: PlannedPhase, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Write a phase as YAML would hold it."""
     start = {"weights": planned.weights} if planned.weights else {}
     reported = raw.get(_BY_PHASE, {}).get(planned.name)

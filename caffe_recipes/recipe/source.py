@@ -1,4 +1,9 @@
-"""Reading recipes: YAML text to a Recipe, with the file and line of whatever is wrong."""
+"""Reading recipes: YAML text to a Recipe, with the file and line of whatever is wrong.
+
+The recipes that ship, by name: files of their own, and rows of families; found without reading YAML.
+
+The JSON schema of a recipe's YAML, and of a family's, for editors.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,18 @@ import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from caffe_recipes.caffe.text.source import read_bytes
-from caffe_recipes.config.source import Location, Source, parse_yaml, validate, write_key
+from caffe_recipes.config import Location, YamlSource, parse_yaml, validate, write_key
 from caffe_recipes.errors import RecipeError
+from caffe_recipes.files import read_bytes
+from caffe_recipes.limits import limit, raise_limit
 from caffe_recipes.recipe.checks import find_contradictions
-from caffe_recipes.recipe.families import parse_row
-from caffe_recipes.recipe.model import Family, Recipe
-from caffe_recipes.recipe.shipped import is_family
-from caffe_recipes.recipe.shipped import shipped_recipes as shipped_recipes
+from caffe_recipes.recipe.families import FamilyFile, parse_row
+from caffe_recipes.recipe.model import Family, Recipe, Reported, SolverSettings
+from caffe_recipes.recipe.rules import Schedule
+from caffe_recipes.recipe.shipped import is_family, shipped_recipes
 
-_MOST_BYTES = 1_000_000
 _SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
@@ -60,9 +66,10 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         hint = f"{meant}there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", hint)
     try:
-        data = read_bytes(path, _MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise RecipeError(path, f"is over {_MOST_BYTES:,} bytes", "is it a recipe?")
+        most = limit("yaml-bytes")
+        data = read_bytes(path, most + 1)
+        if len(data) > most:
+            raise RecipeError(path, f"is over {most:,} bytes", f"is it a recipe? {raise_limit('yaml-bytes')}")
         content = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(path, "not UTF-8 text", "a recipe is a YAML file") from error
@@ -98,7 +105,7 @@ def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = N
     return recipe
 
 
-def _parse(text: str, where: str | Path, row: str | None) -> tuple[Source, Family | None]:
+def _parse(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family | None]:
     if is_family(text):
         return parse_row(text, where, row)
     if row is not None:
@@ -106,8 +113,73 @@ def _parse(text: str, where: str | Path, row: str | None) -> tuple[Source, Famil
     return parse_yaml(text, where, "recipe", RecipeError), None
 
 
-def _inherited_from(location: Location, source: Source) -> Location:
+def _inherited_from(location: Location, source: YamlSource) -> Location:
     """Return where a value stands: what a phase inherits from `solver:` is wrong there."""
     inherited = ("solver", *location[2:])
     of_phase = len(location) == 3 and location[0] == "phases" and location not in source.lines
     return inherited if of_phase and inherited in source.lines else location
+
+
+_DEFS = "#/$defs/"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Return the schema of what a person writes: a recipe, or a family of them, which has a key `family`.
+
+    A phase may leave to `solver:` what it inherits from there, a row to `base:` whatever it likes.
+
+    >>> recipe_schema()["$defs"]["Phase"]["required"]
+    ['name', 'net', 'snapshot_prefix']
+    """
+    defs: dict[str, Any] = {}
+    for model in (Recipe, Schedule, FamilyFile):
+        schema = model.model_json_schema()
+        defs |= schema.pop("$defs", {}) | {model.__name__: schema}
+    phase = defs["Phase"]
+    phase["required"] = [key for key in phase["required"] if key not in SolverSettings.model_fields]
+    _add_rows(defs)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "if": {"type": "object", "required": ["family"]},
+        "then": _ref("FamilyFile"),
+        "else": _ref("Recipe"),
+        "$defs": defs,
+    }
+
+
+def _add_rows(defs: dict[str, Any]) -> None:
+    """Say what stands in a family's base and in each of its rows: parts of one recipe."""
+    part = _part_of("Recipe", defs)
+    keys = defs[part]["properties"]
+    del keys["name"]  # which is the row's key
+    of_phase = defs["Recipe"]["properties"]["nets"] | {"title": "By phase"}
+    of_phase["patternProperties"] = dict.fromkeys(of_phase["patternProperties"], _ref(Reported.__name__))
+    keys |= {"schedule": _ref("Schedule"), "reported_by_phase": of_phase}
+    family = defs["FamilyFile"]["properties"]
+    family["base"] = _ref(part)
+    rows = dict.fromkeys(family["rows"]["patternProperties"], _ref(part))
+    family["rows"] |= {"patternProperties": rows, "additionalProperties": False}
+
+
+def _part_of(name: str, defs: dict[str, Any]) -> str:
+    """Add a definition of which nothing is required, nor of the mappings in it; return its name."""
+    part = f"PartOf{name}"
+    if part not in defs:
+        defs[part] = {key: _in_part(rule, defs) for key, rule in defs[name].items() if key != "required"}
+    return part
+
+
+def _in_part(rule: Any, defs: dict[str, Any]) -> Any:  # noqa: ANN401 - any part of a schema
+    """Refer to parts wherever mappings are merged key by key; the items of a list are whole."""
+    if isinstance(rule, list):
+        return [_in_part(each, defs) for each in rule]
+    if not isinstance(rule, dict):
+        return rule
+    changed = {key: each if key == "items" else _in_part(each, defs) for key, each in rule.items()}
+    if "$ref" in rule:
+        changed |= _ref(_part_of(rule["$ref"].removeprefix(_DEFS), defs))
+    return changed
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"{_DEFS}{name}"}

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
+from caffe_recipes.caffe.dialects import OURS, Dialect, find_counterpart, find_dialect
 from caffe_recipes.caffe.dialects.check import TITLES
-from caffe_recipes.caffe.dialects.counterparts import find_counterpart
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase, SolverSettings
+from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
 
 # More than the recipe's own are written to a node's /tmp up to here, and never ten times as many.
 _MOST_SNAPSHOTS = 100

@@ -1,1 +1,1 @@
-"""What a reviewer asks of prototxts and recipes: lint, diff, summary. Floor 4. Reads, never runs."""
+"""What a reviewer asks of prototxts and recipes: lint, diff, summary. Floor 5. Reads, never runs."""

@@ -2,6 +2,8 @@
 
 The one place that decides it. The name of a recipe that ships goes before a file or folder of that name,
 which `./NAME` means: inside `prototxt/`, where a folder for each recipe stands, names are recipes still.
+
+Where the net of a solver lies: at its path from the folder that Caffe is started in, or beside it.
 """
 
 from __future__ import annotations
@@ -9,18 +11,21 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.shipped import is_family, shipped_recipes
 
 Kind = Literal["recipe", "net", "file", "folder"]
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 _MOST_CHARACTERS = 1_000_000
+_START_BYTES = 512
+_PYTORCH = (b"PK", b"\x80")  # a zip archive, or a pickle
 
 # A word with such an end is a file's path: `solver_a.pt`, but not `v1.2` or `stampede2-64n-72ep`.
 _FILE = re.compile(r"\.[A-Za-z]\w*\Z")
@@ -38,6 +43,29 @@ class Named:
     kind: Kind
     path: str
     net: str = ""
+
+
+def is_prototxt(name: str, start: bytes) -> bool:
+    """Whether a file of a folder is a prototxt, by its name and its first bytes.
+
+    Many older nets and solvers end in `.pt`, as do PyTorch's weights, which are not text.
+
+    >>> is_prototxt("solver.pt", b'net: "a"'), is_prototxt("resnet.pt", b"PK\\x03\\x04")
+    (True, False)
+    """
+    is_binary = b"\0" in start[:_START_BYTES] or start.startswith(_PYTORCH)
+    return name.endswith(".prototxt") or (name.endswith(".pt") and not is_binary)
+
+
+def is_prototxt_file(path: str | Path) -> bool:
+    """Whether a file on the disk is a prototxt, as `is_prototxt` says; one that cannot be read may be."""
+    name = os.fspath(path)
+    if not name.endswith(".pt"):
+        return name.endswith(".prototxt")
+    try:
+        return is_prototxt(name, read_bytes(path, _START_BYTES))
+    except OSError:
+        return Path(path).is_file()
 
 
 def find_named(text: str) -> Named | None:
@@ -151,3 +179,57 @@ def _names_beside(text: str) -> list[str]:
         return sorted(entry.name for entry in Path(text).parent.iterdir())
     except (OSError, ValueError):
         return []
+
+
+def find_at_path(solver: str | Path, given: str, caffe_root: Path | None) -> Path | None:
+    """Find the net that a solver's file gives by its path; None if it is not there.
+
+    The path counts from `caffe_root`. Without one it may count from the current folder or from one above the
+    solver: within its git repository, the folder next above, and those whose own path to the solver begins
+    as the net's. Files in folders further up are somebody else's.
+    """
+    roots = _roots(Path(solver).absolute().parent, given) if caffe_root is None else [caffe_root]
+    return next((root / given for root in roots if is_file(root / given)), None)
+
+
+def find_beside(solver: str | Path, given: str) -> Path | None:
+    """Find a file of the net's name beside the solver; None if there is none."""
+    beside = Path(solver).parent / PurePosixPath(given).name
+    return beside if is_file(beside) else None
+
+
+def find_shared(solver: str | Path, given: str) -> Path | None:
+    """Find a net in a folder beside the solver's, where `generate` writes those that recipes share."""
+    net = PurePosixPath(given)
+    if net.parent.name in ("", ".."):
+        return None
+    shared = Path(solver).absolute().parent.parent / net.parent.name / net.name
+    return shared if is_file(shared) else None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; no path is too odd to ask for."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path with a NUL, or too long
+        return False
+
+
+def real_path(path: str | Path) -> Path:
+    """Follow the links of a path, as far as they lead: `Path.resolve` raises RuntimeError where they loop."""
+    return Path(os.path.realpath(path))
+
+
+def _roots(home: Path, given: str) -> Iterator[Path]:
+    folders = PurePosixPath(given).parts[:-1]
+    if not folders:  # Caffe is started beside the solver
+        yield home
+        yield Path()
+        return
+    yield Path()
+    yield home
+    above = (home, *home.parents)
+    repository = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    for index, folder in enumerate(above[1:], 1):
+        if index <= max(repository, 1) or above[index - 1].name == folders[0]:
+            yield folder

@@ -11,10 +11,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.caffe.documents import guess_class
-from caffe_recipes.caffe.prototxt import MOST_BYTES, format_prototxt, read_prototxt
+from caffe_recipes.caffe.prototxt import (
+    MOST_BYTES,
+    encode_prototxt,
+    format_prototxt,
+    guess_class,
+    read_prototxt,
+)
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.files import render_unified, write_whole
+from caffe_recipes.review.naming import is_prototxt_file
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Rewrite:
 
 
 def find_prototxts(paths: Iterable[str]) -> list[str]:
-    """Replace each folder by the `*.prototxt` below it, sorted; name each file once.
+    """Replace each folder by the `*.prototxt` and `*.pt` below it, sorted; name each file once.
 
     Folders whose names start with a dot are left out, and links to folders are not followed. Raises
     InputError for a folder without any.
@@ -79,7 +85,7 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
     """
     changed = [rewrite for rewrite in rewrites if rewrite.is_change]
     try:
-        write_whole({Path(rewrite.path): rewrite.after.encode() for rewrite in changed})
+        write_whole({Path(rewrite.path): encode_prototxt(rewrite.after) for rewrite in changed})
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
         raise InputError(error.filename, what, "check its folder, its permissions and the disk") from error
@@ -89,5 +95,5 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 def _walk(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (os.path.join(place, name) for name in sorted(names) if name.endswith(".prototxt"))  # noqa: PTH118
-        yield from filter(os.path.isfile, files)
+        files = (os.path.join(place, name) for name in sorted(names))  # noqa: PTH118
+        yield from (file for file in files if os.path.isfile(file) and is_prototxt_file(file))  # noqa: PTH113

@@ -19,7 +19,7 @@ _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationRecord:
     """One evaluation: of the model at a global step; accuracies from 0 to 1, None where it does not say.
 
     `batches` and `batches_in_all` are the last that were told on the way.
@@ -43,7 +43,7 @@ class Evaluation:
 class EvaluationLog:
     """All evaluations of a log; `unfinished` is (batches, in all) of one that has no result."""
 
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[EvaluationRecord, ...]
     unfinished: tuple[int, int] | None = None
 
 
@@ -54,7 +54,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
     >>> log.evaluations[0].top1, log.evaluations[0].top5, log.evaluations[0].loss
     (0.5, None, 2.0)
     """
-    found: list[Evaluation] = []
+    found: list[EvaluationRecord] = []
     batches: tuple[int, int] | None = None
     for number, line in enumerate(text.split("\n"), 1):
         on_the_way = _BATCHES.search(line)
@@ -65,7 +65,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
             values = _parse_values(result[2])
             done, in_all = batches or (None, None)
             found.append(
-                Evaluation(
+                EvaluationRecord(
                     line=number,
                     step=int(result[1]),
                     top1=values.get("1"),
@@ -96,7 +96,7 @@ def _parse_values(text: str) -> dict[str, float]:
     return values
 
 
-def load_evaluations(path: Path) -> tuple[Evaluation, ...]:
+def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
     """Read a log's evaluations.
 
     InputError if it cannot be read, if no evaluation of it has ended, and for an accuracy that is none.

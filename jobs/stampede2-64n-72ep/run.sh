@@ -115,15 +115,72 @@ near() { # HOST
   return 1
 }
 
-# Runs a function of this script on a host, in the Caffe root. Its text goes through stdin: nothing is quoted
-# twice, and the login shell there may be any. It execs: call it in a subshell.
-on() { # HOST FUNCTION ARGUMENT...
+# Asks nobody, adds no host key, forwards no agent, whatever ~/.ssh/config says. These exec, so that a signal
+# reaches ssh itself: call them in a subshell.
+readonly STRICT_SSH=(-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no)
+ssh() { exec ssh "${STRICT_SSH[@]}" "$@"; }
+scp() { exec scp "${STRICT_SSH[@]}" "$@"; }
+
+# The same for the ssh that hydra starts. Within a job of a batch system it starts another program, to which the
+# words would mean something else: to srun, `-o` is a file to write.
+tell_hydra() {
+  local name words=${STRICT_SSH[*]} other=${SLURM_JOB_NODELIST-}${SLURM_NODELIST-}${LSB_MCPU_HOSTS-}
+  other+=${PE_HOSTFILE-}${LOADL_HOSTFILE-} other=${other:+a batch system\'s}
+  export SSH_ASKPASS_REQUIRE=never
+  if [[ ${HYDRA_LAUNCHER:-${HYDRA_BOOTSTRAP:-${other:-ssh}}} == ssh ]]; then
+    name=HYDRA_LAUNCHER_EXTRA_ARGS && export "$name=$words${!name:+ ${!name}}"
+  fi
+  if [[ ${I_MPI_HYDRA_BOOTSTRAP:-${HYDRA_LAUNCHER:-${other:-ssh}}} == ssh ]]; then
+    name=I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS && export "$name=$words${!name:+ ${!name}}"
+  fi
+}
+
+# What to do where ssh does not get through; it has printed why.
+ssh_hint() { # HOST
+  printf '%s' "check \`ssh $1 true\`; where its host key is not in known_hosts or has changed, compare it with what \
+the site publishes, then \`ssh-keyscan $1 >>~/.ssh/known_hosts\` (an old one goes with \`ssh-keygen -R $1\`)"
+}
+
+# Words as any POSIX shell reads them, each behind a space.
+quoted() { # WORD...
+  local word quote="'" escaped="'\\''"
+  for word in "$@"; do printf " '%s'" "${word//$quote/$escaped}"; done
+}
+
+# Runs node.sh on a host, in the Caffe root. Its text goes through stdin: the login shell there may be any. Its last
+# line starts it, so that a part of it does nothing. It execs: call it in a subshell.
+on() { # HOST VERB PATH WORD...
   local host=$1
   shift
   exec 7>&-
-  if near "$host"; then "$@"; else
-    exec ssh "$host" bash -s <<<"$(declare -f "$1"); cd $(printf '%q' "$PWD") && $(printf '%q ' "$@")"
-  fi
+  if near "$host"; then exec sh "$NODE" "$@"; fi
+  ssh "$host" sh -s <<<"cd$(quoted "$PWD") && set --$(quoted "$@") || exit
+$(<"$NODE")"
+}
+
+# A login shell may print as well.
+last_answer() { tr -d '\r' | sed -n 's/^caffe-recipes: //p' | tail -n 1; }
+
+# Prints a host's answer, and nothing if it gives none.
+ask() { # HOST VERB PATH WORD...
+  (on "$@") | last_answer
+}
+
+# Asks hosts at once; ANSWERS are in their order.
+ask_each() { # HOST... -- VERB PATH WORD...
+  local hosts=() asked=() i
+  while [[ $1 != -- ]]; do hosts+=("$1") && shift; done
+  shift
+  ANSWERS=() HEARD=$(mktemp -d) || stop 3 "${TMPDIR:-/tmp}: cannot be written; check the disk"
+  trap 'rm -rf -- "$HEARD"' EXIT
+  for i in "${!hosts[@]}"; do
+    on "${hosts[i]}" "$@" >"$HEARD/$i" &
+    asked+=("$!")
+  done
+  wait ${asked[@]+"${asked[@]}"} || true
+  for i in "${!hosts[@]}"; do ANSWERS+=("$(last_answer <"$HEARD/$i")"); done
+  rm -r -- "$HEARD"
+  trap - EXIT
 }
 
 # Calls DO with each prototxt of ours, and with where the trainer finds it.
@@ -140,11 +197,18 @@ check_prototxt() { # OURS THEIRS
     stop 2 "$2: differs from the recipe's; move it away, or set FORCE=1 to overwrite it"
 }
 
-# By way of a name that no other script takes, which may place the same net.
+# Writes a file in one step, by way of a name that nobody can have put a link at.
+put() { # FILE
+  local part=''
+  if ! { mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -- "$1.XXXXXXXXXX") && cat >"$part" &&
+    chmod '=rw' -- "$part" && mv -T -- "$part" "$1"; }; then
+    rm -f -- "$part"
+    stop 3 "$1: cannot be written; check permissions and the disk"
+  fi
+}
+
 place_prototxt() { # OURS THEIRS
-  cmp -s -- "$1" "$2" ||
-    { mkdir -p -- "$(dirname -- "$2")" && cp -- "$1" "$2.$HOSTNAME.$$" && mv -- "$2.$HOSTNAME.$$" "$2"; } ||
-    stop 3 "$2: cannot be written; check permissions and the disk"
+  cmp -s -- "$1" "$2" || put "$2" <"$1"
 }
 
 # `digest  file` a line; what is not there has none.
@@ -160,72 +224,73 @@ settings_of() { # NAME NET WEIGHTS
   digests "$OURS/solver_$1.prototxt" "$OUR_NETS/$2.prototxt" "${3:-/dev/null}"
 }
 
+readonly DAMAGED='its bytes are not those that were fetched; move it away, with its .made-from, to train it again'
+
+# Are a snapshot's bytes those that were fetched? Of weights that no phase makes nobody has kept that.
+is_intact() { # SNAPSHOT DIGEST_LINE
+  local line
+  [[ -f $1.made-from ]] || return 0
+  while IFS= read -r line; do
+    [[ ${line:64} != "  ${1##*/}" || $line == "$2" ]] || return
+  done <"$1.made-from"
+}
+
 check_phase() { # NAME NET WEIGHTS SNAPSHOT
   local model=${4##*/} changed
   [[ -e $model ]] || { UNTRAINED+=("$1") && return; }
   [[ -s $model ]] || stop 2 "$model: empty; move it away to train $1 again"
   [[ -z $3 || -e $3 ]] || stop 2 "$3: missing, and $model was made from it; put it back, or move $model away"
   [[ -f $model.made-from ]] || stop 2 "$model: no $model.made-from says what it was made from; move it away"
+  is_intact "$model" "$(digests "$model")" || stop 2 "$model: $DAMAGED"
   changed=$(settings_of "$@" | grep -vxFf "$model.made-from" | cut -d ' ' -f 3- | paste -sd ' ') || true
   [[ -z $changed ]] || stop 2 "$model: made from another $changed; move it away to train $1 again"
 }
 
-# 0: it is there; 65: to be copied; 66: it is nowhere; 67: something else is there, and is never replaced.
-find_lmdb() { # LMDB SOURCE
-  local data=$1/data.mdb source=${2:-/dev/null}/data.mdb
-  [[ ! -e $1 || -d $1 ]] || return 67
-  if [[ ! -e $data && ! -L $data ]]; then
-    if [[ -s $source ]]; then return 65; else return 66; fi
-  fi
-  [[ -f $data && -s $data ]] || return 67
-  [[ ! -s $source || $(stat -L -c %s -- "$data") == "$(stat -L -c %s -- "$source")" ]] || return 67
+# A path in the Caffe root, as every host has it.
+whole_path() { # PATH
+  local path=${1#./}
+  [[ $path == /* ]] || path=$(pwd -P)/$path
+  while [[ $path == */ && $path != / ]]; do path=${path%/}; done
+  printf '%s' "$path"
 }
 
 # Asks all nodes at once, before anything is written; BARE are those to copy the training LMDB to.
 find_lmdbs() {
-  local hosts=("${HOSTS[@]}") answers=() missing='' other='' mute='' i status
+  local hosts=("${HOSTS[@]}") missing='' other='' mute='' refused='' i state bytes digest source_bytes
+  LMDB_PATH=$(whole_path "$LMDB") SOURCE=${LMDB_SOURCE:+$(whole_path "$LMDB_SOURCE")/data.mdb}
+  SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
+  SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # the Caffe root is one for all nodes
+  ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" -
   for i in "${!hosts[@]}"; do
-    on "${hosts[i]}" find_lmdb "$LMDB" "$LMDB_SOURCE" >/dev/null &
-    answers+=("$!")
-  done
-  for i in "${!hosts[@]}"; do
-    status=0
-    wait "${answers[i]}" || status=$?
-    case $status in
-      0) ;;
-      65) BARE+=("${hosts[i]}") ;;
-      66) missing+=" ${hosts[i]}" ;;
-      67) other+=" ${hosts[i]}" ;;
+    read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
+    case $state in
+      absent)
+        if ((source_bytes)); then BARE+=("${hosts[i]}") BYTES=$source_bytes; else missing+=" ${hosts[i]}"; fi
+        ;;
+      present)
+        ((bytes && (source_bytes == 0 || bytes == source_bytes))) &&
+          [[ $digest == - || $SOURCE_DIGEST == - || $digest == "$SOURCE_DIGEST" ]] || other+=" ${hosts[i]}"
+        ;;
+      refused) refused+="${refused:+; }${hosts[i]}: ${ANSWERS[i]#refused }" ;;
       *) mute+=" ${hosts[i]}" ;;
     esac
   done
-  [[ -z $mute ]] || stop 3 "$LMDB: cannot be looked for on$mute; check ssh, and that $PWD is there"
-  [[ -z $other ]] || stop 2 "$LMDB: is no copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
+  [[ -z $mute ]] || stop 3 "$LMDB: cannot be looked for on$mute; check that $PWD is there, and $(ssh_hint "${mute##* }")"
+  [[ -z $refused ]] || stop 2 "$LMDB on $refused; have its owner remove it, or give the recipe another \`lmdb\`"
+  [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and LMDB_SOURCE ('$LMDB_SOURCE') holds none; \
 set LMDB_SOURCE to a copy that all nodes see, or $LMDB_HINT"
 }
 
-stage_lmdb() { # LMDB SOURCE
-  local data=$1/data.mdb
-  # Whoever comes second waits: a killed run's copy may still be going on.
-  { mkdir -p -- "$1" && exec 8>>"$1.lock" && flock 8; } || return
-  [[ ! -e $data ]] || return 0
-  { cp -L -T -- "$2/data.mdb" "$data.part" && mv -n -T -- "$data.part" "$data"; } ||
-    { rm -f -- "$data.part" && return 1; }
-}
-
 # Copies the training LMDB to all bare nodes at once.
 stage() {
-  local copies=() failed='' i
+  local failed='' i
+  ((${#BARE[@]} == 0)) || ask_each "${BARE[@]}" -- stage "$LMDB_PATH" "$SOURCE" "$BYTES" "$SOURCE_DIGEST"
   for i in "${!BARE[@]}"; do
-    on "${BARE[i]}" stage_lmdb "$LMDB" "$LMDB_SOURCE" >/dev/null &
-    copies+=("$!")
+    [[ ${ANSWERS[i]} == staged ]] || failed+="${failed:+; }${BARE[i]}: ${ANSWERS[i]:-no answer}"
   done
-  for i in "${!BARE[@]}"; do
-    wait "${copies[i]}" || failed+=" ${BARE[i]}"
-  done
-  [[ -z $failed ]] || stop 3 "$LMDB: staging failed on$failed; check ssh and the disks there"
+  [[ -z $failed ]] || stop 3 "$LMDB: staging failed on ${failed//: refused /: }; check ssh and the disks there"
 }
 
 # Writes a command's output to a log, and shows it. The log is written directly, so that neither a closed
@@ -253,29 +318,24 @@ check_log() { # NAME
   esac
 }
 
-# What changes whenever a file is written, its size first; on a line of its own, since a login shell may print.
-stamp() { # FILE
-  mkdir -p -- "$(dirname -- "$1")" &&
-    printf '\nstamp: %s\n' "$(stat -L -c '%s %i %.9Y' -- "$1" 2>/dev/null || echo none)"
-}
-
-# Prints nothing if the answer is of no use.
-stamp_on() { # HOST FILE
-  on "$1" stamp "$2" | sed -nE 's/^stamp: (none|[0-9]+ [0-9]+ [0-9]+[.,][0-9]+)\r?$/\1/p' | tail -n 1
+# What changes whenever a host's file is written. Refuses a file or a folder that another user could have made.
+stamp_on() { # HOST VERB FILE
+  local answer
+  answer=$(ask "$1" "$2" "$3" "$PWD") || true
+  [[ $answer != refused* ]] || stop 3 "$1:$3: ${answer#refused }; have its owner remove it, or snapshot elsewhere"
+  printf '%s' "${answer#present }"
 }
 
 # Judged by the stamps; without them by the log: an old file may have been fetched after a run that did nothing.
 check_written() { # NAME BEFORE AFTER SNAPSHOT
   local log=$STATE/$1.log
   if [[ -n $2 && -n $3 ]]; then
-    [[ $3 != none && $3 != "$2" ]] || stop 3 "$4: not written by this run; read $log"
+    [[ $3 != absent && $3 != "$2" ]] || stop 3 "$4: not written by this run; read $log"
   else
     grep -qE 'Iteration [0-9]|Snapshotting|Optimization Done' "$log" ||
       stop 3 "$4: nothing says that this run wrote it; read $log"
   fi
 }
-
-send() { cat -- "$1"; } # FILE
 
 # From the first host, by the published command; `.` is a subfolder, so that a half copy has no final name. Of other
 # paths scp has the shell there, or itself, read more than a path.
@@ -283,33 +343,36 @@ fetch() { # SNAPSHOT
   exec 7>&-
   { cd "$STATE/incoming" && rm -f -- "${1##*/}"; } || return
   if near "${HOSTS[0]}"; then
-    cp -- "$1" .
+    cp -T -- "$1" "${1##*/}"
   elif [[ $1 =~ ^[A-Za-z0-9/._+=,@%-]+$ ]]; then
     scp "${HOSTS[0]}:$1" .
   else
-    on "${HOSTS[0]}" send "$1" >"${1##*/}"
+    ssh "${HOSTS[0]}" sh -s <<<"cat --$(quoted "$1")" >"${1##*/}"
   fi
 }
 
 train_phase() { # NAME NET WEIGHTS SNAPSHOT
-  local snapshot=$4 model=${4##*/} host=${HOSTS[0]} log=$STATE/$1.log settings before after
+  local snapshot=$4 model=${4##*/} host=${HOSTS[0]} log=$STATE/$1.log settings before after digest line
   local got=$STATE/incoming/$model
   [[ ! -e $model ]] || { say "$1: skipped, $model is there" && return; }
   [[ -z $3 || (-f $3 && -s $3) ]] || stop 2 "$3: missing or empty; $1 starts from it"
   settings=$(settings_of "$@")
+  [[ -z $3 ]] || is_intact "$3" "$(tail -n 1 <<<"$settings")" || stop 3 "$3: $DAMAGED"
   [[ $snapshot == /* ]] || snapshot=$PWD/$snapshot
-  before=$(stamp_on "$host" "$snapshot") ||
-    stop 3 "$host:$snapshot: no folder to write to; check ssh and the disk"
+  before=$(stamp_on "$host" file-expect "$snapshot") || exit
+  [[ -n $before ]] || stop 3 "$host:$snapshot: cannot be looked for; $(ssh_hint "$host")"
   say "$1: training"
   logged "$1" train "$PROTOTXT_DIR/solver_$1.prototxt" "$3" || stop 3 "$1: training returned $?; read $log"
   check_log "$1"
-  after=$(stamp_on "$host" "$snapshot") || true
+  after=$(stamp_on "$host" file-sum "$snapshot") || exit
+  digest=${after##* } after=${after% *}
   check_written "$1" "$before" "$after" "$host:$snapshot"
   (fetch "$snapshot") || stop 3 "$host:$snapshot: cannot be fetched; read $log, check ssh and the disk"
   [[ -s $got ]] || stop 3 "$host:$snapshot: empty; read $log"
-  [[ $after != [0-9]* || ${after%% *} == "$(stat -c %s -- "$got")" ]] || stop 3 "$got: a half copy; check the disk"
-  { printf '%s\n' "$settings" >"$model.made-from" && mv -- "$got" "$model"; } ||
-    stop 3 "$model: cannot be written; check the disk"
+  line=$(digests "$got")
+  [[ -z $after || ${line%% *} == "$digest" ]] || stop 3 "$got: a half copy, or damaged; check the disk"
+  printf '%s\n' "$settings" "$line" | put "$model.made-from"
+  mv -T -- "$got" "$model" || stop 3 "$model: cannot be written; check the disk"
 }
 
 # The means are kept beside the model, below three lines on what they depend on.
@@ -322,22 +385,37 @@ evaluate_model() {
   else
     command -v -- "$TRAINER" >/dev/null || stop 3 "$MODEL: trained, not evaluated: $TRAINER is not found from $PWD; \
 start run.sh again where it is"
+    is_intact "$MODEL" "$(sed -n 2p <<<"$settings")" || stop 3 "$MODEL: $DAMAGED"
     say "evaluating $MODEL"
     logged evaluation evaluate "$MODEL" || stop 3 "evaluation: returned $?; read $log"
     check_log evaluation
     means=$(sed -nE '/\] Loss: /,$ s/.*\] ([^ ]+ = [^ ]+).*/\1/p' "$log")
     [[ -n $means ]] || stop 3 "evaluation: printed no means; read $log"
-    { printf '%s\n' "$settings" "$means" >"$result.part" && mv -- "$result.part" "$result"; } ||
-      stop 3 "$result: cannot be written; check the disk"
+    printf '%s\n' "$settings" "$means" | put "$result"
   fi
   say "done: $MODEL: ${means//$'\n'/, } ($result)"
 }
 
+# Where another user can put files, links of theirs would be followed.
+check_own() { # FOLDER
+  local answer
+  answer=$(sh "$NODE" trust "$1" "$PWD" | last_answer) || true
+  [[ $answer == trusted ]] || stop 2 "$1: ${answer#refused }; let nobody else write there, or set CAFFE_ROOT to another"
+}
+
 # Two locks: 7 is the script's alone, 9 is inherited by all it starts. So an mpiexec that outlived its killed
 # script is told from a script at work. Its phase is trained again: what it trained with is not known.
+# Nobody else may open them: who can read a lock can hold it, and keep us waiting.
 lock() {
-  { mkdir -p -- "$STATE/incoming" && exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
-    stop 3 "$STATE: cannot be written; check the disk"
+  local mask
+  check_own "$PWD"
+  mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
+  check_own "$PWD/$STATE/incoming"
+  mask=$(umask)
+  umask 077
+  { exec 7>>"$STATE/script.lock" 9>>"$STATE/lock" && chmod 600 -- "$STATE/script.lock" "$STATE/lock"; } ||
+    stop 3 "$STATE: its locks cannot be written; check whose they are, and the disk"
+  umask "$mask"
   flock -n -E 75 7 || if (($? == 75)); then
     stop 2 "$STATE/script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it"
   else
@@ -357,11 +435,14 @@ main() {
     *) stop 2 "unknown argument '$1'; see run.sh --help" ;;
   esac
   OURS=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")/../.." && pwd)/prototxt/$RECIPE
+  NODE=${OURS%/prototxt/*}/jobs/lib/node.sh
+  [[ -r $NODE ]] || stop 2 "$NODE: cannot be read; start run.sh by its path, in jobs/$RECIPE beside jobs/lib"
   OUR_NETS=${OURS%/*}/stampede2-64n-72ep
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; name the folder where hostfile lies"
   for tool in mpiexec.hydra sha256sum flock ssh scp; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
+  tell_hydra
   read_hosts
   each_prototxt check_prototxt
   UNTRAINED=() BARE=()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.data_layers import BATCH_BLOCKS, batch_size
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.caffe.shaping.sources import SOURCES
+from caffe_recipes.caffe.layers import BATCH_BLOCKS, batch_size
+from caffe_recipes.caffe.shape_rules import SOURCES
 
 
 @pytest.mark.parametrize("type_", BATCH_BLOCKS)

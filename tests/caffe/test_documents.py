@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import Document, guess_class, load_document, parse_document
+from caffe_recipes.caffe.prototxt import Document, guess_class, load_document, parse_document
 from caffe_recipes.errors import PrototxtError
 
 NET = """name: "n"

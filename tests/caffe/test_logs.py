@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caffe_recipes.caffe import log_events as ev
+from caffe_recipes.caffe import logs as ev
 from caffe_recipes.caffe.logs import Entry, LogSummary, parse_line, read_log
 
 Row = tuple[str, str, str, float | None, float | None, dict[str, float]]

@@ -79,7 +79,7 @@ def test_a_message_given_is_copied() -> None:
         ({"weight_filler": {"type": b"msra"}}, "c: weight_filler: type: b'msra' does not fit; give text"),
         (
             {"weight_filler": {"std": math.nan}},
-            "std: nan does not fit; give a number of at most 3.4028235e+38",
+            "std: nan does not fit; give a number of at most 3.40282346e+38",
         ),
         ({"weight_filler": {"std": 1e39}}, "std: 1e+39 does not fit"),
         ({"weight_filler": {"std": 10**400}}, "std: 1000"),

@@ -12,12 +12,12 @@ import pytest
 
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
 from caffe_recipes.caffe import nets, pb
-from caffe_recipes.caffe.nets import BUILDERS, Options, resnet50, resnet_small
+from caffe_recipes.caffe.nets import BUILDERS, NetOptions, resnet50, resnet_small
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.values import Builder
+from caffe_recipes.recipe.model import Builder
 
-OPTIONS = Options(
+OPTIONS = NetOptions(
     classes=1000,
     input_px=224,
     batch_norm_fraction=0.95,

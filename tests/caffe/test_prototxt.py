@@ -10,14 +10,16 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import (
-    Comment,
     digest,
+    encode_prototxt,
     format_prototxt,
     load_prototxt,
     parse_prototxt,
+    read_prototxt,
     render_checked,
     render_prototxt,
 )
+from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.errors import PrototxtError
 
 REFERENCE = Path(__file__).parents[3] / "shared/reference"
@@ -57,8 +59,14 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
     [
         (b"", ": holds no field of SolverParameter; was it copied whole?"),
         (b"# nothing\n", ": holds no field of SolverParameter; was it copied whole?"),
-        (b"\x89PNG\r\n\x1a\n", ": is no text: byte 0x89 at offset 0 is not UTF-8; give a prototxt"),
-        (b"\n\x05LeNet\xa2\x06", ": is no text: byte 0xa2 at offset 7 is not UTF-8; give a prototxt"),
+        (b"\x89PNG\r\n\x1a\n",
+         ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+        (b"\n\x05LeNet\xa2\x06",
+         ":2:7: byte 0xa2 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+        (b"net: 'caf\xe9' # caf\xe9",
+         ":1:10: byte 0xe9 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+        ("# é\nnet: 'é".encode() + b"\xed\xa0\x80'",
+         ":2:8: byte 0xed is not UTF-8; write UTF-8; only comments may hold other bytes"),
         (b"\n\0\0", ":2:1: expected a field of SolverParameter, not '\\x00'; "
          "a field is written name: value, or name { ... }"),
         (b"net: 'a'\n\ngama: 2\n", ":3:1: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
@@ -70,6 +78,17 @@ def test_a_file_is_refused_with_one_line(tmp_path: Path, content: bytes, error: 
     with pytest.raises(PrototxtError) as caught:
         load_prototxt(path, pb.SolverParameter)
     assert str(caught.value) == f"{path}{error}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'# caf\xe9\n\nnet: "a" # \xff\n# \xed\xa0\x80 \xc3\xa9\n', b"display: 3 # \x80\n"],
+)
+def test_a_comment_keeps_bytes_that_are_not_utf8(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "solver.prototxt"
+    path.write_bytes(content)
+    assert load_prototxt(path, pb.SolverParameter).ListFields()
+    assert encode_prototxt(format_prototxt(read_prototxt(path), pb.SolverParameter)) == content
 
 
 def test_what_is_no_readable_file_is_refused_with_one_line(tmp_path: Path) -> None:

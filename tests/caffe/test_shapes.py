@@ -8,8 +8,8 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
+from caffe_recipes.caffe.shape_rules import Shape
 from caffe_recipes.caffe.shapes import infer_shapes, select_layers
-from caffe_recipes.caffe.shaping.dims import Shape
 from caffe_recipes.errors import PrototxtError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -458,3 +458,32 @@ def test_net_inputs_have_the_shapes_stated() -> None:
 def test_the_old_layers_format_is_refused() -> None:
     with pytest.raises(PrototxtError, match="old format"):
         infer_shapes(net_of("layers { name: 'x' type: RELU }"), pb.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("bottoms", "layer"),
+    [
+        ([(2, 3)], 'type: "Pooling" pooling_param { kernel_size: 1 }'),
+        ([(2, 3, 4)], 'type: "Pooling" pooling_param { global_pooling: true }'),
+        ([(2, 3)], 'type: "Reshape" reshape_param { shape { dim: 0 dim: -2 dim: -1 } }'),
+        ([(2, 3), (2, 2)], 'type: "MultinomialLogisticLoss"'),
+        ([(2, 3), (2,), (1, 1, 3, 2)], 'type: "InfogainLoss"'),
+        ([(2, 3), (2, 4), (2,)], 'type: "ContrastiveLoss"'),
+        ([(2, 3), (2, 3), (2, 2)], 'type: "ContrastiveLoss"'),
+        ([(2, 3, 2, 2), (2, 3, 2, 2), (2,)], 'type: "ContrastiveLoss"'),
+        ([(2, 3), (2, 3), (2, 1), (2, 1)], 'type: "SmoothL1Loss" loss_weight: 1'),
+        ([], 'type: "DummyData" dummy_data_param { shape { dim: 2 dim: 0 } }'),
+    ],
+)
+def test_what_the_set_up_of_a_layer_checks_of_its_bottoms_is_a_misfit(
+    bottoms: list[tuple[int, ...]], layer: str
+) -> None:
+    dims = [" ".join(f"dim: {dim}" for dim in shape) for shape in bottoms]
+    inputs = "".join(
+        f'layer {{ name: "i{i}" type: "Input" top: "i{i}" input_param {{ shape {{ {of} }} }} }}\n'
+        for i, of in enumerate(dims)
+    )
+    reads = " ".join(f'bottom: "i{i}"' for i in range(len(bottoms)))
+    net = parse_prototxt(f'{inputs}layer {{ name: "x" {reads} top: "x" {layer} }}', pb.NetParameter)
+    with pytest.raises(PrototxtError, match="layer 'x'"):
+        infer_shapes(net, pb.TRAIN)

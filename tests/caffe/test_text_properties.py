@@ -240,7 +240,7 @@ def test_upgrading_keeps_every_comment_and_is_done_once(net: Message, data: st.D
     tokens = tokens_of(render_prototxt(net))
     text = "".join(f" # {index}\n{token}" for index, token in enumerate(tokens))
     message = pb.NetParameter()
-    comments = parse_text(text, message, "")
+    comments = parse_text(text, message, "").comments
     try:
         upgraded = upgrade_net(message, comments)
     except PrototxtError as error:
@@ -249,7 +249,7 @@ def test_upgrading_keeps_every_comment_and_is_done_once(net: Message, data: st.D
     written = render_prototxt(upgraded.message, upgraded.comments)
     assert comments_in(written) == comments_in(text)
     again = pb.NetParameter()
-    repeated = upgrade_net(again, parse_text(written, again, ""))
+    repeated = upgrade_net(again, parse_text(written, again, "").comments)
     assert not repeated.changes
     assert bits(again) == bits(upgraded.message)
 

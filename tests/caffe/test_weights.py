@@ -59,6 +59,14 @@ def test_weights_come_back_as_they_were_saved(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.solverstate", "w.caffemodel"]
 
 
+def test_a_solverstate_of_a_negative_iteration_is_refused(tmp_path: Path) -> None:
+    state = tiny_state()
+    state.iter = -1
+    save_message(state, tmp_path / "s.solverstate")
+    with pytest.raises(WeightsError, match="its iteration is -1"):
+        load_solverstate(tmp_path / "s.solverstate")
+
+
 @needs_reference
 @pytest.mark.parametrize(
     "name", ["p1_lenet/init", "p1_lenet/lenet_iter_60", "p2_miniresnet/a_iter_40", "p2_miniresnet/b_iter_30"]

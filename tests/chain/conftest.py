@@ -18,13 +18,15 @@ from rich.console import Console
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.chain.journal import RunState, load_journal
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import Options
-from caffe_recipes.cluster.hosts import Host, open_host
-from caffe_recipes.cluster.nodelists import SLURM_VARIABLES
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
+from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.own_code import allowing_code
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import RunOptions
+from caffe_recipes.run.journal import RunState, load_journal
+from caffe_recipes.run.runner import run_chain
 
 RECIPE = """\
 name: small
@@ -88,9 +90,10 @@ class Place:
 
     def run(self, **options: object) -> RunState:
         console = Console(file=self.output, soft_wrap=True, highlight=False)
-        given = Options(root=self.root, **options)  # type: ignore[arg-type]
+        given = RunOptions(root=self.root, **options)  # type: ignore[arg-type]
         recipe, reporter = load_recipe(self.recipe), Reporter(console)
-        return run_chain(recipe, given, reporter, connect=lambda name, copy_with: self.connect(name))
+        with allowing_code("always"):
+            return run_chain(recipe, given, reporter, connect=lambda name, copy_with: self.connect(name))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         argv = [
@@ -113,7 +116,7 @@ class Place:
 
     def call(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        said, complained = process.communicate(timeout=120)
+        said, complained = process.communicate(timeout=600)
         return process.returncode, said, complained
 
     def trained(self) -> list[str]:
@@ -150,7 +153,7 @@ class Place:
 
     def wait_for_no_process(self) -> None:
         """Give hydra's proxies the moment that they need to end after mpiexec."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 600
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.processes() == []

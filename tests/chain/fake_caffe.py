@@ -83,6 +83,17 @@ class Asked:
         self.stop = True
 
 
+def spoil(behaviour: str, when: str) -> None:
+    """Flip a bit of the file that `spoils WHEN PATH` names, once."""
+    word, _, rest = behaviour.partition(" ")
+    at, _, path = rest.partition(" ")
+    if (word, at) == ("spoils", when) and not Path("spoilt").exists():
+        Path("spoilt").touch()
+        data = bytearray(Path(path).read_bytes())
+        data[-1] ^= 1
+        Path(path).write_bytes(data)
+
+
 def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.05)
@@ -111,6 +122,7 @@ def train(flags: dict[str, str]) -> int:
             2, b"srun: error: Unable to confirm allocation for job 12: Unable to contact slurm controller\n"
         )
         wait_for(Path("release"))
+    spoil(behaviour, "first")
     say("solver.cpp:397", f"Solving {name}")
     asked = Asked()
     if behaviour not in ("ignores-int", "ignores-term"):
@@ -135,13 +147,14 @@ def train(flags: dict[str, str]) -> int:
             say("solver.cpp:427", "Optimization stopped early.")
             return 0
     if behaviour == "dies":
-        time.sleep(60)
+        time.sleep(3600)
     if behaviour == "ends-early":
         return 0
     if behaviour == "stopped":
         say("solver.cpp:440", "Optimization stopped early.")
         return 0
     snapshot(solver, solver.max_iter, behaviour)
+    spoil(behaviour, "last")
     say("solver.cpp:443", "Optimization Done.")
     return 0
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import Options
-from caffe_recipes.chain.signals import Interrupted
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed, Host, LocalHost
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import Policy, RunOptions
+from caffe_recipes.run.runner import run_chain
+from caffe_recipes.run.signals import Interrupted
 
 _SSH = """\
 #!/bin/sh
@@ -52,7 +52,7 @@ def place_ssh(folder: Path) -> None:
 
 def main(recipe: str, *words: str) -> int:
     """Run a recipe as the command does, with its exit codes."""
-    options = Options(
+    options = RunOptions(
         root=Path(),
         hostfile=Path("hosts"),
         side_by_side="--side-by-side" in words,

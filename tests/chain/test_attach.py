@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from caffe_recipes.chain.attach import AttachOptions, Means, attach
-from caffe_recipes.chain.folder import create_run
-from caffe_recipes.chain.journal import Journal
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.cluster.commands import COMMAND_S, Completed
-from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -43,13 +43,13 @@ class Watcher:
         self.connect = connect
         self.meanwhile: Callable[[str], object] = lambda said: None
         self.rests_s = 0.02
-        self.until = time.monotonic() + 120
+        self.until = time.monotonic() + 600
 
     def watch(self, run: str = "small", on: str | None = None, *, once: bool = False) -> str:
         """Attach, and return what that has said."""
         ticks = itertools.count(0, 60)  # each line of progress is due
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: next(ticks))
-        means = Means(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
+        means = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
         attach(run, AttachOptions(str(self.place.root), on, once), reporter, means)
         return self.output.getvalue()
 
@@ -110,7 +110,7 @@ def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: st
 
     watcher.meanwhile = release
     said = watcher.watch(on=on).splitlines()
-    ours, _ = run.communicate(timeout=60)
+    ours, _ = run.communicate(timeout=600)
     assert run.returncode == 0
     table = next(index for index, line in enumerate(said) if line.startswith("phase "))
     assert said[table:] == ours.splitlines()[-len(said[table:]) :]
@@ -378,13 +378,13 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
     while "init  4/8" not in (line := watching.stdout.readline()):
         assert line
     watching.send_signal(signal.SIGINT)
-    _, complained = watching.communicate(timeout=60)
+    _, complained = watching.communicate(timeout=600)
     assert (watching.returncode, complained) == (130, "detached; the run goes on\n")
     (place.root / "release").touch()
-    run.communicate(timeout=60)
+    run.communicate(timeout=600)
     assert run.returncode == 0
     done = call(place, "small-1", "--once")
-    assert "loss3/top-1: 75.00 %" in done.communicate(timeout=60)[0]
+    assert "loss3/top-1: 75.00 %" in done.communicate(timeout=600)[0]
     assert done.returncode == 0
 
 
@@ -392,6 +392,6 @@ def test_what_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> 
     make_run(place, started(), launched())
     for words, code in ((["small", "--on", "a;b"], 2), (["small"], 3)):
         done = call(place, *words)
-        _, complained = done.communicate(timeout=60)
+        _, complained = done.communicate(timeout=600)
         assert (done.returncode, complained.count("\n")) == (code, 1)
         assert complained.startswith("Error: ")

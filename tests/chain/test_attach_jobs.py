@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from caffe_recipes.chain.attach import AttachOptions, attach
-from caffe_recipes.chain.eyes import Means
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.shown_log import LogOptions, show_log
-from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from caffe_recipes.run.monitor.logs import LogOptions, show_log
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import EVALUATED, finished, launched, started, tell, tell_run
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ class Watcher:
         journal.begin(Submission("small-a", "a", "chain.sbatch", 0.0))
         journal.settle("small-a", 12)
         journal.close()
-        self.until = time.monotonic() + 60
+        self.until = time.monotonic() + 600
 
     def watch(self, run: str = "small", *, once: bool = False) -> list[str]:
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: self.now_s)
-        means = Means(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        means = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
         attach(run, AttachOptions(str(self.place.root), once=once), reporter, means, self._ask)
         return self.said()
 
@@ -132,7 +131,7 @@ def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
     said: list[str] = []
     log: list[bytes] = []
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place, "a\n"), lambda: None, lambda: end(place)]
-    means = Means(lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s)
+    means = FollowEnv(lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s)
     options = LogOptions(str(place.root), follow=True)
     show_log("small", options, log.append, said.append, means, watcher._ask)
     assert b"".join(log) == b"a\n"

@@ -11,8 +11,8 @@ import lmdb
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.chain.preflight.checks import CHECKS
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
+from caffe_recipes.run.preflight.checks import CHECKS
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place, WriteLmdb
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a file where the training LMDB is staged": (
         text("tmp/train_lmdb", "the user's own"),
-        "localhost:.*/tmp/train_lmdb: holds what is no LMDB; move it away",
+        "localhost:.*/tmp/train_lmdb: is not a folder; move it away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),

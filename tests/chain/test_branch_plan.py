@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from caffe_recipes.chain.branch_plan import BranchPlan, Group, plan_branches
-from caffe_recipes.chain.journal import Finish, Journal, Launch, RunState
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.setting import Options, Setting, find_setting
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.branches import BranchPlan, HostGroup, plan_branches
+from caffe_recipes.run.context import RunOptions, Setting, find_setting
+from caffe_recipes.run.journal import Finish, Journal, Launch, RunState
+from caffe_recipes.run.plan import plan_chain
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
 
@@ -41,7 +41,7 @@ def planned(
 ) -> tuple[Setting, BranchPlan]:
     (place.root / "hosts").write_text("".join(f"{name}\n" for name in hosts))
     recipe = load_recipe(place.recipe)
-    options = Options(root=place.root, hostfile=place.root / "hosts", side_by_side=side_by_side)
+    options = RunOptions(root=place.root, hostfile=place.root / "hosts", side_by_side=side_by_side)
     setting = find_setting(recipe, options, connect)
     return plan_branches(setting, plan_chain(recipe, "runs/small-1", until), state or RunState())
 
@@ -79,7 +79,7 @@ def test_the_last_spares_train_branches_and_the_first_stay(graph: Place) -> None
     graph.edit("nodes: 1", "nodes: 2")
     setting, plan = planned(graph, "a", "b", "s", "n1", "n2", "n3", "n4")
     assert phases(plan) == (["init", "cyc1", "last"], BESIDE)
-    assert plan.groups == (Group(("n3", "n4")), Group(("n1", "n2")))
+    assert plan.groups == (HostGroup(("n3", "n4")), HostGroup(("n1", "n2")))
     assert setting.spares == ("s",)
 
 
@@ -118,13 +118,13 @@ def test_a_trainer_that_a_killed_run_left_keeps_its_hosts(graph: Place) -> None:
     state = RunState(branches={"side": "runs/small-1/branches/side"})
     with left(graph, "side", "n2"):
         setting, plan = planned(graph, "a", "n1", "n2", "n3", state=state)
-        assert plan.groups == (Group(("n2",), "side"), Group(("n3",)), Group(("n1",)))
+        assert plan.groups == (HostGroup(("n2",), "side"), HostGroup(("n3",)), HostGroup(("n1",)))
         assert setting.spares == ()
         setting, plan = planned(graph, "a", "n1", "n2", state=state, side_by_side=False)
-        assert plan.groups == (Group(("n2",), "side", goes_on=False),)
+        assert plan.groups == (HostGroup(("n2",), "side", goes_on=False),)
         assert setting.spares == ("n1",)
         _, plan = planned(graph, "a", state=state)
-        assert plan.groups == (Group(("n2",), "side", goes_on=False),), "though it is in no hostfile now"
+        assert plan.groups == (HostGroup(("n2",), "side", goes_on=False),), "though it is in no hostfile now"
 
 
 def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None:
@@ -142,9 +142,9 @@ def test_behind_the_main_line_it_is_the_main_lines_hosts_that_go_on(graph: Place
     with left(graph, "late", "a"):
         for side_by_side in (True, False):
             _, plan = planned(graph, "a", state=state, side_by_side=side_by_side)
-            assert (plan.groups, plan.is_held) == ((Group(("a",), "late"),), True)
+            assert (plan.groups, plan.is_held) == ((HostGroup(("a",), "late"),), True)
         _, plan = planned(graph, "a", "n1", "n2", state=state)
-        assert plan.groups == (Group(("a",), "late"), Group(("n2",)), Group(("n1",)))
+        assert plan.groups == (HostGroup(("a",), "late"), HostGroup(("n2",)), HostGroup(("n1",)))
 
 
 def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Place) -> None:

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from caffe_recipes.chain.attach import AttachOptions, attach
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.status import StatusOptions, find_standing
-from caffe_recipes.chain.status_lines import detail_standing, standing_as_json, summarize_standing
 from caffe_recipes.errors import RecipeError, RunFailed, WeightsError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions, attach
+from caffe_recipes.run.monitor.status import (
+    StatusOptions,
+    detail_standing,
+    find_standing,
+    standing_as_json,
+    summarize_standing,
+)
+from caffe_recipes.run.plan import plan_chain
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

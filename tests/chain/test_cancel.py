@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.cancel import CancelOptions, Means, cancel_run
-from caffe_recipes.chain.submitting.submissions import (
-    Submission,
-    SubmissionJournal,
-    Submissions,
-    submissions_path,
-)
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.monitor.cancel import CancelEnv, CancelOptions, cancel_run
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, Submissions, submissions_path
 from tests.chain.submitting.fake_slurm import FakeJob, FakeSlurm
 from tests.chain.told_run import HERE, WHOLE, launched, started, tell_run
 
@@ -33,7 +28,7 @@ class Canceller:
         self.ended: dict[int, str] = {}
 
     def cancel(self, run: str = "small", **options: object) -> None:
-        means = Means(self.slurm.host, self._pause, lambda: self.now_s)
+        means = CancelEnv(self.slurm.host, self._pause, lambda: self.now_s)
         cancel_run(run, CancelOptions(str(self.root), **options), self.said.append, means)  # type: ignore[arg-type]
 
     def submit(self, *jobs: FakeJob) -> None:
@@ -64,14 +59,14 @@ def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -
     place.behave(init="waits")
     run = place.start()
     log = place.root / "runs/small-1/logs/init-1.log"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     canceller = Canceller(place.root)
     canceller.cancel(now=now)
     assert canceller.said[-1] == "it has ended"
-    assert run.wait(10) == 128 + signal.SIGINT
+    assert run.wait(600) == 128 + signal.SIGINT
     run.communicate()
     assert place.events()[-1]["event"] == "interrupted"
 

@@ -14,7 +14,9 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
-from caffe_recipes.chain.checkpoints import (
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
+from caffe_recipes.run.snapshots import (
     Checkpoint,
     choose_interval,
     drop_checkpoints,
@@ -23,8 +25,6 @@ from caffe_recipes.chain.checkpoints import (
     render_checkpoint_solver,
     verify_checkpoint,
 )
-from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
 
 NET = """name: "tiny"
 layer { name: "data" type: "Data" top: "data" top: "label"

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from caffe_recipes.chain.cleaning import clean_recipe
-from caffe_recipes.chain.setting import StageOptions
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.staging.stage import Cleaned
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import StageOptions
+from caffe_recipes.run.staging import clean_recipe
 
 
 @dataclass(frozen=True)

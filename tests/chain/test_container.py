@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.find_trainer import find_trainer
 from caffe_recipes.cluster.launcher import in_container
 from caffe_recipes.cluster.profiles import Container
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.context import find_trainer
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

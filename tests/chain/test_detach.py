@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.detach import Detached, describe_detached
+from caffe_recipes.run.detach import Detached, describe_detached
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -26,7 +26,7 @@ def process_of(said: str) -> int:
 
 def wait_for_end(place: Place) -> None:
     """Wait for the end of a run that is nobody's child."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while place.processes():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -61,7 +61,7 @@ def test_a_detached_run_holds_nothing_of_who_started_it(place: Place) -> None:
         ["sh", "-c", '"$@" >/dev/null & wait', "sh", *argv], cwd=place.root, pass_fds=[write]
     )
     os.close(write)
-    assert starter.wait(timeout=120) == 0
+    assert starter.wait(timeout=600) == 0
     assert os.read(read, 1) == b"", "nobody holds the other end any more"
     os.close(read)
     pid = place.state().pid
@@ -95,12 +95,12 @@ def test_ctrl_c_before_it_trains_stops_the_run(place: Place) -> None:
     wait = f"touch '{asked}'; until test -e '{go}'; do sleep 0.1; done; exec"
     slow.write_text(slow.read_text().replace("exec", wait))
     starter = place.start("--detach")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not asked.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     starter.send_signal(signal.SIGINT)
-    _, complained = starter.communicate(timeout=120)
+    _, complained = starter.communicate(timeout=600)
     assert starter.returncode == 130
     assert complained == "interrupted by SIGINT; the same command goes on where it was\n"
     assert not (place.root / "logs").exists()

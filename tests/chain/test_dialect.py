@@ -15,15 +15,15 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 TRAIN_BOTH = """
 from pathlib import Path
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.runner import run_chain
-from caffe_recipes.chain.setting import Options
-from caffe_recipes.generate.dialect import translate_whole
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.runner import run_chain
+from caffe_recipes.run.context import RunOptions
+from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.recipe.source import load_recipe
 
 recipe = load_recipe("tiny.yaml")
 for dialect in ("surfsara", "intel"):
-    run_chain(translate_whole(recipe, dialect), Options(Path()), Reporter())
+    run_chain(translate_whole(recipe, dialect), RunOptions(Path()), Reporter())
 """
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.journal import load_journal
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.journal import load_journal
 
 for module in ("torch", "cv2", "sklearn", "mpi4py"):
     pytest.importorskip(module, reason="the extra `local` is not installed")
@@ -24,7 +24,7 @@ PATIENCE_S = 900
 def start(root: Path) -> subprocess.Popen[str]:
     code = "from caffe_recipes.cli.main import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "run", "digits-local"],
+        [sys.executable, "-c", code, "run", "digits-local", "--caffe-root", "."],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from caffe_recipes.chain.event_lines import describe_event
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.events import describe_event
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

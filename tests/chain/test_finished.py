@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.lines import JournalError
 from caffe_recipes.errors import RunFailed, WeightsError
+from caffe_recipes.run.journal import JournalError
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def wait_until_trained(place: Place, phase: str) -> None:
     """Wait for the phase's trainer to say its last before it waits for the file `release`."""
     log = place.root / f"runs/small-1/logs/{phase}-1.log"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():
         assert time.monotonic() < deadline, "the phase did not begin"
         time.sleep(0.05)
@@ -42,6 +43,38 @@ def test_a_killed_run_goes_on_with_the_trainer_that_outlived_it(place: Place) ->
     assert "init: finished before" in said
     assert place.trained() == ["init", "cyc1", "last"]
     assert place.state().attempts == {"init": 1, "cyc1": 1, "last": 1}
+
+
+def test_a_clock_that_was_set_back_makes_no_duration_negative(place: Place) -> None:
+    place.behave(cyc1="waits")
+    first = place.start()
+    wait_until_trained(place, "cyc1")
+    kill(first)
+    journal = place.root / "runs/small-1/journal.jsonl"
+    *before, launched = journal.read_text().splitlines()
+    assert json.loads(launched)["event"] == "launched"
+    later = {**json.loads(launched), "time": "2999-01-01T00:00:00.000+00:00"}
+    journal.write_text("\n".join([*before, json.dumps(later)]) + "\n")
+    (place.root / "release").touch()
+    code, said, complained = place.call()
+    assert (code, complained) == (0, "")
+    assert "finished in -" not in said
+    assert place.state().finished["cyc1"].seconds > 0
+
+
+def test_a_phase_counts_the_time_of_every_launch(place: Place) -> None:
+    place.behave(cyc1="waits")
+    first = place.start()
+    wait_until_trained(place, "cyc1")
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=600)
+    place.behave()
+    assert place.call()[0] == 0
+    stopped = [event for event in place.events() if event["event"] == "interrupted"]
+    spent = [each for event in stopped if isinstance(each := event["seconds"], float) and each > 0]
+    assert len(spent) == len(stopped) > 0
+    assert place.state().spent == {"cyc1": sum(spent)}
+    assert place.state().finished["cyc1"].seconds > sum(spent)
 
 
 def test_a_phase_whose_trainer_died_with_the_run_is_started_over(place: Place) -> None:
@@ -72,7 +105,7 @@ def test_while_a_run_is_under_way_another_is_refused_with_its_process(place: Pla
         with pytest.raises(InputError, match=f"process {first.pid} on .* carries on this run"):
             place.run(**options)
     (place.root / "release").touch()
-    first.communicate(timeout=60)
+    first.communicate(timeout=600)
     assert first.returncode == 0
     assert place.trained() == ["init", "cyc1", "last"]
 
@@ -107,7 +140,7 @@ def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_spoilt(plac
         place.run(new=True)
     journal.write_text(whole)
     (place.root / "release").touch()
-    first.communicate(timeout=60)
+    first.communicate(timeout=600)
     assert first.returncode == 0
 
 
@@ -140,7 +173,7 @@ def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
     if behaviour == "ignores-term":
         time.sleep(0.5)
         first.send_signal(number)  # who asks twice does not wait for the grace period
-    _, complained = first.communicate(timeout=60)
+    _, complained = first.communicate(timeout=600)
     assert first.returncode == code
     assert complained == f"interrupted by {number.name}; the same command goes on where it was\n"
     assert place.events()[-1]["event"] == "interrupted"
@@ -156,7 +189,7 @@ def test_a_run_that_only_begins_takes_the_signal_of_a_batch_script_for_a_stop(pl
     process = place.start()
     with place.recipe.open("w"):  # it reads the recipe, and waits for more of it
         process.send_signal(signal.SIGUSR1)
-        _, complained = process.communicate(timeout=60)
+        _, complained = process.communicate(timeout=600)
     assert process.returncode == 138
     assert complained == "interrupted by SIGUSR1; the same command goes on where it was\n"
     assert not (place.root / "runs").exists()
@@ -173,7 +206,7 @@ def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(plac
         if "the trainer of a killed run is still training" in line:
             break
     second.terminate()
-    second.communicate(timeout=60)
+    second.communicate(timeout=600)
     assert second.returncode == 143
     place.wait_for_no_process()
 

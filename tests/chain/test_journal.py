@@ -1,21 +1,27 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import resource
+import stat
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from caffe_recipes.chain.journal import (
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.journal import (
     Journal,
     JournalError,
+    RunState,
     branch_launches,
     fold_journal,
     load_journal,
 )
-from caffe_recipes.errors import InputError, RunFailed
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
 FINISH = {
@@ -120,6 +126,46 @@ def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
 
 
+def test_nobody_else_can_open_what_a_journal_is_locked_by(tmp_path: Path) -> None:
+    open_journal(tmp_path).close()
+    (tmp_path / "journal.lock").chmod(0o666)
+    with closing(open_journal(tmp_path)):
+        assert stat.S_IMODE((tmp_path / "journal.lock").stat().st_mode) == 0o600
+
+
+def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> None:
+    open_journal(tmp_path).close()
+    with (tmp_path / "journal.jsonl").open("rb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_SH)
+        with closing(open_journal(tmp_path)) as journal:
+            journal.start()
+            with pytest.raises(InputError, match=r"process \d+ on .* carries on this run"):
+                open_journal(tmp_path)
+        assert journal.state().pid == os.getpid()
+
+
+def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path: Path) -> None:
+    """It locked the journal itself."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"time": "2026-11-20T12:00:00+00:00", "event": "started", "pid": 7, "host": "login1"}\n')
+    with path.open("rb+") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        for _ in range(2):
+            with pytest.raises(InputError, match="process 7 on login1 carries on this run"):
+                open_journal(tmp_path)
+    with closing(open_journal(tmp_path)) as journal, path.open("rb+") as theirs:
+        journal.start()
+        with pytest.raises(BlockingIOError):  # nor does it start beside this one
+            fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_journal_s_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "journal.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match=r"journal\.lock: cannot be opened: "):
+        open_journal(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_journal_that_is_missing_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "journal.jsonl")
@@ -184,3 +230,67 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
         assert launch.phase == "side"
         journal.append("finished", **{**FINISH, "phase": "side"})
         assert branch_launches(tmp_path, journal.state()) == ()
+
+
+class FullDisk:
+    """A file on a disk that takes a part of the next write, and then nothing until there is room."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.is_full = file, True
+
+    def write(self, data: bytes) -> int:
+        if not self.is_full:
+            return self.file.write(data)
+        if self.file.seek(0, os.SEEK_END) == 0:
+            return self.file.write(data[:5])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.file, name)
+
+
+def test_a_disk_that_is_full_for_four_seconds_is_waited_for(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl", lambda: 0.0, create=True)) as journal:
+        disk = FullDisk(journal._file)
+        waited: list[float] = []
+
+        def pause(seconds: float) -> None:
+            waited.append(seconds)
+            disk.is_full = sum(waited) < 4
+
+        journal._file, journal._pause = disk, pause  # type: ignore[assignment]
+        journal.append("created", id="a")
+        assert journal.state().id == "a"
+        assert sum(waited) == 4
+
+
+def fold(*events: tuple[str, dict[str, object]]) -> RunState:
+    time = "2001-09-09T01:46:40.250+00:00"
+    lines = [json.dumps({"time": time, "event": event, **said}) for event, said in events]
+    return fold_journal("".join(f"{line}\n" for line in lines), "journal.jsonl")
+
+
+def checkpointed(iteration: int) -> tuple[str, dict[str, object]]:
+    state, model = f"init_iter_{iteration}.solverstate", f"init_iter_{iteration}.caffemodel"
+    kept = {"state": state, "state_sha256": "0", "model": model, "model_sha256": "1"}
+    paths = {"state_path": f"tmp/{state}", "model_path": f"tmp/{model}"}
+    return "checkpointed", {"phase": "init", "iteration": iteration, **kept, **paths}
+
+
+def test_a_checkpoint_that_is_told_twice_drops_none() -> None:
+    state = fold(checkpointed(10), checkpointed(20), checkpointed(20))
+    assert [each.iteration for each in state.checkpoints["init"]] == [10, 20]
+    again = fold(checkpointed(10), checkpointed(20), checkpointed(10))
+    assert [each.iteration for each in again.checkpoints["init"]] == [20, 10]
+
+
+def test_launches_that_did_not_finish_their_phase_are_counted() -> None:
+    launched = ("launched", LAUNCH)
+    failed = ("failed", {"phase": "init", "reason": "x", "seconds": 2.5})
+    state = fold(launched, failed, launched, ("interrupted", {"signal": "SIGINT", "seconds": 4.0}))
+    assert state.spent == {"init": 6.5}
+    # What has trained to its end is judged, and counted, by whoever goes on.
+    trained = ("interrupted", {"signal": "SIGINT", "trained": True, "seconds": 4.0})
+    assert fold(launched, trained).spent == {}
+    # Journals of earlier versions do not say it.
+    assert fold(launched, ("failed", {"phase": "init", "reason": "x"})).spent == {}

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.folder import create_run
-from caffe_recipes.chain.keeper import Keeper
-from caffe_recipes.chain.lock import RecipeLock
-from caffe_recipes.chain.plan import Training, plan_chain
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.report import Reporter
-from caffe_recipes.chain.run import Run
-from caffe_recipes.chain.setting import Options, find_setting
-from caffe_recipes.chain.signals import Interrupts
-from caffe_recipes.chain.watch import LogTail
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import Policy, Run, RunOptions, find_setting
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.launch import Keeper
+from caffe_recipes.run.lock import RecipeLock
+from caffe_recipes.run.plan import Training, plan_chain
+from caffe_recipes.run.signals import Interrupts
+from caffe_recipes.run.trainer_log import LogTail
 from tests.stand_in.messages import render_model, render_state
 from tests.stand_in.training import shapes_of
 
@@ -72,7 +70,7 @@ def make(place: Place) -> Iterator[Callable[..., Launch]]:
 
     def make(policy: Policy) -> Launch:
         recipe = load_recipe(place.recipe)
-        options = Options(root=place.root, policy=policy)
+        options = RunOptions(root=place.root, policy=policy)
         setting = find_setting(recipe, options, lambda name, copy_with: LocalHost(name))
         plan = plan_chain(recipe, "runs/small-1")
         journal = create_run(place.root / "runs/small-1", recipe, plan.prototxts)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.lock import RecipeLock
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate
+from caffe_recipes.run.lock import RecipeLock
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -44,7 +44,7 @@ def is_free(path: Path) -> bool:
 
 def wait_for_log(place: Place, text: str) -> None:
     log = place.root / "runs/small-1/logs/init-1.log"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not log.exists() or text not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -62,7 +62,7 @@ def call_script(place: Place) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -76,6 +76,35 @@ def test_beside_a_run_sh_at_work_no_run_starts_and_nothing_changes(place: Place)
             place.run()
         assert place.tree() == before
     assert place.run().outputs
+
+
+def test_nobody_else_can_open_a_lock_to_hold_it(tmp_path: Path) -> None:
+    folder = tmp_path / "logs/small"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    (folder / "lock").chmod(0o666)  # of an earlier version
+    lock = RecipeLock(tmp_path, "small")
+    lock.take()
+    lock.take_trainer()
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "lock": 0o600,
+        "script.lock": 0o600,
+    }
+    lock.close()
+
+
+@pytest.mark.parametrize("name", ["lock", "script.lock"])
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "logs/small"
+    folder.mkdir(parents=True)
+    (tmp_path / "theirs").write_text("as it was")
+    (tmp_path / "theirs").chmod(0o644)
+    (folder / name).symlink_to(tmp_path / "theirs")
+    lock = RecipeLock(tmp_path, "small")
+    with pytest.raises(InputError, match=rf"{name}: cannot be opened: .*; it belongs to user {os.getuid()}"):
+        lock.take() if name == "script.lock" else lock.take_trainer()
+    assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o644
+    lock.close()
 
 
 def test_beside_a_run_sh_at_work_a_run_tries_nothing(place: Place) -> None:
@@ -96,6 +125,23 @@ def test_who_asks_for_a_lock_s_holder_takes_and_makes_nothing(tmp_path: Path) ->
     assert is_free(path)
 
 
+def test_a_lock_that_may_not_be_opened_is_found_held_in_the_list_of_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user finds it, who may not open a lock of mode 600."""
+    path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
+    with held(path):
+
+        def refuse(*_: object) -> int:
+            raise PermissionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr("caffe_recipes.run.lock.os.open", refuse)
+            assert lock.is_trained()
+            assert not lock.is_carried()
+    assert not lock.is_trained()
+
+
 def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
@@ -104,7 +150,7 @@ def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
     assert done.returncode == 2
     assert "script.lock: another run.sh or caffe-recipes run is at work" in done.stderr
     (place.root / "release").touch()
-    first.communicate(timeout=60)
+    first.communicate(timeout=600)
     assert first.returncode == 0
     assert place.trained() == ["init", "cyc1", "last"]
 
@@ -141,7 +187,7 @@ def test_a_trainer_that_lingers_delays_a_run_and_does_not_stop_it(tmp_path: Path
         waiting.start()
         time.sleep(0.3)
         assert waiting.is_alive()
-    waiting.join(timeout=10)
+    waiting.join(timeout=600)
     assert not is_free(path)
     lock.close()
 

@@ -24,7 +24,7 @@ def test_a_run_whose_folder_is_moved_says_so_and_goes_on_once_it_is_back(
     wait_until_trained(place, "cyc1")
     folder, aside = place.root / "runs/small-1", place.root / "runs/aside"
     folder.rename(aside)
-    said, complained = run.communicate(timeout=60)
+    said, complained = run.communicate(timeout=600)
     assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
     assert "trying again" not in said
     assert not folder.exists(), "nothing is made in its place"
@@ -40,7 +40,7 @@ def test_a_run_whose_folder_is_removed_ends_with_its_ranks(place: Place) -> None
     run = place.start()
     wait_until_trained(place, "init")
     shutil.rmtree(place.root / "runs/small-1")
-    _, complained = run.communicate(timeout=60)
+    _, complained = run.communicate(timeout=600)
     assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
     assert "Traceback" not in complained
     place.wait_for_no_process()

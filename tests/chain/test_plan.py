@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from caffe_recipes.chain.plan import find_servers, launch_argv, plan_chain, trainer_environment
-from caffe_recipes.chain.setting import find_profile
-from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.cluster.profiles import load_profile, parse_profile
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import find_profile
+from caffe_recipes.run.plan import find_servers, launch_argv, plan_chain, trainer_environment
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
 
@@ -49,6 +50,16 @@ def test_the_published_launch_and_environment_are_kept() -> None:
         "OMP_NUM_THREADS": "22",
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
     }
+
+
+@pytest.mark.parametrize("program", ["mpiexec.hydra", "srun", "ibrun"])
+def test_what_a_profile_sets_reaches_ranks_through_no_argv(program: str) -> None:
+    recipe = load_recipe("digits-local")
+    text = f"{{name: a, title: a, launcher: {{program: {program}, environment: {{TOKEN: s3cret}}}}}}"
+    profile = parse_profile(text, "a.yaml")
+    argv = launch_argv(recipe, profile, ["a", "b"], ("caffe",), "hostfile")
+    assert not any("s3cret" in word or "genvlist" in word for word in argv)
+    assert trainer_environment(recipe, profile)["TOKEN"] == "s3cret"
 
 
 def test_what_a_recipe_leaves_open_of_mlsl_is_the_profile_s() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caffe_recipes.chain.rank_logs import RankLogs
+from caffe_recipes.caffe.logs import LogFile
+from caffe_recipes.run.launch import RankLogs
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -29,6 +30,20 @@ def test_each_rank_gets_a_file_of_its_own_without_labels(tmp_path: Path) -> None
         "101.log": "I1120 b\n",
         "launcher.log": "mpiexec: d\n\n",
     }
+
+
+def test_a_log_is_sorted_as_it_grows_and_its_last_line_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "init-1.log"
+    log = LogFile(path)
+    with RankLogs(tmp_path / "ranks", ranks=2) as logs:
+        logs.take(log)
+        path.write_text("[0] a\n[1] b\n[0] cut")
+        logs.take(log)
+        assert texts(tmp_path / "ranks") == {"0.log": "a\n", "1.log": "b\n"}
+        with path.open("a") as file:
+            file.write(" short\n[1] last")
+        logs.take(log, to_end=True)
+    assert texts(tmp_path / "ranks") == {"0.log": "a\ncut short\n", "1.log": "b\nlast\n"}
 
 
 def test_labels_that_lost_their_lines_are_no_text(tmp_path: Path) -> None:

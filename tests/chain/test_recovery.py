@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from caffe_recipes.chain.policy import LaunchFailed, Policy
-from caffe_recipes.chain.recovery import recover, replace_hosts
-from caffe_recipes.chain.run import Run
-from caffe_recipes.chain.setting import Options, Setting, find_setting
-from caffe_recipes.chain.signals import Interrupted, Interrupts
-from caffe_recipes.cluster.hosts import Host, LocalHost, open_host
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.branches import on_hosts
+from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
+from caffe_recipes.run.recovery import recover, replace_hosts
+from caffe_recipes.run.signals import Interrupted, Interrupts
 from tests.chain.conftest import Place
 
 
@@ -90,7 +91,7 @@ def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
     def connect(name: str, copy_with: str) -> Host:
         return StandInHost(name, fault=DEAD if name in dead else None)
 
-    options = Options(root=place.root, hostfile=Path(place.root / "hosts"), policy=policy)
+    options = RunOptions(root=place.root, hostfile=Path(place.root / "hosts"), policy=policy)
     return find_setting(load_recipe(place.recipe), options, connect)
 
 
@@ -98,7 +99,17 @@ def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
     """Return a run, what it says, and its journal."""
     said: list[str] = []
     journal: list[dict[str, Any]] = []
-    run = Run("", setting, Mock(), "runs/small-1", Mock(), Mock(), Interrupts(), Mock())
+    run = Run(
+        "",
+        setting,
+        Mock(),
+        "runs/small-1",
+        Mock(),
+        Mock(),
+        Interrupts(),
+        Mock(),
+        spares=Spares(setting.spares),
+    )
     run.reporter.say = said.append  # type: ignore[method-assign, assignment]
     run.journal.append = lambda event, **said: journal.append({"event": event, **said})  # type: ignore[method-assign]
     return run, said, journal
@@ -134,3 +145,12 @@ def test_who_is_asked_to_stop_looks_for_no_more_hosts(place: Place) -> None:
     with pytest.raises(Interrupted):
         recover(run, LaunchFailed("it ended"), 1)
     assert said[-1] == "looking which hosts answer"
+
+
+def test_the_main_line_and_a_branch_never_take_the_same_spare(place: Place) -> None:
+    run, _, _ = run_of(setting_of(place, Policy("replace"), "n1"))
+    branch = replace(run, setting=on_hosts(run.setting, ["n1"]))
+    assert [host.name for host in recover(branch, LaunchFailed("it ended"), 1).setting.hosts] == ["n2"]
+    assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
+    with pytest.raises(LaunchFailed, match="n1: no spare is left"):
+        recover(branch, LaunchFailed("it ended"), 2)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from caffe_recipes.chain import units
-from caffe_recipes.chain.report import EVERY_S, Reporter, describe_accuracy
-from caffe_recipes.chain.watch import Progress
+from caffe_recipes import units
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.console import EVERY_S, Reporter, describe_accuracy
+from caffe_recipes.run.trainer_log import Progress
 
 PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000)
 
@@ -105,7 +105,7 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
 
 
 def test_units_are_as_their_examples_say() -> None:
-    assert doctest.testmod(units) == doctest.TestResults(0, 4)
+    assert doctest.testmod(units) == doctest.TestResults(0, 7)
 
 
 class GoneStream(io.StringIO):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.run_files import HostFiles, LocalFiles, Piece, Process, RunFiles, Wanted
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, Piece, Process, RunFiles, Wanted
 
 HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
 
@@ -38,6 +38,16 @@ def test_of_what_is_too_much_the_end_is_read(files: RunFiles, tmp_path: Path) ->
     path.write_bytes(b"0123456789")
     look = files.look([Wanted(str(path), 2, 8), Wanted(str(path), 2, 3)])
     assert look.pieces == (Piece(2, b"23456789"), Piece(7, b"789"))
+
+
+def test_of_what_is_too_much_the_beginning_is_read_where_that_is_asked_for(
+    files: RunFiles, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    wanted = [Wanted(str(path), start, most, first=True) for start, most in ((2, 8), (2, 3), (9, 3), (12, 3))]
+    pieces = [Piece(2, b"23456789"), Piece(2, b"234"), Piece(9, b"9"), Piece(12, b"")]
+    assert list(files.look(wanted).pieces) == pieces
 
 
 def test_a_file_that_is_not_there_is_none(files: RunFiles, tmp_path: Path) -> None:
@@ -115,7 +125,7 @@ def test_the_script_that_hosts_run_is_held_to_what_shellcheck_finds() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
-    program = resources.files("caffe_recipes.chain").joinpath("watch.sh").read_text("utf-8")
+    program = resources.files("caffe_recipes.run.monitor").joinpath("watch.sh").read_text("utf-8")
     done = subprocess.run(
         [shellcheck, "-s", "dash", "-"], input=program, capture_output=True, text=True, check=False
     )

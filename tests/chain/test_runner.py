@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost, open_host
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
 
 if TYPE_CHECKING:
@@ -168,8 +169,9 @@ OWN_NETS = {
 
 
 @pytest.fixture(params=OWN_NETS)
-def own_net(place: Place, request: pytest.FixtureRequest) -> Path:
+def own_net(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make the small recipe's net the user's own, fail its second phase, and return the net's file."""
+    monkeypatch.setenv("CAFFE_RECIPES_RUN_CODE", "1")
     name, text = OWN_NETS[request.param]
     place.edit("builder: resnet_small", request.param)
     (place.root / name).write_text(text)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.setting import choose_hosts, find_launcher, find_root, search_path
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import Policy, choose_hosts, find_launcher, find_root, search_path
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.eyes import Means
-from caffe_recipes.chain.journal import Journal
-from caffe_recipes.chain.shown_log import LogOptions, show_job_log, show_log
-from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.follow import FollowEnv
+from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class Reader:
         self.log = b""
         self.said: list[str] = []
         self.meanwhile: list[Callable[[], object]] = []
-        self.until = time.monotonic() + 60
+        self.until = time.monotonic() + 600
 
     def read(self, run: str = "small", **options: object) -> str:
         given = LogOptions(str(self.place.root), **options)  # type: ignore[arg-type]
-        means = Means(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        means = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
         show_log(run, given, self._write, self.said.append, means)
         return self.log.decode()
 

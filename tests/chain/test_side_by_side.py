@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from caffe_recipes.chain.shown_log import LogOptions, show_log
-from caffe_recipes.chain.status import StatusOptions, find_standing
-from caffe_recipes.chain.status_lines import detail_standing, standing_as_json
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions, attach
+from caffe_recipes.run.monitor.logs import LogOptions, show_log
+from caffe_recipes.run.monitor.status import StatusOptions, detail_standing, find_standing, standing_as_json
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
 from tests.chain.two_lines import (
@@ -49,6 +52,11 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
     (beside,) = standing_as_json(standing)["beside"]
     assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
+    shown = io.StringIO()
+    reporter = Reporter(Console(file=shown, soft_wrap=True, highlight=False))
+    attach("small", AttachOptions(str(graph.root), once=True), reporter)
+    assert "\n  cyc1  4/6  lr 0.05  loss 0.5" in shown.getvalue()
+    assert "\n  side  4/6  lr 0.01  loss 0.5" in shown.getvalue()
     written: list[bytes] = []
     show_log("small", LogOptions(str(graph.root), phase="side"), written.append, lambda text: None)
     assert b"".join(written).decode() == log(graph, "side")

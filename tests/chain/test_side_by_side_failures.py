@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.prepare import prepare
-from caffe_recipes.chain.run import Run
-from caffe_recipes.cluster.hosts import Host
+from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.staging.stage import stage
 from caffe_recipes.errors import ClusterError, RunFailed
+from caffe_recipes.run.context import Policy, Run
+from caffe_recipes.run.prepare import prepare
 from tests.chain.conftest import Place
 from tests.chain.two_lines import (
     AMID,
@@ -46,7 +45,7 @@ def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
             raise failures.pop()
         return stage(hosts, *rest)
 
-    monkeypatch.setattr("caffe_recipes.chain.prepare.stage", fail_once)
+    monkeypatch.setattr("caffe_recipes.run.prepare.stage", fail_once)
     graph.run(hostfile=graph.root / "hosts", side_by_side=True, policy=Policy("retry", retries=1))
     assert not failures
     run = graph.root / "runs/small-1"
@@ -91,7 +90,7 @@ def test_a_branch_that_fails_first_leaves_no_trainer_of_the_main_line_behind(
                 thread.join()
         threading.Timer(1, (graph.root / "release").touch).start()
 
-    monkeypatch.setattr("caffe_recipes.chain.runner.prepare", prepare_until_the_branch_has_failed)
+    monkeypatch.setattr("caffe_recipes.run.runner.prepare", prepare_until_the_branch_has_failed)
     with pytest.raises(RunFailed, match="phase side: failed: the loss is nan"):
         graph.run(hostfile=graph.root / "hosts")
     graph.wait_for_no_process()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from caffe_recipes.chain.signals import STOPPING, Interrupted, Interrupts
+from caffe_recipes.run.signals import STOPPING, Interrupted, Interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
         thread.start()
         with pytest.raises(Interrupted):
             tell(signal.SIGINT)
-        assert told.wait(10)
+        assert told.wait(600)
         with pytest.raises(Interrupted), interrupts.noted():
             tell(signal.SIGTERM)
         thread.join(10)

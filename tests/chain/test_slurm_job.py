@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import Launch, RunState
-from caffe_recipes.chain.slurm_job import (
+from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
+from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.run.journal import Launch, RunState
+from caffe_recipes.run.slurm_job import (
     JobStart,
     asks_slurm,
     check_over,
@@ -20,9 +23,6 @@ from caffe_recipes.chain.slurm_job import (
     this_job,
     wait_for_slurm,
 )
-from caffe_recipes.cluster.slurm.jobs import Job, State
-from caffe_recipes.cluster.slurm.queries import NoCommand, SchedulerAway
-from caffe_recipes.errors import ClusterError, InputError
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.chain.snapshots import check_places, fetch_snapshot, learned_ignored, verify_weights
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
 from caffe_recipes.errors import ClusterError, RunFailed, WeightsError
+from caffe_recipes.run.snapshots import check_places, fetch_snapshot, learned_ignored, verify_weights
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
@@ -100,11 +101,11 @@ def made_before_by_others(path: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a link to another user's": (link_to_what_others_have, "is a symbolic link, of user root"),
-    "a hard link to another user's": (hard_link_to_what_others_have, "belongs to user nobody"),
-    "a link to ours": (link_to_what_is_ours, "is a symbolic link, of user root"),
-    "made before by another user": (made_before_by_others, "belongs to user nobody"),
-    "a pipe": (os.mkfifo, "is no file"),
+    "a link to another user's": (link_to_what_others_have, "is a symbolic link, of user root (0)"),
+    "a hard link to another user's": (hard_link_to_what_others_have, "belongs to user nobody (65534)"),
+    "a link to ours": (link_to_what_is_ours, "is a symbolic link, of user root (0)"),
+    "made before by another user": (made_before_by_others, "belongs to user nobody (65534)"),
+    "a pipe": (os.mkfifo, "is not a file"),
 }
 
 
@@ -117,7 +118,7 @@ def test_what_another_user_could_have_made_is_not_fetched(place: Place, attack: 
         place.fetch()
     assert str(caught.value).startswith(f"n1:{place.snapshot}: the snapshot {what}; remove it,")
     assert list(place.to.parent.iterdir()) == []
-    with pytest.raises(ClusterError, match=f"n1:{place.snapshot}: {what}"):
+    with pytest.raises(ClusterError, match=re.escape(f"n1:{place.snapshot}: {what}")):
         check_places(place.host, [str(place.tmp / "free"), str(place.snapshot)], place.to.parent)
 
 
@@ -127,7 +128,7 @@ def test_a_snapshot_in_another_users_folder_is_not_fetched(place: Place) -> None
     place.tmp.mkdir()
     place.snapshot.write_bytes(weights())
     os.chown(place.tmp, NOBODY, NOBODY)
-    with pytest.raises(RunFailed, match=r"the snapshot lies under .*theirs, of user nobody, who can"):
+    with pytest.raises(RunFailed, match=r"the snapshot lies under .*theirs, which belongs to user nobody"):
         place.fetch()
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.chain.setting import StageOptions, find_profile
-from caffe_recipes.chain.staging import find_means, stage_recipe
 from caffe_recipes.cluster.profiles import Profile, parse_profile
-from caffe_recipes.cluster.staging.chain import ChainMeans
-from caffe_recipes.cluster.staging.costs import Rates
+from caffe_recipes.cluster.staging.plan import CopyRates
+from caffe_recipes.cluster.staging.ways import ChainMeans
 from caffe_recipes.errors import ClusterError, DataError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import StageOptions, find_profile
+from caffe_recipes.run.staging import find_means, stage_recipe
 
 pytest.importorskip("mpi4py", reason="the extra `local` is not installed")
 
@@ -40,15 +40,15 @@ def argv(means: ChainMeans) -> Sequence[str]:
 
 def test_rates_and_the_heads_name_are_the_profiles_and_modest_where_it_says_nothing() -> None:
     means = find_means(profile("rates: {shared_gb_per_s: 40}\nhead: login1\n"), "copy")
-    assert means.rates == Rates(shared=40e9)
+    assert means.rates == CopyRates(shared=40e9)
     assert (means.here, means.how) == ("login1", "copy")
     means = find_means(find_profile(load_recipe("stampede2-64n-72ep"), None), None)
-    assert (means.rates, means.here, means.how) == (Rates(), "", None)
+    assert (means.rates, means.here, means.how) == (CopyRates(), "", None)
 
 
 def test_a_chain_starts_one_rank_a_host_and_each_gets_the_profiles_environment() -> None:
     means = chain(profile('launcher: {environment: {FI_PROVIDER: "a b"}}\n'))
-    options = ["-l", "-n", "2", "-ppn", "1", "-f", "hosts", "-genv", "FI_PROVIDER", "a b"]
+    options = ["-l", "-n", "2", "-ppn", "1", "-f", "hosts"]
     assert argv(means) == ("mpiexec.hydra", *options, "python")
     assert means.environment["FI_PROVIDER"] == "a b"
 
@@ -72,7 +72,8 @@ def test_a_chain_is_started_by_the_launcher_that_the_profile_names(
 
 def test_inside_a_job_of_ibrun_hydra_starts_the_chain_since_it_can_start_one_rank_a_host() -> None:
     means = chain(profile("launcher: {program: ibrun, options: [--x], environment: {A: b}}\n"))
-    assert " ".join(argv(means)) == "mpiexec.hydra -l -n 2 -ppn 1 -f hosts -genv A b python"
+    assert " ".join(argv(means)) == "mpiexec.hydra -l -n 2 -ppn 1 -f hosts python"
+    assert means.environment["A"] == "b"
 
 
 class Unreached:

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.eyes import Means
-from caffe_recipes.chain.journal import Journal
-from caffe_recipes.chain.status import Standing, StatusOptions, find_standing, find_standings
-from caffe_recipes.chain.status_lines import detail_standing, standing_as_json, summarize_standing
-from caffe_recipes.chain.submitting.submissions import Submission, SubmissionJournal, submissions_path
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.slurm.jobs import Job, State
+from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.follow import FollowEnv
+from caffe_recipes.run.monitor.status import (
+    Standing,
+    StatusOptions,
+    detail_standing,
+    find_standing,
+    find_standings,
+    standing_as_json,
+    summarize_standing,
+)
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ class Eye:
         self.place, self.jobs = place, jobs
 
     def all(self, ask: object = None, on: str | None = None) -> list[Standing]:
-        means = Means(lambda name, copy_with: LocalHost(name))
+        means = FollowEnv(lambda name, copy_with: LocalHost(name))
         options = StatusOptions(str(self.place.root), on)
         return find_standings(options, means, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
 
@@ -73,7 +80,7 @@ def test_without_runs_nothing_is_told(place: Place) -> None:
 @pytest.mark.parametrize("on", [None, "localhost"])
 def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> None:
     assert Eye(place).all(no_slurm, on) == []
-    means = Means(lambda name, copy_with: LocalHost(name))
+    means = FollowEnv(lambda name, copy_with: LocalHost(name))
     with pytest.raises(InputError) as caught:
         find_standings(StatusOptions(str(place.root / "gone"), on), means, no_slurm)
     where = f"{on}:{place.root}" if on else str(place.root)
@@ -180,7 +187,7 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     tell_run(place.root, place.recipe, started(host="other"), launched())
     assert Eye(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=ClusterError("other", "cannot be reached"))
-    means = Means(lambda name, copy_with: host)
+    means = FollowEnv(lambda name, copy_with: host)
     standing = find_standing("small", StatusOptions(str(place.root)), means, no_slurm)
     assert standing.state == "unknown"
     told = dict(detail_standing(standing))["process"]

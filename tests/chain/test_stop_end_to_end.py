@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.chain.journal import load_journal
-from caffe_recipes.generate.dialect import translate_whole
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.dialect import translate_whole
+from caffe_recipes.render.tree import generate
+from caffe_recipes.run.journal import load_journal
 
 for module in ("torch", "cv2", "sklearn", "mpi4py"):
     pytest.importorskip(module, reason="the extra `local` is not installed")

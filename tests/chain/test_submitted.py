@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.submitted import check_submitted, note_submitted
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import check_submitted, note_submitted
 from tests.chain.conftest import RECIPE
 
 

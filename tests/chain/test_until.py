@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.plan import phases_until, plan_chain
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.plan import phases_until, plan_chain
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.chain.plan import Training
-from caffe_recipes.chain.watch import (
+from caffe_recipes.run.plan import Training
+from caffe_recipes.run.trainer_log import (
     LogTail,
     find_divergence,
     find_failure,
@@ -46,6 +48,55 @@ def test_a_growing_log_is_read_a_whole_line_at_a_time(tmp_path: Path) -> None:
     assert tail.summary.losses == {0: 2.5, 20: 1.5}
     tail.read(to_end=True)
     assert tail.last_line == "cut sho"
+
+
+def peak_bytes(read: Callable[[], object]) -> int:
+    """Return the most memory that Python's objects take at a time meanwhile."""
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_flood_is_read_by_bounded_pieces(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"[0] %s\n" % (b"again " * 2_000) * 1_000 + f"{lines((0, 0, '2.5'))[0]}\n".encode())
+    tail = LogTail(log)
+    assert peak_bytes(tail.read) < 8 << 20 < log.stat().st_size
+    assert (tail.lines, tail.summary.losses) == (1_001, {0: 2.5})
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.write(b"[0] ")
+        file.truncate(48 << 20)  # zeros, that take no room on the disk
+        file.seek(0, 2)
+        file.write(f"\n{lines((0, 0, '2.5'))[0]}\n".encode())
+    tail = LogTail(log)
+    assert peak_bytes(lambda: tail.read(to_end=True)) < 8 << 20
+    assert (tail.lines, tail.summary.losses) == (2, {0: 2.5})
+
+
+def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_path: Path) -> None:
+    log, ignored = tmp_path / "log", said("Ignoring source layer fc1000")
+    head, middle, end = lines((0, 0, "2.5"), (1, 20, "2"), (2, 40, "1.5"))
+    with log.open("wb") as file:
+        file.write(f"{head}\n".encode())
+        for at in (30 << 20, 60 << 20):
+            file.seek(at)
+            file.write(f"\n{middle}\n{ignored if at < 40 << 20 else SNAPSHOT}\n".encode())
+        file.seek(90 << 20)
+        file.write(f"\n{end}\n{said('Optimization Done.')}\n".encode())
+    tail = LogTail(log)
+    assert peak_bytes(lambda: tail.read(to_end=True)) < 8 << 20
+    assert tail.summary.losses == {0: 2.5, 40: 1.5}
+    assert tail.summary.ignored == ["fc1000"]
+    assert tail.summary.snapshots == [TRAINING.snapshot]
+    assert tail.summary.done
+    assert find_failure(tail, TRAINING) is None
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_watch(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.watch import LogTail
-from caffe_recipes.chain.watchdog import HELD_S, SILENT_S, STALL_S, START_STALL_S, Trouble, Watchdog
-from caffe_recipes.cluster.pulses import Pulse, RankPulse, Silence
+from caffe_recipes.cluster.health import Pulse, RankPulse, Silence, find_unstarted
+from caffe_recipes.run.trainer_log import HELD_S, SILENT_S, STALL_S, START_STALL_S, LogTail, Trouble, Watchdog
 
 
 @dataclass
@@ -208,3 +207,64 @@ def test_a_rank_that_waits_for_a_disk_is_only_suspected_until_the_log_stalls(sce
     assert trouble is not None
     assert trouble.host == "node2"
     assert trouble.what.endswith("rank 1 waits for a disk")
+
+
+def start_ranks(scene: Scene, dog: Watchdog, tail: LogTail, beats: int) -> Trouble | None:
+    """Let node1's rank be seen at so many pulses, and none on node2."""
+    trouble = None
+    for _ in range(beats):
+        scene.now += 5
+        for host, ranks in (("node1", (RankPulse(0, 100, "S", 1.0, 0),)), ("node2", ())):
+            scene.pulses.setdefault(host, []).append(Pulse(host, scene.now, ranks))
+        tail.read()
+        trouble = trouble or dog.look(tail)
+    return trouble
+
+
+def test_a_host_without_ranks_is_blamed_within_a_minute_of_the_others_first(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    assert start_ranks(scene, dog, tail, 7) is None
+    what = "no rank has started there for 35 s, while 1 host has theirs"
+    assert start_ranks(scene, dog, tail, 1) == Trouble(what, "node2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Host key verification failed.",
+        "ssh: connect to host node2 port 22: Connection refused",
+        "root@node2: Permission denied (publickey).",
+        "sh: 1: /usr/bin/hydra_pmi_proxy: not found",
+    ],
+)
+def test_ssh_s_own_words_blame_the_host_that_lacks_its_ranks_sooner(scene: Scene, line: str) -> None:
+    dog, tail = watch(scene)
+    scene.log.write_text(f"{line}\n")
+    assert start_ranks(scene, dog, tail, 2) is None
+    assert start_ranks(scene, dog, tail, 1) == Trouble(f"no rank has started there: {line}", "node2")
+
+
+def test_a_host_that_was_booted_before_a_pulse_showed_its_ranks_is_found_by_that(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    scene.display()
+    tail.read()
+    what = "no rank has started there for 35 s, while 1 host has theirs"
+    assert start_ranks(scene, dog, tail, 8) == Trouble(what, "node2")
+
+
+def test_a_host_whose_ranks_have_ended_or_whose_launch_has_begun_is_not_unstarted(scene: Scene) -> None:
+    dog, tail = watch(scene)
+    for _ in range(12):
+        scene.display()
+        assert start_ranks(scene, dog, tail, 1) is None
+    ended = Pulse("node2", scene.now, (), frozenset({1}))
+    assert find_unstarted({"node1": scene.pulses["node1"], "node2": [ended] * 8}) is None
+
+
+def test_without_any_rank_anywhere_only_a_host_that_ssh_names_is_blamed() -> None:
+    none = {host: [Pulse(host, at, ()) for at in range(8)] for host in ("node1", "node11")}
+    assert find_unstarted(none) is None
+    assert find_unstarted(none, ["Host key verification failed."]) is None
+    found = find_unstarted(none, ["ssh: connect to host node11 port 22: No route to host"])
+    assert found is not None
+    assert found.host == "node11"

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from caffe_recipes.chain.folder import create_run
-from caffe_recipes.chain.journal import Journal
-from caffe_recipes.chain.plan import plan_prototxts
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.plan import plan_prototxts
 
 HERE = socket.gethostname()
 Event = tuple[str, dict[str, object]]

@@ -60,7 +60,7 @@ def log(place: Place, phase: str, attempt: int = 1) -> str:
 
 
 def wait_until(process: subprocess.Popen[str], place: Place, is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not is_so():
         assert process.poll() is None, said(place)
         assert time.monotonic() < deadline, said(place)
@@ -76,7 +76,7 @@ def start_amid_both(place: Place, *words: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], place: Place, code: int = 0) -> None:
-    assert process.wait(60) == code, said(place)
+    assert process.wait(600) == code, said(place)
     assert "Traceback" not in said(place)
     place.wait_for_no_process()
 

@@ -26,7 +26,7 @@ CALL = "from caffe_recipes.cli.main import main; main()"
 
 def call(*words: object) -> tuple[int, str, str]:
     argv = [sys.executable, "-c", CALL, "data", *map(str, words)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
 
@@ -194,7 +194,7 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
             "65500 x 65500 pixels are 12.9 GB raw, more than a Datum holds (2.1 GB)",
         ),
         (["--raw", "--gray", "--shorter-side", "65500"], "65500 x 65500 pixels are 4.3 GB raw"),
-        (["--shorter-side", "32769"], "32769 x 32769 pixels are more than OpenCV decodes (1,073,741,824)"),
+        (["--shorter-side", "32769"], "32769 x 32769 pixels are more than are read again (100,000,000)"),
         (["--raw", "--encode-type", "jpg"], "--encode-type: stands beside --raw"),
         (["--seed", "3"], "--seed: has no effect without --shuffle"),
         (["--root", "."], "--root: does not go with a folder of images"),

@@ -225,7 +225,7 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
         (["a.prototxt", "none.prototxt"], "none.prototxt: there is no such file"),
         (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
-        (["a.prototxt", "bytes.prototxt"], "bytes.prototxt: is no text"),
+        (["a.prototxt", "bytes.prototxt"], "bytes.prototxt:1:1: byte 0x"),
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
         (["a.prototxt"], "nothing to compare 'a.prototxt' with"),
         (["a.prototxt", "a.prototxt", "more"], "'more' is one too many"),
@@ -398,7 +398,7 @@ def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
     shown = git("diff")
     assert "as text, since nets/net.prototxt:1:7: this block is never closed" in shown
     assert "\n+layer {\n" in shown
-    assert "diff nets/solver.prototxt\nas text, since nets/solver.prototxt: is no text" in shown
+    assert "diff nets/solver.prototxt\nas text, since nets/solver.prototxt:1:2: byte 0xff is" in shown
     assert "diff nets/new.prototxt\nmode 100644 -> 100755\n" in shown
 
 
@@ -438,3 +438,14 @@ def test_comparing_files_loads_no_recipe_code(here: Path) -> None:
         [sys.executable, "-c", code, "diff", "a.prototxt", "b.prototxt"], capture_output=True, text=True
     )
     assert done.stdout == "no difference in meaning\nFalse\n", done.stderr
+
+
+def test_folders_compare_their_pt_files_but_not_pytorch_s_weights(here: Path) -> None:
+    for name, rate in (("old", 1), ("new", 2)):
+        (here / name).mkdir()
+        (here / name / "solver.pt").write_text(f"base_lr: {rate}")
+        (here / name / "weights.pt").write_bytes(b"PK\x03\x04" + bytes([rate]))
+    code, output = call("old", "new")
+    assert code == 1
+    assert "solver.pt" in output
+    assert "weights.pt" not in output

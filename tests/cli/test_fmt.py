@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.cli.fmt import fmt
+from caffe_recipes.cli.prototxts import fmt
 from caffe_recipes.errors import CheckFailed, InputError, PrototxtError
 
 UGLY = "base_lr:0.10 # start\n\n  net : 'n'"
@@ -142,12 +142,11 @@ def test_where_a_file_cannot_be_written_none_is(ugly: Path) -> None:
 
 
 def test_where_one_cannot_be_written_the_rest_stay_as_they_are(ugly: Path) -> None:
-    second = ugly.parent / "b" / "s.prototxt"
+    second = ugly.parent / "b" / f"{'s' * 240}.prototxt"  # no temporary name of it fits
     second.parent.mkdir()
     second.write_text(UGLY)
-    (second.parent / f".s.prototxt.{os.getpid()}").mkdir()  # the temporary name is taken by a folder
     done = call(ugly, second)
-    assert str(done.exception).startswith(f"{second}: cannot be written (Is a directory)")
+    assert str(done.exception).startswith(f"{second}: cannot be written (File name too long)")
     assert ugly.read_text() == UGLY
     assert sorted(path.name for path in ugly.parent.iterdir()) == ["b", "solver.prototxt"]
 
@@ -160,4 +159,19 @@ def test_what_caffe_reads_in_other_words_stays_the_same_message(tmp_path: Path) 
     path.write_text(text)
     assert call(path).exit_code == 0
     assert parse_prototxt(path.read_text(), pb.NetParameter) == parse_prototxt(text, pb.NetParameter)
-    assert path.read_text().startswith('name: "tA"\nlayer {\n  name: "ab"\n')
+    assert path.read_text() == (
+        'name: "tA"\nlayer { name: "ab" convolution_param { pad: 1 pad: 2 engine: CAFFE axis: -1 } }\n'
+    )
+
+
+def test_a_folder_stands_for_its_pt_files_too_but_not_for_pytorch_s_weights(tmp_path: Path) -> None:
+    (tmp_path / "solver.pt").write_text(UGLY)
+    (tmp_path / "zip.pt").write_bytes(b"PK\x03\x04archive/data.pkl")
+    (tmp_path / "pickle.pt").write_bytes(b"\x80\x02cfoo")
+    (tmp_path / "tensor.pt").write_bytes(b"ab\0c")
+    done = call(tmp_path)
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"formatted {tmp_path / 'solver.pt'}\n1 formatted, 0 unchanged\n",
+    )
+    assert (tmp_path / "solver.pt").read_text() == CANONICAL

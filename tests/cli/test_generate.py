@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.cli.generate import generate
 from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError, RecipeError
-from caffe_recipes.generate.files import generate_all
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate_all
 
 FILES = generate_all([load_recipe("digits-local")])
 SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"

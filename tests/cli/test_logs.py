@@ -36,6 +36,23 @@ def test_what_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     assert done.stderr == "Error: runs: no run, and no recipe's, is called 'smal'; did you mean 'small-1'?\n"
 
 
+@pytest.mark.parametrize("words", [(), ("-f",)])
+def test_a_rank_that_the_run_lacks_is_one_line_and_exit_2(root: Path, words: tuple[str, ...]) -> None:
+    done = call(root, "small", "--rank", "2", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: runs/small-1: has no rank 2; it has 2 ranks, 0 to 1\n"
+
+
+def test_a_long_log_is_written_whole_and_a_line_without_end_as_it_is(root: Path) -> None:
+    log = root / "runs/small-1/logs/init-1.log"
+    line = "a line " * 100
+    log.write_bytes(f"[0] {line}\n".encode() * 10_000 + b"[1] " + b"x" * 200_000 + b"\n[0] end")
+    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "logs", "small"]
+    done = subprocess.run(argv, cwd=root, capture_output=True, check=True)
+    assert done.stdout == log.read_bytes() + b"\n"
+    assert call(root, "small", "--rank", "0").stdout == f"{line}\n" * 10_000 + "end\n"
+
+
 def test_a_run_whose_process_is_gone_is_followed_to_the_end_of_what_it_said(root: Path) -> None:
     done = call(root, "small", "-f")
     assert (done.returncode, done.stdout) == (3, "[0] größe\n[1] b\n")

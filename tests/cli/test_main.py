@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from caffe_recipes.cli.main import COMMANDS
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 
@@ -161,3 +161,20 @@ def test_closed_standard_files_do_no_harm() -> None:
     assert subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, check=False).returncode == 0
     done = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], check=False)
     assert done.returncode == 0
+
+
+def test_a_thread_that_cannot_be_started_is_one_line_and_exit_3(tmp_path: Path) -> None:
+    code = """
+import resource, threading
+from caffe_recipes.cli import main as entry
+
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+entry.commands.main = lambda **words: threading.Thread(target=print).start()
+entry.main()
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("Error: no more threads can be started; raise the limit on processes")
+    assert done.stderr.count("\n") == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.submitting.submissions import SUFFIX
-from caffe_recipes.cli.names import Name
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.cli.options import Name
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.run.submit.submissions import SUFFIX
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
 TAKE_RECIPES = [
@@ -112,7 +112,7 @@ def test_commands_and_options_are_completed_too(tmp_path: Path) -> None:
 
 def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: Path) -> None:
     code = (
-        "import click, sys; from caffe_recipes.cli.names import RECIPE;"
+        "import click, sys; from caffe_recipes.cli.options import RECIPE;"
         "RECIPE.shell_complete(click.Context(click.Command('x')), click.Argument(['a']), '');"
         "print(sorted({'yaml', 'pydantic', 'matplotlib', 'google.protobuf'} & set(sys.modules)))"
     )

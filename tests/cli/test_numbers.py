@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from caffe_recipes.cli.numbers import COUNT, NUMBER, Number, Seconds, Whole
+from caffe_recipes.cli.options import COUNT, NUMBER, Number, Seconds, Whole
 
 Kind = Whole | Number | Seconds
 WHOLE = Whole(0, 2**31 - 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cli.progress import Progress
+from caffe_recipes.cli.data import BuildProgress
 
 
 def test_progress_is_told_every_ten_seconds_by_this_build_s_pace(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    tell = Progress(lambda: now[0])
+    tell = BuildProgress(lambda: now[0])
     for second, done in ((0, 1000), (5, 1500), (10, 2000), (15, 2500), (25, 3500)):
         now[0] = second
         tell(done, 14_000)
@@ -23,7 +23,7 @@ def test_progress_is_told_every_ten_seconds_by_this_build_s_pace(capsys: pytest.
 
 def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    tell = Progress(lambda: now[0])
+    tell = BuildProgress(lambda: now[0])
     for second, done in ((0, 0), (10, 100), (20, 910)):
         now[0] = second
         tell(done, 1000)
@@ -34,7 +34,7 @@ def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_build_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = Progress(lambda: 0.0)
+    tell = BuildProgress(lambda: 0.0)
     tell(1234, 9000)
     tell(1235, 9000)
     assert capsys.readouterr().err == "going on: 1,234 of 9,000 images were there\n"
@@ -42,7 +42,7 @@ def test_a_build_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]
 
 def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    tell = Progress(lambda: now[0])
+    tell = BuildProgress(lambda: now[0])
     for second in (0, 20):
         now[0] = second
         tell(0, 9)

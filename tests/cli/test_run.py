@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import find_root
 
-def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+
+def call(folder: Path, *words: str, command: str = "run") -> subprocess.CompletedProcess[str]:
     code = "from caffe_recipes.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "run", *words], cwd=folder, capture_output=True, text=True, check=False
-    )
+    argv = [sys.executable, "-c", code, command, *words]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -20,14 +24,20 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["digits-locl"], "Error: unknown recipe 'digits-locl'; did you mean 'digits-local'?"),
         (["none.yaml"], "Error: none.yaml: cannot be read: No such file or directory"),
         (["digits-local", "--caffe-root", "none"], "Error: none: no such folder; give the Caffe root"),
-        (["digits-local", "--hostfile", "none"], "Error: none: cannot be read: No such file or directory"),
-        (["stampede2-64n-72ep"], "hostfile: no such file; write 64 hosts there, or give --hostfile"),
+        (
+            ["digits-local", "--caffe-root", ".", "--hostfile", "none"],
+            "Error: none: cannot be read: No such file or directory",
+        ),
+        (
+            ["stampede2-64n-72ep", "--caffe-root", "."],
+            "hostfile: no such file; write 64 hosts there, or give --hostfile",
+        ),
         (
             ["digits-local", "--profile", "mpihc"],
             "Error: unknown profile 'mpihc'; did you mean 'mpich'? there",
         ),
         (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
-        (["digits-local", "--caffe", "./none"], "none: no such Caffe binary"),
+        (["digits-local", "--caffe-root", ".", "--caffe", "./none"], "none: no such Caffe binary"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_exit_2_and_leaves_nothing(
@@ -38,6 +48,49 @@ def test_what_cannot_be_run_is_one_line_exit_2_and_leaves_nothing(
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """Return a recipe's file, for a Caffe that is called `a.caffe`, beside the folder `here`."""
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "a.yaml").write_text(text.replace("trainer: caffe-torch", "trainer: bin/a.caffe"))
+    return tmp_path / "a.yaml"
+
+
+@pytest.mark.parametrize("command", [("run",), ("run", "--detach"), ("stage",), ("preflight",), ("submit",)])
+def test_a_folder_with_nothing_of_the_recipe_is_refused_and_stays_empty(
+    elsewhere: Path, command: tuple[str, ...]
+) -> None:
+    here = elsewhere.with_name("here")
+    for recipe in ("digits-local", str(elsewhere), "../a.yaml"):
+        done = call(here, *command[1:], recipe, command=command[0])
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"Error: {here}: is not a Caffe root: it has neither the recipe's file")
+        assert done.stderr.endswith("; `--caffe-root .` takes this folder\n")
+        assert done.stderr.count("\n") == 1
+        assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("held", ["bin/a.caffe", "prototxt/digits-local/", "runs/", "a.yaml", "mine/a.yaml"])
+def test_a_folder_with_something_of_the_recipe_is_the_caffe_root(
+    elsewhere: Path, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(elsewhere.with_name("here"))
+    recipe, typed = load_recipe(elsewhere), str(elsewhere)
+    with pytest.raises(InputError):
+        find_root(None, None, recipe, (typed, None))
+    assert find_root(Path(), None, recipe, (typed, None)) == Path(), "it was given"
+    Path(held).parent.mkdir(exist_ok=True)
+    if held.endswith("/"):
+        Path(held).mkdir()
+    else:
+        Path(held).write_bytes(elsewhere.read_bytes())
+    given = held if held.endswith(".yaml") else typed
+    assert find_root(None, None, recipe, (given, None)) == Path()
+    if held == "a.yaml":
+        assert find_root(None, None, recipe, (str(Path(held).absolute()), None)) == Path()
 
 
 def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> None:

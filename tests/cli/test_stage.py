@@ -62,7 +62,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Pl
     done = place.call("--clean")
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        f"localhost: not cleaned: others can write in {place.lmdb}",
+        f"localhost: not cleaned: {place.lmdb}: can be changed by anybody",
         "Error: stage: 1 of 1 hosts were not cleaned: localhost; mend and repeat",
     ]
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
@@ -101,7 +101,7 @@ def test_what_a_process_of_the_host_reads_is_not_cleaned(place: Place) -> None:
     with (place.lmdb / "data.mdb").open("rb"):
         done = place.call("--clean")
     assert done.returncode == 3
-    assert f"localhost: not cleaned: in use: process {os.getpid()} reads it\n" in done.stderr
+    assert f"localhost: not cleaned: {place.lmdb}: in use: process {os.getpid()} reads it\n" in done.stderr
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.generate.dialect import translate_whole
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.dialect import translate_whole
+from caffe_recipes.render.tree import generate, write_files
 from tests.chain.conftest import RECIPE
 
 
@@ -88,7 +87,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
         (["small.yaml", "--time", "UNLIMITED"], "Error: --time: 'UNLIMITED' is no time limit; write it"),
         (["small.yaml", "--caffe-root", "none", "--out", "."], "Error: none: no such folder; give the Caffe"),
         (
-            ["digits-local"],
+            ["digits-local", "--caffe-root", "."],
             "jobs/digits-local/chain.sbatch: no such file; run: caffe-recipes generate digits",
         ),
         (["digits-locl"], "Error: unknown recipe 'digits-locl'; did you mean 'digits-local'?"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from caffe_recipes.cli.upgrade import upgrade
+from caffe_recipes.cli.prototxts import upgrade
 from caffe_recipes.errors import CheckFailed, PrototxtError
 
 OLD = "layers { type: RELU # kept\n}"

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from caffe_recipes.chain.attach import AttachOptions, Means, attach
-from caffe_recipes.chain.report import Reporter
 from caffe_recipes.cluster.ssh import SshHost
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 from tests.chain import fake_caffe
 from tests.chain.conftest import RECIPE, _write_lmdb
 from tests.cluster.harness.cluster import Cluster
@@ -97,7 +97,7 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
 
     ticks = itertools.count(0, 60)
     reporter = Reporter(Console(file=output, soft_wrap=True, highlight=False), lambda: next(ticks))
-    means = Means(lambda name, copy_with: SshHost(name, cluster.ssh, patience_s=1), pause)
+    means = FollowEnv(lambda name, copy_with: SshHost(name, cluster.ssh, patience_s=1), pause)
     attach("small", AttachOptions(str(root), on="head"), reporter, means)
     said = output.getvalue().splitlines()
     assert " on head, since " in said[0]

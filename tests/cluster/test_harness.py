@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.parallel import ask_all, connect_all
+from caffe_recipes.cluster.hosts import ask_all, connect_all
 from caffe_recipes.cluster.ssh import SshHost
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.harness.files import sweep

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 import paramiko
 import pytest
 
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import (
-    COMMAND_S,
-    Completed,
-    Host,
     LocalHost,
     file_bytes,
     file_digest,

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.known_hosts import judge_key, keys_of, load_known_hosts, parse_known_hosts
+from caffe_recipes.cluster.ssh_config import (
+    is_revoked,
+    judge_key,
+    keys_of,
+    load_known_hosts,
+    parse_known_hosts,
+)
+from tests.cluster.harness.keys import write_key
 
 KEY, OTHER = b"\0\0\0\x0bssh-ed25519key", b"\0\0\0\x0bssh-ed25519other"
 
@@ -81,3 +88,26 @@ def test_names_that_ssh_keygen_has_hashed_are_known(tmp_path: Path) -> None:
     key = base64.b64decode(public[1])
     for name, verdict in (("node1", "known"), ("[node2]:2222", "known"), ("node2", "unknown")):
         assert judge(known.read_text(), name, key)[0] == verdict
+
+
+@pytest.mark.parametrize("is_krl", [False, True])
+def test_a_key_in_the_file_of_revoked_ones_is_revoked(tmp_path: Path, is_krl: bool) -> None:
+    for name in ("good", "bad"):
+        write_key(tmp_path / name)
+    good, bad = ((tmp_path / f"{name}.pub").read_text() for name in ("good", "bad"))
+    revoked = tmp_path / "revoked"
+    if is_krl:
+        argv = ["ssh-keygen", "-q", "-k", "-f", str(revoked), str(tmp_path / "bad.pub")]
+        subprocess.run(argv, check=True)
+    else:
+        revoked.write_text(f"# taken back\n{bad}")
+    assert is_revoked(base64.b64decode(bad.split()[1]), revoked)
+    assert not is_revoked(base64.b64decode(good.split()[1]), revoked)
+
+
+def test_a_file_of_revoked_keys_that_cannot_be_read_believes_nobody(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        is_revoked(KEY, tmp_path / "gone")
+    (tmp_path / "krl").write_bytes(b"SSHKRL\n\0cut")
+    with pytest.raises(OSError, match="cannot read it"):
+        is_revoked(KEY, tmp_path / "krl")

@@ -138,3 +138,17 @@ def test_modules_are_loaded_before_the_launcher_and_nothing_is_read_by_the_shell
     )
     assert call("none").returncode == 126
     assert not (tmp_path / "oops").exists()
+
+
+def test_what_the_profile_sets_wins_over_a_login_and_its_modules(tmp_path: Path) -> None:
+    (tmp_path / ".bash_profile").write_text("module() { export FABRIC=theirs OTHER=theirs; }; FABRIC=login\n")
+    environment = launcher_environment("srun", {"FABRIC": "a 'b'"}, {"FABRIC": "a 'b'"})
+    done = subprocess.run(
+        with_modules(["env"], ["intel"], "/usr/bin:/bin"),
+        env={**os.environ, "HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"FABRIC=a 'b'", "OTHER=theirs"} <= set(done.stdout.splitlines())
+    assert "AFTER_MODULES" not in done.stdout

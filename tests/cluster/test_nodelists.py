@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caffe_recipes.cluster.nodelists import MOST_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
+from caffe_recipes.cluster.hostfile import MOST_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import ClusterError
 
 

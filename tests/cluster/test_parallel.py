@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from caffe_recipes.cluster.hosts import Host, LocalHost
-from caffe_recipes.cluster.parallel import (
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import (
+    LocalHost,
     ask_all,
     connect_all,
     first_error,
@@ -109,7 +110,7 @@ def test_what_fails_is_told_by_host_and_so_is_who_is_late() -> None:
 
 _WAITS_FOR_A_DEAD_HOST = """
 import time
-from caffe_recipes.cluster.parallel import try_each
+from caffe_recipes.cluster.hosts import try_each
 from caffe_recipes.cluster.testing import StandInHost
 
 try_each([StandInHost("n0")], lambda host: time.sleep(600), 0.1)

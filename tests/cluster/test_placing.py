@@ -12,7 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed, Running
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
-from caffe_recipes.cluster.placing import Placed, drop_files, look_at, place_files
+from caffe_recipes.cluster.remote import PlacedFile, drop_files, look_at, place_files
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
@@ -45,7 +45,9 @@ class Place:
     kept: Path
 
     def place(self, name: str = "f", host: LocalHost | None = None) -> Path:
-        place_files([host or LocalHost("n1")], self.root, [Placed(self.kept, str(self.tmp / name), SHA256)])
+        place_files(
+            [host or LocalHost("n1")], self.root, [PlacedFile(self.kept, str(self.tmp / name), SHA256)]
+        )
         return self.tmp / name
 
 
@@ -77,7 +79,7 @@ def test_what_is_there_and_right_is_not_sent_again(place: Place) -> None:
     before = placed.stat()
     host.asked.clear()
     place.place(host=host)
-    assert host.asked == ["probe"]
+    assert host.asked == ["file-probe"]
     now = placed.stat()  # its hash was read
     assert (now.st_ino, now.st_mtime_ns, now.st_mode) == (before.st_ino, before.st_mtime_ns, before.st_mode)
 
@@ -94,7 +96,9 @@ def test_a_file_of_ours_that_is_another_is_replaced_in_one_step(place: Place) ->
 def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: bool) -> None:
     host = ToldHost("n1", unseen=() if seen else (str(place.kept),))
     assert place.place(host=host).read_bytes() == DATA
-    assert host.asked == (["probe", "fill"] if seen else ["probe", "ready", "commit"])
+    assert host.asked == (
+        ["file-probe", "file-fill"] if seen else ["file-probe", "file-ready", "file-commit"]
+    )
 
 
 def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: 
         ("put", BlindHost("node1", tmp_path / "ssh")),
     ):
         to = str(place.tmp / name)
-        place_files([host], place.root, [Placed(place.kept, to, SHA256)])
+        place_files([host], place.root, [PlacedFile(place.kept, to, SHA256)])
         assert Path(to).read_bytes() == DATA
         assert look_at(host, to, place.root) == file_stamp(host, to)
         host.close()
@@ -135,8 +139,8 @@ def test_what_arrives_otherwise_is_not_placed(place: Place) -> None:
 def test_no_room_is_said_before_anything_is_written(place: Place) -> None:
     host = StandInHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 99999 0\n", ""))
     with pytest.raises(ClusterError, match="n2:/tmp/a: no room: 99,999 bytes are free, 102,400 are needed"):
-        place_files([host], place.root, [Placed(place.kept, "/tmp/a/f", SHA256)])
-    assert [argv[4] for argv, _ in host.asked] == ["probe"]
+        place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
+    assert [argv[4] for argv, _ in host.asked] == ["file-probe"]
 
 
 def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) -> None:
@@ -147,22 +151,29 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) ->
 
     host = FullHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 999999 0\n", ""))
     with pytest.raises(ClusterError, match=r"^n2:/tmp/a/f: cannot be copied: No space left on device; check"):
-        place_files([host], place.root, [Placed(place.kept, "/tmp/a/f", SHA256)])
-    assert [argv[4] for argv, _ in host.asked] == ["probe", "ready", "abandon"]
+        place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
+    assert [argv[4] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]
 
 
 def test_all_hosts_are_served_but_the_one_that_fails_is_named(place: Place) -> None:
     lost = StandInHost("n2", fault=ClusterError("n2", "is gone", "wait"))
     with pytest.raises(ClusterError, match="n2: is gone; wait"):
-        place_files([LocalHost("n1"), lost], place.root, [Placed(place.kept, str(place.tmp / "f"), SHA256)])
+        place_files(
+            [LocalHost("n1"), lost], place.root, [PlacedFile(place.kept, str(place.tmp / "f"), SHA256)]
+        )
     assert (place.tmp / "f").read_bytes() == DATA
 
 
 def test_in_a_folder_that_all_hosts_share_one_writes_and_the_others_find(place: Place) -> None:
     hosts = [ToldHost(f"n{number}") for number in range(4)]
-    file = Placed(place.kept, str(place.root / "snapshots/f"), SHA256)
+    file = PlacedFile(place.kept, str(place.root / "snapshots/f"), SHA256)
     place_files([*hosts, hosts[0]], place.root, [file])
-    assert [host.asked for host in hosts] == [["probe", "fill"], ["probe"], ["probe"], ["probe"]]
+    assert [host.asked for host in hosts] == [
+        ["file-probe", "file-fill"],
+        ["file-probe"],
+        ["file-probe"],
+        ["file-probe"],
+    ]
 
 
 def another_users_file(path: Path) -> None:
@@ -187,13 +198,13 @@ def hard_link_to_another_users_file(path: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a file": (another_users_file, "belongs to user nobody"),
-    "a link to a file": (link_to_another_users_file, "is a symbolic link, of user root"),
-    "a link to ours": (another_users_link_to_ours, "is a symbolic link, of user nobody"),
-    "a dangling link": (lambda path: path.symlink_to("/nowhere"), "is a symbolic link, of user root"),
-    "a hard link": (hard_link_to_another_users_file, "belongs to user nobody"),
-    "a folder": (lambda path: path.mkdir(), "is no file"),
-    "a pipe": (os.mkfifo, "is no file"),
+    "a file": (another_users_file, r"belongs to user nobody \(65534\)"),
+    "a link to a file": (link_to_another_users_file, r"is a symbolic link, of user root \(0\)"),
+    "a link to ours": (another_users_link_to_ours, r"is a symbolic link, of user nobody \(65534\)"),
+    "a dangling link": (lambda path: path.symlink_to("/nowhere"), r"is a symbolic link, of user root \(0\)"),
+    "a hard link": (hard_link_to_another_users_file, r"belongs to user nobody \(65534\)"),
+    "a folder": (lambda path: path.mkdir(), "is not a file"),
+    "a pipe": (os.mkfifo, "is not a file"),
 }
 
 
@@ -225,14 +236,17 @@ def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind
     else:
         theirs.symlink_to(place.root)
     os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(ClusterError, match=f"lies under {theirs}, of user nobody, who can exchange it"):
+    with pytest.raises(
+        ClusterError,
+        match=rf"lies under {theirs}, which belongs to user nobody \(65534\), who can change what is there",
+    ):
         place.place("theirs/f")
     assert list(place.root.iterdir()) == [place.kept]
 
 
 def test_nothing_is_put_where_anybody_can_exchange_it(place: Place) -> None:
     place.tmp.chmod(0o777)
-    with pytest.raises(ClusterError, match=f"lies under {place.tmp}, where anybody can exchange it"):
+    with pytest.raises(ClusterError, match=f"n1:.*: lies under {place.tmp}, which can be changed by anybody"):
         place.place()
 
 
@@ -245,7 +259,9 @@ def test_folders_of_a_project_may_be_another_users_where_only_he_could_put_them(
     (project / "root/kept").write_bytes(DATA)
     os.chown(project / "root", NOBODY, NOBODY)
     place_files(
-        [LocalHost()], project / "root", [Placed(project / "root/kept", str(project / "root/tmp/f"), SHA256)]
+        [LocalHost()],
+        project / "root",
+        [PlacedFile(project / "root/kept", str(project / "root/tmp/f"), SHA256)],
     )
     assert (project / "root/tmp/f").read_bytes() == DATA
 

@@ -20,10 +20,10 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.chain.plan import plan_prototxts
-from caffe_recipes.generate.nets import build_net
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.plan import plan_prototxts
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.machines import cpuinfo, meminfo
 

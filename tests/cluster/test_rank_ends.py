@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.rank_ends import RankEnds
+from caffe_recipes.cluster.ranks import RankEnds
 
 KILLED = "node2: a rank was ended by signal 9 (killed; out of memory?)"
 AT = "=   PID 3556 RUNNING AT node2"

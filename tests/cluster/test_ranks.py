@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.hosts import Host, LocalHost
+from caffe_recipes.cluster.commands import Completed, Host
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import (
     LAUNCH_VARIABLE,
     RankProcess,

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.pulses import Pulses
+from caffe_recipes.cluster.health import Pulses, Straggler, find_straggler
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, ask_snapshot, end_ranks, find_ranks
 from caffe_recipes.cluster.ssh import SshHost
-from caffe_recipes.cluster.stragglers import Straggler, find_straggler
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caffe_recipes.chain.journal import load_journal
-from caffe_recipes.making.rescale import Change, rescale
+from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.journal import load_journal
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -27,7 +27,7 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-ON_FOUR_NODES = Change(nodes=4)
+ON_FOUR_NODES = RescaleTarget(nodes=4)
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 

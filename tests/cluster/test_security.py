@@ -16,20 +16,18 @@ import paramiko
 import pytest
 import yaml
 
-from caffe_recipes.chain.find_trainer import find_caffe
-from caffe_recipes.chain.setting import find_launcher
-from caffe_recipes.cluster.hostfile import parse_hostfile
+from caffe_recipes.cluster.hostfile import parse_hostfile, slurm_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_host
-from caffe_recipes.cluster.hydra_ssh import ssh_environment
-from caffe_recipes.cluster.nodelists import slurm_hosts
+from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
-from caffe_recipes.cluster.ssh_keys import authenticate
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, only_one
-from caffe_recipes.cluster.staging.nodes import NodeRefusal, clean_node, probe_node, reserve_part
-from caffe_recipes.cluster.staging.stamps import STAMP
+from caffe_recipes.cluster.staging.plan import NodeRefusal, clean_node, probe_node, reserve_part
+from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, RecipeError
-from caffe_recipes.generate.scripts import render_run_script
 from caffe_recipes.recipe.source import parse_recipe
+from caffe_recipes.render.scripts import render_run_script
+from caffe_recipes.run.context import find_caffe, find_launcher
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
 
@@ -236,7 +234,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for_nor_replaced(
         os.mkfifo(disk / "fifo")
         odd.symlink_to(disk / "fifo")
     probe_node(HOST, str(lmdb), "/none", 1)
-    with pytest.raises(NodeRefusal, match=r"no LMDB|another LMDB|stamp that is not ours"):
+    with pytest.raises(NodeRefusal, match=r"something else than an LMDB|another LMDB|stamp that is not ours"):
         reserve_part(HOST, str(lmdb), ".data.mdb.part-1", 1)
     assert clean_node(HOST, str(lmdb))[0] in ("kept", "nothing")
     assert [path.name for path in lmdb.iterdir()] == [name]

@@ -21,13 +21,13 @@ import yaml
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.chain.journal import load_journal
 from caffe_recipes.cluster.hosts import file_bytes, file_stamp, free_bytes
-from caffe_recipes.cluster.hydra_ssh import ssh_environment
+from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate
+from caffe_recipes.run.journal import load_journal
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.harness.keys import write_key
 
@@ -261,6 +261,87 @@ def test_a_script_of_hostile_strings_trains_and_runs_none_of_them(cluster: Clust
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert {"-init_iter_4.caffemodel", "-last_iter_4.caffemodel"} <= {path.name for path in root.iterdir()}
     assert_nothing_ran(cluster, shared)
+
+
+MALLORY = ["setpriv", "--reuid=4242", "--regid=4242", "--clear-groups", "--"]
+LMDB = f"/tmp/lmdb {BAD}"
+
+
+@pytest.fixture
+def scripted(cluster: Cluster, shared: Path) -> Iterator[tuple[Path, str]]:
+    """Give a Caffe root and its run.sh; what it has on the hosts is taken away."""
+    root = shared / "root"
+    write_hostile_root(root)
+    (root / "hostfile").write_text("node1\nnode2\n")
+    recipe = load_recipe(root / "recipe.yaml").model_copy(update={"evaluation": None})
+    for path, text in generate(recipe).items():
+        (shared / "ours" / path).parent.mkdir(parents=True, exist_ok=True)
+        (shared / "ours" / path).write_text(text)
+    yield root, str(shared / "ours/jobs/small/run.sh")
+    for name in cluster.pids:
+        cluster.run(name, ["sh", "-c", "rm -rf /tmp/lmdb* /tmp/init* /tmp/last* /tmp/hydra_*"])
+
+
+@pytest.mark.parametrize("attack", ["a copy of the right size", "a link under the old name of a half copy"])
+def test_run_sh_takes_nothing_and_writes_through_nothing_that_another_user_has_put_on_a_node(
+    cluster: Cluster, shared: Path, scripted: tuple[Path, str], attack: str
+) -> None:
+    root, script = scripted
+    victim = shared / "victim"
+    victim.write_text("precious")
+    size = (root / f"-tr {BAD}/data.mdb").stat().st_size
+    plant = f'mkdir "$0"; truncate -s {size} "$0/data.mdb"'
+    if attack.startswith("a link"):
+        plant = f'mkdir -m 777 "$0"; ln -s "{victim}" "$0/data.mdb.part"; ln -s "{victim}" "$0/data.mdb"'
+    cluster.run("node2", [*MALLORY, "sh", "-c", plant, LMDB])
+    done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
+    assert done.returncode == 2, done.stderr
+    assert (
+        f"{LMDB} on node2: belongs to user 4242, who can change what is there; have its owner remove"
+        in done.stderr
+    )
+    assert victim.read_text() == "precious"
+    assert not list(root.glob("*.caffemodel"))
+
+
+def test_another_user_can_hold_no_lock_of_run_sh(cluster: Cluster, scripted: tuple[Path, str]) -> None:
+    root, script = scripted
+    for _ in range(2):  # before the second, whoever is to hold them tries to
+        done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        staged = f"{LMDB}/.caffe-recipes-lock/lock"
+        for name, lock in (
+            ("node2", staged),
+            ("head", f"{root}/logs/small/script.lock"),
+            ("head", f"{root}/logs/small/lock"),
+        ):
+            cluster.run(name, ["test", "-f", lock])
+            assert (
+                cluster.run(name, [*MALLORY, "flock", "-n", "-s", lock, "true"], check=False).returncode != 0
+            )
+
+
+@pytest.mark.parametrize("verdict", ["unknown", "changed"])
+def test_run_sh_names_the_host_whose_key_is_refused_and_the_step(
+    cluster: Cluster, shared: Path, scripted: tuple[Path, str], verdict: str
+) -> None:
+    root, script = scripted
+    lines = (cluster.ssh / "known_hosts").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("node2,")]
+    other = (
+        [f"node2,{cluster.addresses['node2']} {write_key(shared / 'other')}"] if verdict == "changed" else []
+    )
+    known = shared / "known_hosts"
+    known.write_text("\n".join([*kept, *other]) + "\n")
+    with configured(cluster, "StrictHostKeyChecking accept-new\n", known):
+        done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
+    assert done.returncode == 3, done.stderr
+    assert "cannot be looked for on node2; check that " in done.stderr
+    assert (
+        "`ssh-keyscan node2 >>~/.ssh/known_hosts` (an old one goes with `ssh-keygen -R node2`)" in done.stderr
+    )
+    assert known.read_text().splitlines() == [*kept, *other]
+    assert not list(root.glob("*.caffemodel"))
 
 
 def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:

@@ -150,6 +150,26 @@ def test_a_silent_link_is_noticed_within_three_signs_of_life(cluster: Cluster, t
     assert cluster.leftovers(within_s=10) == {}  # the host itself ends it, after limit_s and a little
 
 
+def test_an_sshd_of_one_session_a_connection_is_worked_with(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(1, MaxSessions="1")
+    host = SshHost("node1", cluster.ssh)
+    with host.start(["cat"]) as waiting:
+        assert host.run(["hostname"]).stdout == "node1\n"
+        waiting.send(b"there")
+        waiting.end_input()
+        assert waiting.read() == b"there"
+    first, second = host.start(["sleep", "600"]), host.start(["cat"])
+    first.stop()
+    second.send(b"still here")
+    second.end_input()
+    assert second.read() == b"still here"
+    second.stop()
+    with host.start(["sleep", "600"]), host.start(["sleep", "600"]):
+        assert host.run(["hostname"]).stdout == "node1\n"
+    host.close()
+    assert cluster.leftovers(within_s=10) == {}
+
+
 def test_a_host_that_crashes_is_an_error_and_comes_back(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(1)
     host = SshHost("node1", cluster.ssh, patience_s=10)
@@ -253,6 +273,40 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
     host = SshHost("node1", other)
     host.connect()
     host.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "Ciphers chacha20-poly1305@openssh.com",
+            "Ciphers chacha20-poly1305@openssh.com of the",
+        ),
+        ("HostKeyAlgorithms ssh-dss", "HostKeyAlgorithms ssh-dss of the configuration"),
+        ("RevokedHostKeys {folder}/revoked", "is revoked in"),
+        ("RevokedHostKeys {folder}/gone", "no host key can be believed: RevokedHostKeys"),
+        ("Ciphers aes256-ctr\nMACs hmac-sha2-512\nRevokedHostKeys none", ""),
+    ],
+)
+def test_what_makes_ssh_stricter_makes_us_stricter_or_the_host_is_refused(
+    cluster: Cluster, shared: Path, line: str, said: str
+) -> None:
+    folder = change_config(cluster, shared / "ssh", line.format(folder=shared / "ssh"))
+    public = (cluster.folder / "hostkeys" / "node1.pub").read_text()
+    (folder / "revoked").write_text(public)
+    host = SshHost("node1", folder)
+    try:
+        if said:
+            with pytest.raises(ClusterError, match=said) as caught:
+                host.run(["true"])
+            assert caught.value.where == "node1"
+        else:
+            host.connect()
+            assert host._login is not None
+            spoken = vars(host._login.transport)
+            assert (spoken["remote_cipher"], spoken["remote_mac"]) == ("aes256-ctr", "hmac-sha2-512")
+    finally:
+        host.close()
 
 
 def test_jump_hosts_are_gone_over_in_order_and_logged_in_to_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -141,3 +141,40 @@ def test_a_config_that_cannot_be_read_is_one_line(text: str, said: str, tmp_path
         load_ssh_options("node1", tmp_path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "config"))
+
+
+@pytest.mark.parametrize(
+    ("listed", "left"),
+    [
+        ("aes256-ctr,chacha20-poly1305@openssh.com", ["aes256-ctr"]),
+        ("aes*-ctr", ["aes128-ctr", "aes256-ctr"]),
+        ("-*-cbc,aes128-*", ["aes256-ctr"]),
+        ("+3des-cbc", ["aes128-ctr", "aes256-ctr", "aes128-cbc"]),
+        ("^aes128-cbc", ["aes128-ctr", "aes256-ctr", "aes128-cbc"]),
+        ("chacha20-poly1305@openssh.com", []),
+    ],
+)
+def test_a_list_of_algorithms_allows_what_it_allows_in_ssh(
+    listed: str, left: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(f"Host node1\n  Ciphers {listed}\n")
+    (allowed,) = load_ssh_options("node1", tmp_path).algorithms
+    assert (allowed.option, allowed.kind) == ("Ciphers", "ciphers")
+    assert allowed.choose(["aes128-ctr", "aes256-ctr", "aes128-cbc"]) == left
+    assert load_ssh_options("node2", tmp_path).algorithms == ()
+
+
+def test_what_makes_a_connection_stricter_is_read(tmp_path: Path) -> None:
+    lines = ("MACs a", "KexAlgorithms a", "HostKeyAlgorithms a", "PubkeyAcceptedKeyTypes a")
+    (tmp_path / "config").write_text("\n".join([*lines, "RevokedHostKeys /etc/gone", "RequiredRSASize 3072"]))
+    options = load_ssh_options("node1", tmp_path)
+    assert [allowed.kind for allowed in options.algorithms] == ["macs", "kex", "keys", "pubkeys"]
+    assert (options.revoked, options.rsa_bits) == (Path("/etc/gone"), 3072)
+
+
+@pytest.mark.parametrize("line", ["PubkeyAuthentication no", "PreferredAuthentications password,hostbased"])
+def test_a_user_who_allows_no_login_by_key_is_not_logged_in_by_one(line: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(line)
+    with pytest.raises(ClusterError, match=line.split()[0]) as caught:
+        load_ssh_options("node1", tmp_path)
+    assert caught.value.where == "node1"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from caffe_recipes.cluster.pulses import Pulse, RankPulse
-from caffe_recipes.cluster.stragglers import Straggler, find_straggler
+from caffe_recipes.cluster.health import Pulse, RankPulse, Straggler, find_straggler
 
 HOSTS = ("a", "b", "c", "d")
 

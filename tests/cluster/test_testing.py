@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.hosts import Host, LocalHost, file_bytes
+from caffe_recipes.cluster.commands import Completed, Host
+from caffe_recipes.cluster.hosts import LocalHost, file_bytes
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.data.lists import load_list
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.plan import Plan, plan_build
+from caffe_recipes.data.build import BuildPlan, plan_build
+from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import load_list
 
 CALL = "from caffe_recipes.cli.main import main; main()"
 # A file that may grow no further stands for a disk that is full.
@@ -73,7 +73,7 @@ def write_images(folder: Path, count: int = 10, classes: int = 3) -> Path:
     return folder / "list.txt"
 
 
-def plan_of(listed: Path, settings: Settings = Settings(), seed: int | None = None) -> Plan:  # noqa: B008
+def plan_of(listed: Path, settings: Settings = Settings(), seed: int | None = None) -> BuildPlan:  # noqa: B008
     return plan_build(load_list(listed), settings, seed=seed)
 
 

@@ -8,11 +8,9 @@ import pytest
 
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.archives import is_archive, load_archive
-from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.folders import load_folder
-from caffe_recipes.data.pictures import Pictures, reading
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.plan import plan_build
+from caffe_recipes.data.build import build_lmdb, plan_build
+from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.images import Pictures, load_folder, reading
 from caffe_recipes.errors import DataError
 from tests.data.conftest import Link, encode, pack, records
 

@@ -14,10 +14,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.data.build import build_lmdb
+from caffe_recipes.data.build import build_lmdb, shuffle
+from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.manifest import manifest_path
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.plan import shuffle
 from caffe_recipes.engine.data import first_image
 from caffe_recipes.engine.transform import decode
 from caffe_recipes.errors import DataError

@@ -18,9 +18,9 @@ import pytest
 
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.manifest import Manifest, manifest_path
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.records_check import check_records
+from caffe_recipes.data.convert import Settings
+from caffe_recipes.data.manifest import BuildManifest, manifest_path
+from caffe_recipes.data.tfrecords import check_records
 from caffe_recipes.errors import DataError, RunFailed
 from tests.data.conftest import CALL, FULL, names, plan_of, records, write_images
 
@@ -111,7 +111,7 @@ def test_damaged_pages_of_an_unfinished_build_are_named_rather_than_read(
 def test_so_is_a_disk_that_is_full_only_for_the_manifest(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(out: Path, manifest: Manifest) -> None:
+    def fail(out: Path, manifest: BuildManifest) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
 
     monkeypatch.setattr("caffe_recipes.data.build.write_manifest", fail)
@@ -275,7 +275,7 @@ def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path, is_telli
         os.kill(workers[0], signal.SIGKILL)
         process.send_signal(signal.SIGCONT)
         try:
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=600)
         finally:
             process.kill()
     assert process.returncode == 3
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_a_build_quietly_and_it_goes_on(tmp_path: Path, workers: int
             assert process.poll() is None
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=600)
     assert (process.returncode, said.strip()) == (130, "")
     assert names(tmp_path) == [".lmdb.partial", "images"]
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0

@@ -11,9 +11,8 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.check import Checked, Problem, check_lmdb
-from caffe_recipes.data.check_text import render_json, render_text
-from caffe_recipes.data.pixels import Settings
+from caffe_recipes.data.check import Checked, Problem, check_lmdb, render_json, render_text
+from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.sheet import draw_sheet
 from caffe_recipes.errors import DataError
 from tests.data.conftest import encode, noise, plan_of, write_images

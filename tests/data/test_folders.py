@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.folders import load_folder
+from caffe_recipes.data.images import load_folder
 from caffe_recipes.errors import DataError
 
 

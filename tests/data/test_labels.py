@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.labels import load_classes, load_labels
+from caffe_recipes.data.images import load_classes, load_labels
 from caffe_recipes.errors import DataError
 
 IMAGES = ["val_1.JPEG", "val_2.JPEG", "val_3.JPEG"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.lists import load_list
+from caffe_recipes.data.images import load_list
 from caffe_recipes.errors import DataError
 
 

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from caffe_recipes.data.pixels import Settings, can_encode, convert, load_pixels
+from caffe_recipes.data.convert import Settings, can_encode, convert, load_pixels
 from tests.data.conftest import encode, noise
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the extra 'plot', is not installed")
@@ -34,14 +34,14 @@ def test_an_image_that_its_type_cannot_hold_is_refused_rather_than_left_empty() 
 
 def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     long = encode(".png", 8, 3000)
-    with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than OpenCV decodes"):
+    with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than are read again"):
         convert(long, "a.png", 0, Settings(shorter_side_px=15_000))
     with pytest.raises(ValueError, match=r"8000 x 3000000 pixels are 72\.0 GB raw"):
         convert(long, "a.png", 0, Settings(shorter_side_px=8000, is_encoded=False))
-    monkeypatch.setattr("caffe_recipes.data.pixels._MOST_BYTES", 8 * 3000 * 3 - 1)
+    monkeypatch.setattr("caffe_recipes.data.convert._MOST_BYTES", 8 * 3000 * 3 - 1)
     with pytest.raises(ValueError, match=r"8 x 3000 pixels are 0\.0 GB raw"):
         convert(long, "a.png", 0, Settings(is_encoded=False))
-    monkeypatch.setattr("caffe_recipes.data.pixels._MOST_BYTES", len(long) - 1)
+    monkeypatch.setattr("caffe_recipes.data.convert._MOST_BYTES", len(long) - 1)
     with pytest.raises(ValueError, match=r"is 0\.0 GB, more than a Datum holds"):
         convert(long, "a.png", 0, Settings())
 
@@ -142,7 +142,7 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
     (tmp_path / "a.jpg").write_bytes(encode(".jpg", 375, 500))
     call = (
         "import pathlib, resource, sys\n"
-        "from caffe_recipes.data.pixels import Settings, convert, keep_memory\n"
+        "from caffe_recipes.data.convert import Settings, convert, keep_memory\n"
         "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
         "keep_memory()\n"
         "for index in range(20):\n"

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.data.record_set import load_record_set, records_manifest_path
-from caffe_recipes.data.records_check import CheckedRecords, check_records
-from caffe_recipes.data.tfrecords import write_tfrecords
+from caffe_recipes.data.tfrecords import (
+    CheckedRecords,
+    check_records,
+    load_record_set,
+    records_manifest_path,
+    write_tfrecords,
+)
 from caffe_recipes.errors import DataError
 from caffe_recipes.tensorflow.records import frame_record, read_records
 from tests.data.test_tfrecords import datum

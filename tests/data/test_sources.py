@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.sources import load_pictures
+from caffe_recipes.data.build import load_pictures
 from caffe_recipes.errors import DataError
 
 

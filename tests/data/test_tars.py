@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caffe_recipes.data.tars import load_members
+from caffe_recipes.data.archives import load_members
 from tests.data.conftest import Link, pack
 
 

@@ -13,12 +13,17 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.data.record_set import RecordSet, records_manifest_path
-from caffe_recipes.data.records_check import check_records, is_records, records_values, render_records_text
-from caffe_recipes.data.tfrecords import write_tfrecords
+from caffe_recipes.data.tfrecords import (
+    RecordSet,
+    check_records,
+    is_records,
+    records_manifest_path,
+    records_values,
+    render_records_text,
+    write_tfrecords,
+)
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.tensorflow.examples import Values, build_example, parse_example
-from caffe_recipes.tensorflow.records import read_records, write_records
+from caffe_recipes.tensorflow.records import Values, build_example, parse_example, read_records, write_records
 
 COUNT, CLASSES, SHARDS = 400, 10, 8
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.pictures import Picture
-from caffe_recipes.data.pixels import Settings
-from caffe_recipes.data.workers import convert_all, deaf_children
+from caffe_recipes.data.convert import Settings, convert_all, deaf_children
+from caffe_recipes.data.images import Picture
 from tests.data.conftest import encode
 
 

@@ -70,7 +70,7 @@ def mpiexec() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run_ranks(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(BIN / "mpiexec.hydra"), "-n", str(ranks), str(BIN / "caffe-torch"), *words]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PMI")}
-        return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
     return run_ranks
 

@@ -12,21 +12,20 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import Feed, Reader
+from caffe_recipes.engine.data import Feed, RecordReader, record_order
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.net import Net
-from caffe_recipes.engine.records import record_order
+from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.transform import Transform
 from caffe_recipes.errors import InputError
 
 QUIET = Log(enabled=False)
 
 
-def make_net(text: str, feed: Feed | None = None, phase: pb.Phase = pb.TRAIN) -> Net:
+def make_net(text: str, feed: Feed | None = None, phase: pb.Phase = pb.TRAIN) -> RunnableNet:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
     own = feed or Feed(0, 1, 0, 0, QUIET)
-    return Net(param, "net.prototxt", own, torch.Generator().manual_seed(0), QUIET)
+    return RunnableNet(param, "net.prototxt", own, torch.Generator().manual_seed(0), QUIET)
 
 
 def data(param: str, transform: str = "", source: str = "lmdb") -> str:
@@ -36,7 +35,7 @@ def data(param: str, transform: str = "", source: str = "lmdb") -> str:
     )
 
 
-def labels(net: Net, batches: int) -> list[list[int]]:
+def labels(net: RunnableNet, batches: int) -> list[list[int]]:
     """Read batches; give their labels."""
     result = []
     for _ in range(batches):
@@ -125,6 +124,36 @@ def test_images_of_several_sizes_in_a_batch_are_refused(
     net.close()
 
 
+IP = """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+  inner_product_param { num_output: 2 } }"""
+
+
+def test_images_of_several_sizes_are_taken_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "lmdb", [(4, 5), (8, 3), (2, 2), (4, 5)])
+    pool = """
+        layer { name: "odd" type: "Pooling" bottom: "data" top: "odd"
+          pooling_param { kernel_size: 2 stride: 3 } }
+        layer { name: "all" type: "Pooling" bottom: "odd" top: "all" pooling_param { global_pooling: true } }
+        """ + IP.replace("data", "all")
+    net = make_net(data("batch_size: 1") + pool)
+    place = {node.param.name: node.tops[0] for node in net.nodes}
+    for shape in [(4, 5), (8, 3), (2, 2), (4, 5)]:
+        net.forward()
+        image, odd = net.value(place["data"]), net.value(place["odd"])
+        assert image.shape == (1, 3, *shape)
+        assert torch.equal(net.value(place["all"]), odd.amax((2, 3), keepdim=True))
+        assert net.shape(place["odd"]) == tuple(odd.shape)
+    net.close()
+    net = make_net(data("batch_size: 1") + IP)
+    net.forward()
+    with pytest.raises(InputError, match="record '00000001_i1': layer 'ip' was set up for another size"):
+        net.forward()
+    net.close()
+
+
 def test_resizing_without_a_crop_is_refused_where_the_size_would_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Callable[..., None]
 ) -> None:
@@ -155,7 +184,7 @@ def test_whatever_goes_wrong_while_reading_ahead_reaches_the_reader(
     raw(tmp_path / "lmdb", [0, 1, 2])
     layer = parse_prototxt(data("batch_size: 2"), pb.NetParameter).layer[0]
     datums = open_datums("lmdb")
-    reader = Reader(layer, datums, Transform(layer.transform_param, pb.TEST), Feed(0, 1, 0, 0, QUIET))
+    reader = RecordReader(layer, datums, Transform(layer.transform_param, pb.TEST), Feed(0, 1, 0, 0, QUIET))
     datums.close()
     with pytest.raises(ValueError, match="was closed"):
         reader.next()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.layer import Forward, Shapes
 from caffe_recipes.engine.losses import LOSS_LAYERS, LabelError
+from caffe_recipes.engine.ops import Forward, Shapes
 from caffe_recipes.errors import InputError, RunFailed
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
@@ -136,6 +136,17 @@ def test_the_second_top_is_the_probabilities() -> None:
     assert forward([LOGITS, LABELS], [])[1].numpy() == pytest.approx(softmax(LOGITS.numpy()), abs=1e-6)
 
 
+def test_a_probability_below_the_threshold_of_multinomial_logistic_loss_gets_its_gradient() -> None:
+    """Caffe divides by the threshold there, too, so that a probability of 0 still grows."""
+    probabilities = torch.tensor([[0.0, 1.0], [0.25, 0.75]], requires_grad=True)
+    forward = set_up('type: "MultinomialLogisticLoss"', probabilities, torch.zeros(2))
+    loss = forward([probabilities, torch.zeros(2)], [])[0]
+    loss.backward()
+    assert float(loss) == pytest.approx(-(math.log(1e-20) + math.log(0.25)) / 2)
+    assert probabilities.grad is not None
+    assert probabilities.grad.tolist() == [pytest.approx([-0.5e20, 0]), pytest.approx([-2, 0])]
+
+
 @pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "Accuracy", "HingeLoss", "MultinomialLogisticLoss"])
 @pytest.mark.parametrize("label", [5.0, -1.0])
 def test_a_label_that_is_no_class_is_found(kind: str, label: float) -> None:
@@ -187,9 +198,23 @@ def test_sigmoid_cross_entropy_loss() -> None:
     assert value('type: "SigmoidCrossEntropyLoss"', LOGITS, target) == pytest.approx(
         losses.sum() / 4, rel=1e-5
     )
-    ignoring = 'type: "SigmoidCrossEntropyLoss" loss_param { ignore_label: 1 normalization: VALID }'
-    kept = losses[target.numpy() == 0]
-    assert value(ignoring, LOGITS, target) == pytest.approx(kept.mean(), rel=1e-5)
+    # BVLC's reads loss_param, this Caffe's does not.
+    other = 'type: "SigmoidCrossEntropyLoss" loss_param { ignore_label: 1 normalization: VALID }'
+    assert value(other, LOGITS, target) == pytest.approx(losses.sum() / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("type_", ["HingeLoss", "MultinomialLogisticLoss"])
+def test_of_several_labels_an_item_as_many_are_read_as_there_are_items(type_: str) -> None:
+    scores, several = torch.softmax(LOGITS, 1), torch.tensor([[0.0, 3.0], [4.0, 1.0], [9.0, 9.0], [9.0, 9.0]])
+    got = value(f'type: "{type_}"', scores, several)
+    assert got == pytest.approx(value(f'type: "{type_}"', scores, LABELS), rel=1e-6)
+
+
+def test_weights_in_a_third_bottom_get_no_gradient() -> None:
+    weights = torch.ones(4, requires_grad=True)
+    logits = LOGITS.clone().requires_grad_()
+    set_up('type: "SoftmaxWithLoss"', LOGITS, LABELS, weights)([logits, LABELS, weights], [])[0].backward()
+    assert weights.grad is None
 
 
 @pytest.mark.parametrize(("norm", "power"), [("L1", 1), ("L2", 2)])

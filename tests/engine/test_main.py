@@ -10,17 +10,28 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
-from caffe_recipes.engine.flags import parse_flags
-from caffe_recipes.engine.main import check_extra
+from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.weights import check_weights, load_weights
+from caffe_recipes.engine.main import COMMANDS, check_extra, parse_flags
+from caffe_recipes.engine.net import LAYERS
 from caffe_recipes.errors import InputError
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
+
+
+def signal_when_heard(number: signal.Signals) -> None:
+    """Signal this process once the training has taken the signal over."""
+    while signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
 
 
 def only_line(log: str) -> str:
@@ -330,12 +341,12 @@ def test_no_iterations_write_the_fillers(case: Path, run: Run, change: Change) -
 def test_a_snapshot_that_cannot_be_written_is_a_failed_run(case: Path, run: Run, change: Change) -> None:
     (case / "gone").mkdir()
     change(case / "solver.prototxt", ('"run"', '"gone/run"'), ("max_iter: 6", "max_iter: 1000000"))
-    change(case / "solver.prototxt", ("display: 2", "display: 0 snapshot: 1000000"))
+    change(case / "solver.prototxt", ("display: 2", "display: 0 snapshot: 1"))
 
     def disturb() -> None:
-        time.sleep(2)
-        (case / "gone").rmdir()
-        os.kill(os.getpid(), signal.SIGHUP)
+        while not list((case / "gone").glob("run_iter_*.solverstate")):
+            time.sleep(0.01)
+        (case / "gone").rename(case / "elsewhere")
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -363,12 +374,12 @@ def test_a_random_seed_makes_runs_alike(case: Path, run: Run) -> None:
 
 def test_sigint_snapshots_at_its_iteration_and_exits_0(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
-    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    thread = threading.Thread(target=signal_when_heard, args=(signal.SIGINT,))
+    thread.start()
     try:
         code, log = run("train", "-solver", "solver.prototxt")
     finally:
-        timer.cancel()
+        thread.join()
     assert code == 0
     assert "Optimization stopped early." in log
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
@@ -378,8 +389,7 @@ def test_sighup_snapshots_and_training_goes_on(case: Path, run: Run, change: Cha
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
 
     def disturb() -> None:
-        time.sleep(2)
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal_when_heard(signal.SIGHUP)
         while not list(case.glob("run_iter_*.solverstate")):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
@@ -411,3 +421,104 @@ def test_help_and_version_exit_0(run: Run) -> None:
 def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     with pytest.raises(InputError, match=f"needs {missing}; install this project's extra 'engine'"):
         check_extra(lambda name: None if name == missing else name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("suffix", ["caffemodel", "solverstate"])
+def test_a_snapshot_is_not_written_through_a_link_that_another_user_planted(
+    case: Path, run: Run, change: Change, suffix: str
+) -> None:
+    (case / "profile").write_text("mine")
+    (case / "shared").mkdir()
+    (case / "shared").chmod(0o1777)
+    planted = case / "shared" / f"run_iter_6.{suffix}"
+    planted.symlink_to(case / "profile")
+    os.chown(planted, 54321, 54321, follow_symlinks=False)
+    change(case / "solver.prototxt", ('"run"', '"shared/run"'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert f"{planted} is a symbolic link of user 54321" in log
+    assert (case / "profile").read_text() == "mine"
+
+
+def test_blobs_without_axes_are_read_as_caffe_writes_them(case: Path, run: Run, change: Change) -> None:
+    act = """layer { name: "act" type: "PReLU" bottom: "ip" top: "act" prelu_param { channel_shared: true } }
+    layer { name: "by" type: "Scale" bottom: "act" top: "by"
+      scale_param { axis: 0 num_axes: 0 bias_term: true } }
+    """
+    change(case / "net.prototxt", ('layer { name: "loss"', act + 'layer { name: "loss"'))
+    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "by" bottom: "label"'))
+    assert run("train", "-solver", "solver.prototxt")[0] == 0
+    path = case / "run_iter_6.caffemodel"
+    net = pb.NetParameter.FromString(path.read_bytes())
+    for layer in net.layer[2:4]:
+        for blob in layer.blobs:
+            assert list(blob.shape.dim) == []
+            blob.ClearField("shape")  # Caffe writes none where there are no axes
+    path.write_bytes(net.SerializeToString())
+    code, log = run("train", "-solver", "solver.prototxt", "-weights", str(path))
+    assert code == 0, log[-500:]
+    assert check_weights(load_weights(path), load_prototxt(case / "net.prototxt", pb.NetParameter)) == []
+
+
+class _Stumbling(torch.autograd.Function):
+    """Pass on a blob, and fail in the second backward pass."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        _Stumbling.passes += 1
+        if _Stumbling.passes > 1:
+            raise RuntimeError("sizes must match\nat line 1")
+        return grads[0]
+
+
+RELU = 'layer { name: "act" type: "ReLU" bottom: "ip" top: "act" }\n'
+
+
+def _raise(*_: object) -> list[torch.Tensor]:
+    raise IndexError("dimension out of range\nand more")
+
+
+@pytest.mark.parametrize(
+    ("setup", "where"),
+    [
+        (_raise, "net.prototxt: layer 'act' (ReLU): IndexError: dimension out of range and more; "),
+        (
+            lambda *_: _raise,
+            "net.prototxt: layer 'act' (ReLU): iteration 0: IndexError: dimension out of range and more; ",
+        ),
+        (
+            lambda *_: lambda xs, _: [_Stumbling.apply(xs[0])],  # type: ignore[no-untyped-call]
+            "net.prototxt: layer 'act' (ReLU): iteration 1: RuntimeError: sizes must match at line 1; ",
+        ),
+    ],
+)
+def test_an_exception_of_torch_or_python_becomes_a_line_with_layer_and_iteration(
+    case: Path,
+    run: Run,
+    change: Change,
+    monkeypatch: pytest.MonkeyPatch,
+    setup: Callable[..., Any],
+    where: str,
+) -> None:
+    monkeypatch.setattr(_Stumbling, "passes", 0)
+    monkeypatch.setitem(LAYERS, "ReLU", setup)
+    change(case / "net.prototxt", ('layer { name: "loss"', RELU + 'layer { name: "loss"'))
+    change(case / "net.prototxt", ('bottom: "ip" bottom: "label"', 'bottom: "act" bottom: "label"'))
+    code, log = run("train", "-solver", "solver.prototxt")
+    assert code == 3
+    assert log.splitlines()[-1].startswith(f"caffe-torch: {where}please report it")
+    assert "Traceback" not in log
+
+
+def test_an_exception_of_a_command_becomes_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "version", _raise)
+    code, log = run("version")
+    assert code == 3
+    assert log.startswith("caffe-torch: version: IndexError: dimension out of range and more; please report")

@@ -11,19 +11,19 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.engine.data import Feed
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.graph import filter_net, insert_splits
-from caffe_recipes.engine.net import Net
+from caffe_recipes.engine.net import RunnableNet, filter_net, insert_splits
 from caffe_recipes.engine.updates import flatten
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError
+from tests.engine.random_nets import random_net
 
 QUIET = Log(enabled=False)
 FEED = Feed(0, 1, 0, 0, QUIET)
 
 
-def make(text: str, phase: pb.Phase = pb.TRAIN) -> Net:
+def make(text: str, phase: pb.Phase = pb.TRAIN) -> RunnableNet:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
-    return Net(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
+    return RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
 
 
 def dummy(top: str, *dims: int, filler: str = 'type: "gaussian"') -> str:
@@ -34,7 +34,7 @@ def dummy(top: str, *dims: int, filler: str = 'type: "gaussian"') -> str:
     )
 
 
-def outputs(net: Net) -> dict[str, list[float]]:
+def outputs(net: RunnableNet) -> dict[str, list[float]]:
     net.forward()
     values: dict[str, list[float]] = {}
     for output, value in net.scores():
@@ -222,3 +222,192 @@ def test_bilinear_interpolates() -> None:
     assert values[0, 0] == pytest.approx(np.outer(line, line))
     with pytest.raises(InputError, match="square kernels"):
         filled((3, 2), 'type: "bilinear"')
+
+
+LABELS = dummy("label", 4, filler='type: "constant"')
+SCORES = dummy("data", 4, 5)
+IP = """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+"""
+
+
+def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
+    return f'layer {{ name: "loss" type: "SoftmaxWithLoss" {bottoms} {more} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (SCORES + LABELS + dummy("w", 3) + IP + loss('bottom: "w" top: "l"'), "one weight for each label"),
+        (
+            dummy("a", 2, 3, 4, 4)
+            + dummy("b", 2, 3, 4, 4)
+            + 'layer { name: "c" type: "Convolution" bottom: "a" bottom: "b" top: "c" '
+            "convolution_param { num_output: 2 kernel_size: 1 } }",
+            "makes 2 tops, not 1",
+        ),
+        (SCORES + IP.replace('type: "xavier"', 'type: "gaussian" std: -1'), "gaussian filler of std -1"),
+        (SCORES + LABELS + IP + loss('top: "l" top: "p"'), "no loss_weight and 2 tops"),
+        (
+            dummy("data", 4, 5, 2, 2)
+            + dummy("label", 16)
+            + loss('top: "l"', 'bottom: "data" bottom: "label"'),
+            "one first dimension",
+        ),
+        (dummy("x", 2, 3) + 'layer { name: "r" type: "ReLU" bottom: "x" }', "'r' .ReLU.: has no top"),
+        (dummy("x", 3) + 'layer { name: "f" type: "Flatten" bottom: "x" top: "x" }', "over its bottom 'x'"),
+        (dummy("x", 3) + 'layer { name: "n" type: "BatchNorm" bottom: "x" top: "y" }', "axis 1"),
+        (
+            SCORES
+            + LABELS
+            + IP
+            + loss('top: "l" top: "p" loss_weight: 1 loss_weight: 0')
+            + 'layer { name: "more" type: "Power" bottom: "l" top: "m" }',
+            "clears its loss_weight",
+        ),
+        (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO', the net's"),
+    ],
+)
+def test_what_caffe_stops_at_or_torch_would_raise_is_refused_at_set_up(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=part) as caught:
+        make(text)
+    assert str(caught.value).startswith("net.prototxt: ")
+
+
+def test_all_unsupported_layers_are_named() -> None:
+    text = dummy("x", 2) + "".join(
+        f'layer {{ name: "{name}" type: "{type_}" bottom: "x" top: "{name}" }}\n'
+        for name, type_ in (("a", "LSTM"), ("b", "MVN"), ("c", "MVN"))
+    )
+    with pytest.raises(InputError) as caught:
+        make(text)
+    assert caught.value.where == "net.prototxt: layer 'a' (LSTM), layer 'b' (MVN), layer 'c' (MVN)"
+    assert caught.value.what == "types 'LSTM', 'MVN' are not supported"
+
+
+def test_a_loss_without_a_top_gets_one_that_counts_and_is_no_output() -> None:
+    named = make(SCORES + LABELS + IP + loss('top: "l"'))
+    bare = make(SCORES + LABELS + IP + loss(""))
+    assert float(bare.forward()) == float(named.forward()) > 0
+    assert [output.name for output in named.outputs] == ["l"]
+    assert bare.outputs == []
+
+
+def test_a_layers_own_phase_goes_before_the_nets() -> None:
+    ones = dummy("x", 100, filler="value: 1")
+    drop = 'layer {{ name: "d" type: "Dropout" bottom: "x" top: "y" {} }}'
+    assert set(outputs(make(ones + drop.format("phase: TEST")))["y"]) == {1.0}
+    assert set(outputs(make(ones + drop.format("")))["y"]) == {0.0, 2.0}
+    assert set(outputs(make(ones + drop.format("phase: TRAIN"), pb.TEST))["y"]) == {0.0, 2.0}
+    norm = 'layer { name: "n" type: "BatchNorm" bottom: "x" top: "y" phase: TEST }'
+    net = make(dummy("x", 4, 3, 2, 2) + norm)
+    net.forward()
+    assert float(net.blobs()["n"][2]) == 0  # no statistics are taken
+
+
+@pytest.mark.parametrize(("own", "want"), [("", 2), ("batch_norm_param { stats_batch_size: 4 }", 2)])
+def test_a_nets_bn_stats_batch_size_goes_over_that_of_its_layers(own: str, want: int) -> None:
+    norm = f'layer {{ name: "n" type: "BatchNorm" bottom: "x" top: "y" {own} }}'
+    net = make(f"bn_stats_batch_size: {want} " + dummy("x", 4, 3, 2, 2) + norm)
+    net.forward()
+    parts = 4 // want
+    assert float(net.blobs()["n"][2]) == pytest.approx(sum(0.999**i for i in range(parts)))
+    off = make("bn_stats_batch_size: 0 " + dummy("x", 4, 3, 2, 2) + norm)
+    off.forward()
+    assert float(off.blobs()["n"][2]) == 1
+
+
+READER = 'layer { name: "more" type: "Power" bottom: "l" top: "m" power_param { scale: 3 } loss_weight: 1 }\n'
+
+
+def gradients(net: RunnableNet, passes: int) -> list[tuple[float, float]]:
+    """Run passes; give each loss as it is printed, and the sum of the gradient's magnitudes."""
+    groups = flatten(net, pb.SolverParameter(lr_policy="fixed", type="SGD"))
+    found = []
+    for _ in range(passes):
+        for group in groups:
+            group.grads.zero_()
+        value = net.forward()
+        value.backward()
+        found.append((value.item(), sum(float(group.grads.abs().sum()) for group in groups)))
+    return found
+
+
+def test_a_read_loss_counts_in_print_and_gradient_as_it_does_in_caffe() -> None:
+    one = "dummy_data_param { shape { dim: 4 dim: 5 } data_filler { value: 1 } }"
+    fixed = f'layer {{ name: "data" type: "DummyData" top: "data" {one} }}\n' + LABELS + IP
+    [(single, pull)] = gradients(make(fixed + loss('top: "l"')), 1)
+    # Written, and read by none who sends a gradient: the first copy has the weight, and the loss itself gets
+    # one again, where the gradient of the copies lands from then on.
+    silent = 'layer { name: "s" type: "Silence" bottom: "l" }\n'
+    first, second = gradients(make(fixed + loss('top: "l" loss_weight: 2') + silent), 2)
+    assert first == pytest.approx((3 * single, 2 * pull), rel=1e-5)
+    assert second == pytest.approx((4 * single, 2 * pull), rel=1e-5)
+    # Not written: no copies; what reads it sends its own gradient instead of the weight.
+    first, second = gradients(make(fixed + loss('top: "l"') + READER), 2)
+    assert first == pytest.approx((4 * single, 3 * pull), rel=1e-5)
+    assert second == pytest.approx((6 * single, 3 * pull), rel=1e-5)
+
+
+def test_an_implicit_loss_that_one_layer_reads_gets_no_split() -> None:
+    text = """layer { name: "loss" type: "EuclideanLoss" bottom: "a" bottom: "b" top: "l" loss_weight: %s }
+    layer { name: "s" type: "Silence" bottom: "l" }"""
+    inputs = 'layer { name: "in" type: "Input" top: "a" top: "b" }'
+    bare = insert_splits(parse_prototxt(inputs + text.replace("loss_weight: %s", ""), pb.NetParameter))
+    assert [layer.type for layer in bare.layer] == ["Input", "EuclideanLoss", "Silence"]
+    written = insert_splits(parse_prototxt(inputs + text % 3, pb.NetParameter))
+    assert [layer.type for layer in written.layer] == ["Input", "EuclideanLoss", "Split", "Silence"]
+    assert list(written.layer[1].loss_weight) == []
+    assert list(written.layer[2].loss_weight) == [3, 0]
+    assert list(written.layer[3].bottom) == ["l_loss_0_split_1"]
+
+
+def shared(first: str, second: str, outputs: int = 3) -> RunnableNet:
+    ip = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "{1}" top: "{0}" param {{ name: "w" {2} }} '
+    more = (
+        "inner_product_param {{ num_output: {3} bias_term: false weight_filler {{ type: 'xavier' }} }} }}\n"
+    )
+    return make(
+        dummy("x", 4, 6)
+        + dummy("z", 4, 6 * 3 // outputs)
+        + (ip + more).format("a", "x", first, 3)
+        + (ip + more).format("b", "z", second, outputs)
+    )
+
+
+def test_a_rate_written_where_a_param_is_shared_only_is_taken() -> None:
+    [param] = shared("", "lr_mult: 3 decay_mult: 2").params
+    assert (param.lr_mult, param.decay_mult) == (3, 2)
+    with pytest.raises(InputError, match="another lr_mult"):
+        shared("lr_mult: 1", "lr_mult: 3")
+
+
+def test_a_permissive_share_needs_the_same_count_only() -> None:
+    net = shared("", "share_mode: PERMISSIVE", outputs=9)
+    flatten(net, pb.SolverParameter(type="SGD"))
+    net.forward()
+    assert net.learned() == {"a": ((3, 6),), "b": ((9, 2),)}
+    a, b = (next(node for node in net.nodes if node.param.name == name) for name in "ab")
+    x, got = (net.value(place) for place in (b.bottoms[0], b.tops[0]))
+    assert torch.allclose(got, x @ a.blobs[0].detach().reshape(9, 2).T, atol=1e-6)
+    with pytest.raises(InputError, match="give both one shape"):
+        shared("", "", outputs=9)
+
+
+def test_random_nets_run_or_are_refused_in_one_line() -> None:
+    ran = 0
+    for seed in (*range(300), 3582, 9735):  # the last two ended in tracebacks
+        param = random_net(seed)
+        param.state.phase = pb.TRAIN
+        try:
+            net = RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
+            flatten(net, pb.SolverParameter(type="SGD"))
+            for _ in range(2):
+                loss = net.forward()
+                if loss.requires_grad:
+                    loss.backward()
+            ran += 1
+        except CaffeRecipesError as error:
+            assert "please report it" not in str(error), seed
+            assert "\n" not in str(error)
+    assert ran > 20

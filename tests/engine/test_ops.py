@@ -14,9 +14,9 @@ from torch import Tensor
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.engine.layer import Forward, known_shapes
 from caffe_recipes.engine.net import LAYERS
-from caffe_recipes.errors import InputError
+from caffe_recipes.engine.ops import Forward, known_shapes
+from caffe_recipes.errors import InputError, PrototxtError
 
 Array = NDArray[np.float32]
 
@@ -249,6 +249,83 @@ def test_batch_norms_statistics_do_not_depend_on_what_memory_held() -> None:
     assert all(torch.isfinite(blob).all() for blob in blobs)
 
 
+def test_each_stats_batch_is_normalised_and_counted_by_itself() -> None:
+    x = noise(6, 3, 2, 2) * 3 + 1
+    blobs = [torch.zeros(3), torch.zeros(3), torch.zeros(1)]
+    text = 'type: "BatchNorm" batch_norm_param {{ moving_average_fraction: 0.5 stats_batch_size: {} }}'
+    got = apply(text.format(2), x, blobs=blobs)
+    sums = [np.zeros(3), np.zeros(3), np.zeros(1)]
+    for i in range(3):
+        part = x.numpy()[2 * i : 2 * i + 2].astype(np.float64)
+        mean, variance = part.mean((0, 2, 3)), part.var((0, 2, 3))
+        want = (part - mean[:, None, None]) / np.sqrt(variance + 1e-5)[:, None, None]
+        assert got[2 * i : 2 * i + 2] == pytest.approx(want, abs=1e-5)
+        new = (mean, variance * 8 / 7, np.ones(1))  # a part has 2 x 2 x 2 values of a channel
+        sums = [0.5 * old + now for old, now in zip(sums, new, strict=True)]
+    for blob, total in zip(blobs, sums, strict=True):
+        assert blob.numpy() == pytest.approx(total, rel=1e-5)
+    whole = apply('type: "BatchNorm"', x, blobs=[torch.zeros(3), torch.zeros(3), torch.zeros(1)])
+    for size in (0, 6):
+        same = apply(text.format(size), x, blobs=[torch.zeros(3), torch.zeros(3), torch.zeros(1)])
+        assert same == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_stats_batches_is_that_of_finite_differences(layout: torch.memory_format) -> None:
+    x = noise(4, 2, 2, 3).double().contiguous(memory_format=layout).requires_grad_()
+    pull = noise(4, 2, 2, 3, seed=1).double()
+    forward, _ = set_up('type: "BatchNorm" batch_norm_param { stats_batch_size: 2 }', (4, 2, 2, 3))
+
+    def loss(x: Tensor) -> Tensor:
+        return (forward([x], [torch.zeros(n, dtype=torch.double) for n in (2, 2, 1)])[0] * pull).sum()
+
+    loss(x).backward()
+    assert x.grad is not None
+    step = 1e-5
+    for place in np.ndindex(4, 2, 2, 3):
+        shifted = torch.zeros_like(x)
+        shifted[place] = step
+        with torch.no_grad():
+            slope = float(loss(x + shifted) - loss(x - shifted)) / (2 * step)
+        assert float(x.grad[place]) == pytest.approx(slope, abs=1e-6)
+
+
+def test_stats_batches_count_in_training_only_and_must_divide_the_batch() -> None:
+    text = 'type: "BatchNorm" batch_norm_param { stats_batch_size: 4 }'
+    blobs = [torch.ones(3), torch.ones(3), torch.ones(1)]
+    plain = apply('type: "BatchNorm"', noise(6, 3, 2, 2), blobs=blobs, phase=pb.TEST)
+    assert apply(text, noise(6, 3, 2, 2), blobs=blobs, phase=pb.TEST) == pytest.approx(plain)
+    with pytest.raises(PrototxtError, match="stats_batch_size 4, which does not divide its batch of 6"):
+        set_up(text, (6, 3, 2, 2))
+
+
+@pytest.mark.parametrize("axis", [2, 3, -1])
+def test_a_convolution_takes_all_axes_before_its_channels_as_images(axis: int) -> None:
+    x, w, b = noise(2, 3, 4, 6), noise(8, 2 if axis == 2 else 3, *[1] * (axis == 2), seed=1), noise(8, seed=2)
+    text = f'type: "Convolution" convolution_param {{ num_output: 8 group: 2 kernel_size: 1 axis: {axis} }}'
+    _, (weights, _) = set_up(text, (2, 3, 4, 6))
+    assert weights == tuple(w.shape)
+    channels = np.moveaxis(x.numpy(), axis, -1)
+    half = channels.shape[-1] // 2
+    matrix = w.numpy().reshape(8, half)
+    halves = [channels[..., g * half : (g + 1) * half] @ matrix[4 * g : 4 * g + 4].T for g in (0, 1)]
+    want = np.moveaxis(np.concatenate(halves, -1) + b.numpy(), -1, axis)
+    assert apply(text, x, blobs=[w, b]) == pytest.approx(want, abs=1e-5)
+
+
+def test_a_window_a_little_larger_than_its_padded_input_is_clipped() -> None:
+    x = noise(1, 2, 2, 2)
+    text = 'type: "Pooling" pooling_param {{ pool: {} kernel_size: 3 stride: 2 }}'
+    assert apply(text.format("MAX"), x) == pytest.approx(x.numpy().max((2, 3), keepdims=True))
+    assert apply(text.format("AVE"), x) == pytest.approx(x.numpy().mean((2, 3), keepdims=True))
+
+
+def test_max_takes_coefficients_and_ignores_them() -> None:
+    a, b = noise(2, 3), noise(2, 3, seed=1)
+    text = 'type: "Eltwise" eltwise_param { operation: MAX coeff: 2 coeff: 3 }'
+    assert apply(text, a, b) == pytest.approx(np.maximum(a.numpy(), b.numpy()))
+
+
 def test_batch_norm_is_tested_with_its_sums_over_their_factor() -> None:
     x = noise(2, 3, 4, 4)
     blobs = [torch.tensor([3.0, 0.0, -3.0]), torch.tensor([3.0, 6.0, 12.0]), torch.tensor([3.0])]
@@ -423,10 +500,8 @@ def test_arg_max_gives_of_equals_the_later_class() -> None:
         'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 }',
         'type: "Pooling" pooling_param { kernel_size: 2 pad: 2 }',
         'type: "LRN" lrn_param { local_size: 4 }',
-        'type: "Dropout" dropout_param { dropout_ratio: 1 }',
         'type: "Exp" exp_param { base: -3 }',
         'type: "Log" log_param { base: 1 }',
-        'type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 axis: 2 }',
     ],
 )
 def test_what_a_layer_cannot_do_is_refused_by_its_name(text: str) -> None:

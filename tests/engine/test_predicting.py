@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from caffe_recipes.caffe import pb
 from tests.engine.test_main import only_line
 
 Run = Callable[..., tuple[int, str]]
@@ -52,6 +53,17 @@ def test_the_scores_have_the_accuracies_of_test(trained: Path, run: Run, change:
     for k in (1, 2):
         said = re.findall(rf"\] top-{k} = ([0-9.]+)", log)[-1]
         assert float(said) == pytest.approx((ahead < k).mean(), abs=1e-6)
+
+
+def test_weights_that_are_not_finite_have_no_accuracy(trained: Path, run: Run) -> None:
+    net = pb.NetParameter.FromString((trained / "run_iter_6.caffemodel").read_bytes())
+    layer = next(layer for layer in net.layer if layer.blobs)
+    layer.blobs[0].data[0] = float("nan")
+    (trained / "nan.caffemodel").write_bytes(net.SerializeToString())
+    code, log = run("test", "-model", "net.prototxt", "-weights", "nan.caffemodel", "-iterations", "1")
+    assert code == 3
+    assert "the loss of batch 0 is nan" in log
+    assert "top-1" not in log.splitlines()[-1]
 
 
 def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,50 @@ from caffe_recipes.caffe import pb
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 Change = Callable[..., None]
 BIN = Path(sys.executable).parent
+
+# What a rank opens to others, between its start and the first tensor, without a pickle.
+RENDEZVOUS = """
+import json, os
+from pathlib import Path
+from mpi4py import MPI
+from caffe_recipes.engine.ranks import join_ranks
+
+def no_pickle(*_):
+    raise AssertionError("pickled")
+
+def listening():
+    mine = {os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if os.path.lexists(fd)}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).open()]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+
+MPI.pickle.__init__(no_pickle, no_pickle)
+world = join_ranks(os.environ)
+before = listening()
+world.connect()
+opened = listening() - before
+import torch
+value = torch.full((2,), float(world.rank + 1))
+world.sum(value)()
+world.settle(None)
+print(json.dumps([sorted(opened), value.tolist(), world.entropy]), flush=True)
+"""
+# One rank says why, and aborts; the other waits for it in MPI.
+ABORT = """
+import os, sys
+from mpi4py import MPI
+from caffe_recipes.engine.ranks import join_ranks
+world = join_ranks(os.environ)
+if world.rank == 1:
+    print("why: " + "x" * 3000, file=sys.stderr)
+    world.abort(2)
+world.settle(None)
+"""
+
+
+def launch(program: str, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [str(BIN / "mpiexec.hydra"), "-n", str(ranks), sys.executable, "-c", program]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "GLOO"))}
+    return subprocess.run(argv, env=clean | environment, capture_output=True, text=True, timeout=120)
 
 
 def weights(path: Path) -> np.ndarray:
@@ -104,3 +149,25 @@ def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Cha
             process.wait()
     assert "Optimization stopped early." in (case / "log").read_text()
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
+
+
+def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle() -> None:
+    done = launch(RENDEZVOUS, 3)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [[at.split(":")[0] for at in opened] for opened, _, _ in told] == [["0100007F"]] * 3  # gloo's own
+    assert [summed for _, summed, _ in told] == [[6.0, 6.0]] * 3
+    assert len({entropy for _, _, entropy in told}) == 1
+
+
+def test_gloo_takes_one_interface_alone() -> None:
+    done = launch(RENDEZVOUS, 2, GLOO_SOCKET_IFNAME="lo,lo")
+    assert done.returncode != 0
+    assert "GLOO_SOCKET_IFNAME is lo,lo, several network interfaces" in done.stderr
+
+
+def test_what_a_rank_says_before_it_aborts_is_read_first() -> None:
+    for _ in range(5):
+        done = launch(ABORT, 2)
+        assert done.returncode == 2
+        assert f"why: {'x' * 3000}\n" in done.stderr

@@ -12,8 +12,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.schedule import Schedule
-from caffe_recipes.engine.solver import SmoothedLoss
+from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -204,7 +203,7 @@ def test_the_clipped_norm_is_logged(case: Path, run: Run, change: Change) -> Non
 
 def test_plateau_steps_when_the_loss_has_not_fallen_for_its_window() -> None:
     solver = pb.SolverParameter(lr_policy="plateau", base_lr=1, gamma=0.5, plateau_winsize=[3, 2])
-    schedule = Schedule(solver, Log(enabled=False))
+    schedule = RateSchedule(solver, Log(enabled=False))
     losses = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0]
     rates = [schedule.rate(iteration, loss) for iteration, loss in enumerate(losses)]
     assert rates == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
@@ -216,7 +215,7 @@ def test_multistep_says_when_it_steps() -> None:
 
     stream = io.StringIO()
     solver = pb.SolverParameter(lr_policy="multistep", base_lr=1, gamma=0.1, stepvalue=[2, 4])
-    schedule = Schedule(solver, Log(stream=stream))
+    schedule = RateSchedule(solver, Log(stream=stream))
     assert [schedule.rate(i, 0) for i in range(5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
     assert re.findall(r"Iteration (\d), step = (\d)", stream.getvalue()) == [("2", "1"), ("4", "2")]
 

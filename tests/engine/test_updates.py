@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.nodes import Param
-from caffe_recipes.engine.updates import Group, flatten, update
+from caffe_recipes.engine.net import Param
+from caffe_recipes.engine.updates import ParamGroup, flatten, update
 
 Array = NDArray[np.float64]
 Model = Callable[[Array, Array, list[Array], float, pb.SolverParameter, int], Array]
@@ -125,7 +125,7 @@ def test_each_solver_type_follows_its_model(kind: str, regularization: str) -> N
         assert param.tensor.detach().numpy() == pytest.approx(want, abs=2e-5)
 
 
-def one_gradient(**fields: float) -> tuple[Params, list[Group], pb.SolverParameter]:
+def one_gradient(**fields: float) -> tuple[Params, list[ParamGroup], pb.SolverParameter]:
     solver = pb.SolverParameter(**fields)  # type: ignore[arg-type]
     net = make((1, 0), shape=(4,))
     groups = flatten(net, solver)

@@ -14,13 +14,20 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.documents import Document, parse_document
-from caffe_recipes.caffe.prototxt import decode_prototxt, digest, parse_prototxt, render_checked
+from caffe_recipes.caffe.prototxt import (
+    Document,
+    decode_prototxt,
+    digest,
+    parse_document,
+    parse_prototxt,
+    render_checked,
+)
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.cli.main import COMMANDS
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.generate.files import generate
-from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate
 from caffe_recipes.review.rewrites import format_text
 
 ROOT = Path(__file__).parents[2]

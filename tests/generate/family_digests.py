@@ -13,9 +13,9 @@ from pathlib import Path
 
 import caffe_recipes as cr
 from caffe_recipes.caffe.prototxt import digest
-from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.render.nets import build_net
 
 FILE = Path(__file__).resolve().parent.parent / "family_digests.json"
 ROWS = [name for name, one in shipped_recipes().items() if one.row is not None]
@@ -35,7 +35,7 @@ def file_digests(recipe: Recipe) -> dict[str, str]:
     """Return the digest of each solver's text, and one of all scripts."""
     files = cr.generate(recipe)
     solvers = {path.rpartition("/")[2]: text for path, text in files.items() if "/solver_" in path}
-    scripts = sorted((path, text) for path, text in files.items() if path.startswith("jobs/"))
+    scripts = sorted((path, text) for path, text in files.items() if path.startswith(f"jobs/{recipe.name}/"))
     found = {name: _sha256(text) for name, text in solvers.items()}
     return found | {"jobs": _sha256("".join(f"{path}\n{text}" for path, text in scripts))}
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import caffe_recipes as cr
-from caffe_recipes.generate import derived
-from caffe_recipes.generate.dialect import translate_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.render import headers
+from caffe_recipes.render.dialect import translate_whole
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -118,4 +118,4 @@ def test_what_a_row_alone_derives_of_a_shared_net_stands_in_its_script(make_reci
 
 
 def test_the_examples() -> None:
-    assert doctest.testmod(derived).failed == 0
+    assert doctest.testmod(headers).failed == 0

@@ -14,12 +14,12 @@ from caffe_recipes.caffe.dialects.check import check_message
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.generate.dialect import find_parts, translate_whole
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.nets import build_net
-from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.dialect import find_parts, translate_whole
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.tree import generate
 
 MakeRecipe = Callable[..., Recipe]
 SHIPPED = ("stampede2-64n-72ep", "digits-local", "stampede2-448n-90ep")
@@ -49,7 +49,7 @@ def own_net(folder: Path, text: str = OWN_NET, **phase: Any) -> Callable[[dict[s
 def test_intel_s_caffe_takes_every_file_that_is_written_for_it(name: str) -> None:
     recipe = translate_whole(load_recipe(name), "intel")
     files = generate(recipe)
-    assert {path.split("/")[1] for path in files} == {f"{name}-intel"}
+    assert {path.split("/")[1] for path in files} == {f"{name}-intel", "lib"}
     for path, text in files.items():
         if path.endswith(".prototxt"):
             document = parse_lenient(text, path)

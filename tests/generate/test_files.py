@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import caffe_recipes as cr
+from caffe_recipes.cluster.staging.plan import node_script
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.generate.files import generate_all, net_file
-from caffe_recipes.generate.header import is_generated, is_shared
-from caffe_recipes.generate.horovod import render_horovod
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.render.headers import is_generated, is_shared
+from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.render.tree import generate_all, net_file
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -34,7 +35,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     width = len(str(len(recipe.phases)))
     jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
     scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
-    scripts |= set(render_horovod(recipe))
+    scripts |= set(render_horovod(recipe)) | {"jobs/lib/node.sh"}
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 
@@ -46,8 +47,18 @@ def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> Non
         assert text.endswith("\n")
 
 
+def test_what_run_sh_has_beside_it_is_what_run_sends_to_nodes_byte_for_byte() -> None:
+    sent = (ROOT / "caffe_recipes/cluster/staging/node.sh").read_bytes()
+    assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == node_script().encode()
+    assert all(
+        cr.generate(cr.load_recipe(name))["jobs/lib/node.sh"].encode() == sent for name in shipped_recipes()
+    )
+    assert is_shared(sent.decode())  # it names no recipe
+
+
 def test_a_user_s_recipe_is_made_again_from_its_file(make_recipe: MakeRecipe) -> None:
     files = cr.generate(make_recipe(lambda raw: raw.update(name="mine")))
+    del files["jobs/lib/node.sh"]
     assert all("`caffe-recipes generate mine.yaml`" in text for text in files.values())
 
 

@@ -17,9 +17,9 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.caffe.rates import lr_at
-from caffe_recipes.generate.files import generate_all
-from caffe_recipes.generate.horovod import render_horovod
-from caffe_recipes.generate.solvers import build_solver
+from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.tree import generate_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT.parent / "shared" / "seeds" / "001_7bab8357854a84d6.txt"
@@ -70,7 +70,7 @@ def run_script(
     script.write_text(FILES[f"{FOLDER}/{name}"])
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(folder / "record"), **paths}
     done = subprocess.run(
-        ["bash", str(script)], cwd=programs, env=environment, capture_output=True, text=True, timeout=60
+        ["bash", str(script)], cwd=programs, env=environment, capture_output=True, text=True, timeout=600
     )
     return done, folder / "record"
 
@@ -121,7 +121,7 @@ def test_bash_and_shellcheck_find_nothing(name: str, checker: list[str]) -> None
     if not shutil.which(checker[0]):
         pytest.skip(f"no {checker[0]}")
     argv = checker[:-1] if checker[0] == "bash" else checker
-    done = subprocess.run(argv, input=FILES[f"{FOLDER}/{name}"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, input=FILES[f"{FOLDER}/{name}"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -206,7 +206,7 @@ def test_a_tensor_s_rate_is_made_by_tensorflow_s_operations(tmp_path: Path) -> N
     (tmp_path / "tensorflow.py").write_text(STAND_IN)
     (tmp_path / "tf_rates.py").write_text(FILES[f"{FOLDER}/tf_rates.py"])
     done = subprocess.run(
-        [sys.executable, "-c", ON_TENSORS], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", ON_TENSORS], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stderr) == (0, "")
 

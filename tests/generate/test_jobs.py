@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.generate.jobs import render_jobs
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.scripts import render_jobs
 from tests.generate.test_scripts import HOSTILE, SHIPPED, check_bash, hostile_recipe, stopped_recipe
 
 MakeRecipe = Callable[..., Recipe]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import CaffeRecipesError, PrototxtError, RecipeError
-from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.own_code import allowing_code
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -30,6 +31,12 @@ layer { name: "mnist" type: "Data" top: "data" top: "label" include { phase: TRA
 layer { name: "mnist" type: "Data" top: "data" top: "label" include { phase: TEST } }
 """
 FUNCTION = "from caffe_recipes.caffe import layers as L\ndef build(net):\n"
+
+
+@pytest.fixture(autouse=True)
+def _allowed() -> Iterator[None]:
+    with allowing_code("once"):
+        yield
 
 
 def with_net(make_recipe: MakeRecipe, **net: str) -> Recipe:
@@ -110,7 +117,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        ("", "my_nests:build", "no module 'my_nests'; put it beside the recipe, or install it"),
+        ("", "my_nests:build", "there is no module 'my_nests' beside the recipe; write a file there"),
         ("", "my_nets.deep:build", "no module 'my_nets.deep'"),
         (
             "import nowhere_to_be_found",

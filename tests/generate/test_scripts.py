@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from caffe_recipes.config.values import Value
-from caffe_recipes.generate.scripts import render_run_script
+from caffe_recipes.config import Value
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.scripts import render_run_script
 
 Part = TypeVar("Part", bound=Value)
 

@@ -10,8 +10,8 @@ import caffe_recipes as cr
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.generate.solvers import build_solver, rates_of, render_solver
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.solvers import build_solver, rates_of, render_solver
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.header import MARK
-from caffe_recipes.generate.tree import find_differences, find_stale, write_file, write_files
+from caffe_recipes.render.headers import MARK
+from caffe_recipes.render.tree import find_differences, find_stale, write_file, write_files
 
 SOLVER, SCRIPT = "prototxt/r/solver_a.prototxt", "jobs/r/run.sh"
 FILES = {SOLVER: f"# {MARK}r`\nbase_lr: 1\n", SCRIPT: f"#!/bin/bash\n# {MARK}r`\n"}
@@ -135,7 +135,7 @@ def test_a_file_cut_short_by_the_disk_leaves_no_file_and_no_folder(tmp_path: Pat
 import resource
 from pathlib import Path
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.tree import write_files
+from caffe_recipes.render.tree import write_files
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
     write_files({{**{FILES!r}, "jobs/r/long": "x" * 9000}}, Path({str(tmp_path)!r}))

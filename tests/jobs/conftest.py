@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.generate.files import net_file
-from caffe_recipes.generate.scripts import render_run_script
+from caffe_recipes.cluster.staging.plan import node_script
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.scripts import render_run_script
+from caffe_recipes.render.tree import net_file
 from tests.jobs.job_play import Play, make_play
 
 STAND_IN = r"""#!/bin/bash
@@ -30,6 +31,7 @@ mkdir -p "$call"
 printf '%s\0' "$@" >"$call/argv"
 cat /proc/$$/environ >"$call/environ"
 pwd >"$call/cwd"
+while [[ ${1-} == -o* ]]; do shift; done
 on_node() { printf '%s' "$PLAY/nodes/$1/tmp/${2#/tmp/}"; }
 finish() {
   case $tool in
@@ -41,13 +43,15 @@ finish() {
       snapshot=$(on_node "$(head -n 1 hostfile)" "${prefix}_iter_$max_iter.caffemodel")
       echo "weights of $solver" >"$snapshot"
       ;;
-    ssh) sed -E "s#/tmp/(resnet_50|ilsvrc12)#$PLAY/nodes/$1/tmp/\1#g" | bash -s ;;
+    ssh) sed -E "s#/tmp/(resnet_50|ilsvrc12)#$PLAY/nodes/$1/tmp/\1#g" | sh -s ;;
     scp) cp "$(on_node "${1%%:*}" "${1#*:}")" "$2" ;;
   esac
 }
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 finish "$@"
 """
+# What ssh and scp are told besides.
+STRICT = ("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oUpdateHostKeys=no", "-oForwardAgent=no")
 CAFFE = r"""#!/bin/bash
 printf "%s\0" "$@" >"$PLAY/test.argv"
 cat >&2 <<END
@@ -88,6 +92,7 @@ class StandInCluster:
             write(self.play / "bin" / tool, STAND_IN, 0o755)
         write(self.root / "build/tools/caffe", CAFFE, 0o755)
         write(self.script, render_run_script(self.recipe), 0o755)
+        write(self.script.parent.parent / "lib/node.sh", node_script(), 0o755)
 
     def _write_files(self) -> None:
         write(self.root / "hostfile", "".join(f"{host}\n" for host in self.hosts))
@@ -126,7 +131,7 @@ class StandInCluster:
         """Run run.sh to its end."""
         process = self.start(*arguments, **environment)
         try:
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -146,7 +151,7 @@ class StandInCluster:
 
     def wait_for(self, path: Path) -> None:
         """Wait until a file is there."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while not path.exists():
             assert time.monotonic() < deadline, f"{path} never came"
             time.sleep(0.02)

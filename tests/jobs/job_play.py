@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.generate.jobs import render_jobs
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.scripts import render_jobs
 
 # Writes down how it was called, and then does what the test says, in `hook.NAME`.
 STAND_IN = r"""#!/bin/bash
@@ -51,7 +51,7 @@ class Play:
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         try:
-            said, complained = process.communicate(timeout=60)
+            said, complained = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -65,7 +65,7 @@ class Play:
         return self.end(process)
 
     def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline, f"{name} never came"
             time.sleep(0.02)

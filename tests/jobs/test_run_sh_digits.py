@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.data.digits import build_digits
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 FINAL = "digits_collapse_iter_4.caffemodel"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.jobs.conftest import write
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import StandInCluster
@@ -17,7 +20,7 @@ LOGS = "logs/stampede2-64n-72ep"
 AT_WORK = "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it"
 # An mpiexec that trains until it is told to end.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
-sleep 60 &
+sleep 3600 &
 touch "$PLAY/training"
 wait $!
 """
@@ -125,8 +128,6 @@ CHATTER = {
     "greets": 'printf "Welcome"',
     "greets after": 'finish "$@"; printf "Bye\\nstamp: soon\\n"; exit 0',
     "a terminal": 'finish "$@" | sed "s/$/\\r/"; exit 0',
-    "echoes": 'echo "$@"; cat; exit 0',
-    "mute": "exit 0",
 }
 
 
@@ -136,6 +137,15 @@ def test_an_ssh_that_prints_breaks_nothing(small_cluster: StandInCluster, chatte
     done = small_cluster.run()
     assert done.returncode == 0, done.stderr
     assert "solver_init" in (small_cluster.root / INIT).read_text()
+
+
+@pytest.mark.parametrize("silent", ["exit 0", 'echo "$@"; cat; exit 0'], ids=["mute", "echoes"])
+def test_a_host_that_gives_no_answer_is_named_and_nothing_trains(
+    small_cluster: StandInCluster, silent: str
+) -> None:
+    small_cluster.hook("ssh", silent)
+    assert "/tmp/ilsvrc12_train_lmdb: cannot be looked for on c401-001 c401-002" in failed(small_cluster)
+    assert small_cluster.calls("mpiexec.hydra") == []
 
 
 @pytest.mark.parametrize("chatter", [CHATTER["greets"], CHATTER["a terminal"]])
@@ -150,8 +160,8 @@ def test_without_an_answer_of_ssh_an_old_snapshot_needs_a_log_that_trained(
     small_cluster: StandInCluster,
 ) -> None:
     (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
-    small_cluster.hook("ssh", "exit 0")
-    small_cluster.hook("mpiexec.hydra", "exit 0")
+    small_cluster.hook("ssh", "[[ ! -e $PLAY/trained ]] || exit 0")
+    small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"; exit 0')
     assert f"c401-001:/tmp/{INIT}: nothing says that this run wrote it" in failed(small_cluster)
 
 
@@ -175,7 +185,7 @@ def test_a_term_reaches_mpiexec_and_the_next_run_starts_the_phase_again(
     process = small_cluster.start()
     small_cluster.wait_for(small_cluster.play / "training")
     os.kill(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 3
     assert "stopped by SIGTERM; start it again to go on" in stderr
     assert (small_cluster.play / "told").exists()
@@ -203,7 +213,7 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     assert len(small_cluster.calls("mpiexec.hydra")) == 1
 
     (small_cluster.play / "end").touch()
-    _, stderr = second.communicate(timeout=60)
+    _, stderr = second.communicate(timeout=600)
     assert second.returncode == 0, stderr
     assert [solver_in(call.argv) for call in small_cluster.calls("mpiexec.hydra")] == [
         "solver_init.prototxt",
@@ -223,7 +233,7 @@ def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: 
     assert second.stderr is not None
     assert "waiting for its end (Ctrl-C gives up)" in second.stderr.readline()
     os.killpg(second.pid, signal.SIGINT)
-    assert second.wait(timeout=30) != 0
+    assert second.wait(timeout=600) != 0
     (small_cluster.play / "end").touch()
     assert small_cluster.run().returncode == 0
 
@@ -236,6 +246,71 @@ def test_beside_a_run_at_work_no_second_one_starts(small_cluster: StandInCluster
     assert second.returncode == 2
     assert AT_WORK in second.stderr
     (small_cluster.play / "end").touch()
-    _, stderr = first.communicate(timeout=60)
+    _, stderr = first.communicate(timeout=600)
     assert first.returncode == 0, stderr
     assert len(small_cluster.calls("mpiexec.hydra")) == 2
+
+
+def test_nobody_else_can_open_its_locks_to_hold_them(small_cluster: StandInCluster) -> None:
+    logs = small_cluster.root / LOGS
+    logs.mkdir(parents=True)
+    (logs / "script.lock").touch()
+    (logs / "script.lock").chmod(0o644)  # of an earlier version
+    assert small_cluster.run().returncode == 0
+    assert [(logs / name).stat().st_mode & 0o777 for name in ("lock", "script.lock")] == [0o600, 0o600]
+    umask = int(subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout, 8)
+    assert (logs / "init.log").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+# A disk that changes a file right after it got its name.
+DAMAGES = """#!/bin/bash
+PATH=${PATH#*:}
+mv "$@" || exit
+[[ ${!#} != %s ]] || printf x >>"${!#}"
+"""
+
+
+@pytest.mark.parametrize(("damaged", "launches"), [(INIT, 1), (CYC1, 2)], ids=["launch", "evaluation"])
+def test_a_snapshot_that_is_damaged_while_the_run_lives_is_read_by_no_launch_and_no_evaluation(
+    small_cluster: StandInCluster, damaged: str, launches: int
+) -> None:
+    write(small_cluster.play / "bin/mv", DAMAGES % damaged, 0o755)
+    done = small_cluster.run()
+    assert done.returncode == 3, done.stderr
+    says = (
+        f"{damaged}: its bytes are not those that were fetched; move it away, with its .made-from, to train"
+    )
+    assert says in done.stderr.splitlines()[-1]
+    assert len(small_cluster.calls("mpiexec.hydra")) == launches
+    assert not (small_cluster.play / "test.argv").exists()
+
+
+def test_a_snapshot_that_arrives_otherwise_than_the_host_has_it_is_not_taken(
+    small_cluster: StandInCluster,
+) -> None:
+    small_cluster.hook("scp", 'finish "$@"; sed -i s/weights/Weights/ "${1##*/}"; exit 0')
+    assert f"{LOGS}/incoming/{INIT}: a half copy, or damaged; check the disk" in failed(small_cluster)
+
+
+def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
+    small_cluster: StandInCluster,
+) -> None:
+    victim = small_cluster.play / "victim"
+    victim.write_text("precious")
+    (small_cluster.node("c401-001") / "tmp" / INIT).symlink_to(victim)
+    error = failed(small_cluster)
+    assert f"c401-001:/tmp/{INIT}: is a symbolic link, of user " in error
+    assert "have its owner remove it" in error
+    assert victim.read_text() == "precious"
+    assert small_cluster.calls("mpiexec.hydra") == []
+
+
+def test_weights_that_were_fetched_before_digests_were_kept_are_believed(
+    small_cluster: StandInCluster,
+) -> None:
+    assert small_cluster.run().returncode == 0
+    for model in (INIT, CYC1):
+        record = small_cluster.root / f"{model}.made-from"
+        record.write_text("".join(record.read_text().splitlines(keepends=True)[:3]))
+    done = small_cluster.run()
+    assert done.returncode == 0, done.stderr

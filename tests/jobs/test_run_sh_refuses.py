@@ -41,7 +41,7 @@ def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: S
     (small_cluster.root / "hostfile").write_text("c401-001:2\r\n\n# spare ones follow\n  c401-002\nc401-003")
     small_cluster.hook("mpiexec.hydra", "exit 1")
     assert small_cluster.run().returncode == 3
-    assert {call.argv[1] for call in small_cluster.calls("ssh")} == {"c401-001", "c401-002"}
+    assert {call.argv[5] for call in small_cluster.calls("ssh")} == {"c401-001", "c401-002"}
 
 
 def test_an_unknown_argument(small_cluster: StandInCluster) -> None:
@@ -61,6 +61,18 @@ def test_a_missing_launcher(small_cluster: StandInCluster) -> None:
             (tools / tool.name).symlink_to(tool)
     path = f"{small_cluster.play / 'bin'}:{tools}"
     assert "mpiexec.hydra: not found from" in small_cluster.refused(PATH=path)
+
+
+def test_a_script_away_from_what_it_sends_to_nodes(small_cluster: StandInCluster) -> None:
+    (small_cluster.script.parent.parent / "lib/node.sh").unlink()
+    assert "jobs/lib/node.sh: cannot be read; start run.sh by its path" in small_cluster.refused()
+
+
+def test_a_caffe_root_that_others_can_write_in(small_cluster: StandInCluster) -> None:
+    small_cluster.root.chmod(0o1777)
+    assert (
+        f"{small_cluster.root}: can be changed by anybody; let nobody else write" in small_cluster.refused()
+    )
 
 
 def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: StandInCluster) -> None:
@@ -91,8 +103,30 @@ def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) 
 
 def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> None:
     assert small_cluster.run().returncode == 0
-    (small_cluster.root / INIT).write_text("other weights")
-    assert f"{CYC1}: made from another {INIT}" in small_cluster.refused()
+    for name in (INIT, f"{INIT}.made-from"):
+        (small_cluster.root / name).rename(small_cluster.root / f"old.{name}")
+    small_cluster.hook("mpiexec.hydra", "echo other weights")
+    (small_cluster.root / CYC1).rename(small_cluster.root / "later")
+    (small_cluster.root / f"{CYC1}.made-from").rename(small_cluster.root / "later.made-from")
+    assert small_cluster.run().returncode == 0
+    (small_cluster.root / f"{CYC1}.made-from").write_text(
+        (small_cluster.root / "later.made-from").read_text().replace("a", "b")
+    )
+    assert f"{CYC1}: made from another" in small_cluster.refused()
+
+
+@pytest.mark.parametrize("damaged", [INIT, CYC1])
+@pytest.mark.parametrize("kind", ["one bit", "truncated"])
+def test_a_snapshot_that_is_not_what_was_fetched(
+    small_cluster: StandInCluster, damaged: str, kind: str
+) -> None:
+    assert small_cluster.run().returncode == 0
+    path = small_cluster.root / damaged
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] if kind == "truncated" else bytes([whole[0] ^ 1]) + whole[1:])
+    assert f"{damaged}: its bytes are not those that were fetched; move it away" in small_cluster.refused()
+    path.write_bytes(whole)
+    assert small_cluster.run().returncode == 0
 
 
 def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source
+from caffe_recipes.cluster.staging.relay import STAMP, file_digest, parse_stamp
+
 if TYPE_CHECKING:
     from tests.jobs.conftest import StandInCluster
 
 SOURCE = "the source's $folder"
 COPIED = "of the source.."  # as long as the nodes' own
+LOCKS = ".caffe-recipes-lock"
 
 
 @pytest.fixture
@@ -34,7 +39,8 @@ def test_it_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
     assert done.returncode == 0, done.stderr
     assert (lmdb(bare) / "data.mdb").read_text() == COPIED
     assert (lmdb(bare, "c401-001") / "data.mdb").read_text() == "training images"
-    assert [path.name for path in lmdb(bare).iterdir()] == ["data.mdb"]
+    assert sorted(path.name for path in lmdb(bare).iterdir()) == [LOCKS, STAMP, "data.mdb"]
+    assert not list(lmdb(bare, "c401-001").glob(".*"))
 
 
 def test_without_a_source_the_nodes_that_lack_it_are_named(bare: StandInCluster) -> None:
@@ -50,7 +56,7 @@ def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
 
 def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
     shutil.rmtree(lmdb(bare, "c401-001"))
-    bare.hook("ssh", "[[ $1 != c401-002 ]] || exit 66")
+    bare.hook("ssh", "[[ $1 != c401-002 ]] || { echo caffe-recipes: absent 9 0 0; exit; }")
     assert "missing on c401-002, and LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
@@ -58,13 +64,14 @@ def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInClu
 def test_something_else_in_its_place_is_neither_used_nor_replaced(bare: StandInCluster, text: str) -> None:
     lmdb(bare).mkdir()
     (lmdb(bare) / "data.mdb").write_text(text)
-    says = f"/tmp/ilsvrc12_train_lmdb: is no copy of LMDB_SOURCE ('{SOURCE}') on c401-002; move it away there"
+    says = f"/tmp/ilsvrc12_train_lmdb: not a copy of LMDB_SOURCE ('{SOURCE}') on c401-002; move it away there"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 def test_a_file_in_the_place_of_its_folder_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).write_text("somebody's")
-    assert "is no copy of LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
+    says = "/tmp/ilsvrc12_train_lmdb on c401-002: is not a folder; have its owner remove it"
+    assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 def test_a_folder_without_records_gets_them_and_keeps_what_it_has(bare: StandInCluster) -> None:
@@ -77,20 +84,20 @@ def test_a_folder_without_records_gets_them_and_keeps_what_it_has(bare: StandInC
 
 def test_a_half_copy_of_a_killed_run_is_replaced(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
-    (lmdb(bare) / "data.mdb.part").write_text(COPIED[:3])
+    (lmdb(bare) / ".data.mdb.part-0badf00d").write_text(COPIED[:3])
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
-    assert [path.name for path in lmdb(bare).iterdir()] == ["data.mdb"]
+    assert sorted(path.name for path in lmdb(bare).iterdir()) == [LOCKS, STAMP, "data.mdb"]
     assert (lmdb(bare) / "data.mdb").read_text() == COPIED
 
 
 def test_a_node_where_it_fails_is_named_and_nothing_trains(bare: StandInCluster) -> None:
-    (lmdb(bare) / "data.mdb.part").mkdir(parents=True)
+    lmdb(bare).mkdir()
+    (lmdb(bare) / LOCKS).write_text("in the way")
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert (
-        "/tmp/ilsvrc12_train_lmdb: staging failed on c401-002; check ssh and the disks there" in done.stderr
-    )
-    assert not (lmdb(bare) / "data.mdb").exists()
+    assert "/tmp/ilsvrc12_train_lmdb: staging failed on c401-002: " in done.stderr
+    assert "check ssh and the disks there" in done.stderr
+    assert [path.name for path in lmdb(bare).iterdir()] == [LOCKS]
     assert bare.calls("mpiexec.hydra") == []
 
 
@@ -98,5 +105,100 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     bare.hook("ssh", '[[ $1 != c401-001 ]] || { echo "no route to host" >&2; exit 255; }')
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert "cannot be looked for on c401-001; check ssh" in done.stderr
+    assert "cannot be looked for on c401-001; check that " in done.stderr
+    assert "check `ssh c401-001 true`; where its host key is not in known_hosts" in done.stderr
+    assert "`ssh-keyscan c401-001 >>~/.ssh/known_hosts`" in done.stderr
     assert not (bare.root / "logs").exists()
+
+
+# What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
+PLANTED = ["data.mdb.part", ".data.mdb.part-0", "data.mdb", STAMP, f"{STAMP}.part", LOCKS]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_link_that_was_planted_is_not_written_through(bare: StandInCluster, name: str) -> None:
+    victim = bare.root / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o640)
+    lmdb(bare).mkdir()
+    (lmdb(bare) / name).symlink_to(victim)
+    done = bare.run(LMDB_SOURCE=SOURCE)
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o640)
+    assert sorted(path.name for path in victim.parent.iterdir() if path.name.startswith("victim")) == [
+        "victim"
+    ]
+    if done.returncode == 0:
+        assert not (lmdb(bare) / "data.mdb").is_symlink()
+        assert (lmdb(bare) / "data.mdb").read_text() == COPIED
+
+
+def test_a_folder_that_others_can_write_in_is_refused(bare: StandInCluster) -> None:
+    lmdb(bare).mkdir()
+    lmdb(bare).chmod(0o777)
+    says = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; have its owner remove it"
+    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["data.mdb", "."])
+def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, what: str) -> None:
+    lmdb(bare).mkdir()
+    (lmdb(bare) / "data.mdb").write_text(COPIED)
+    os.chown(lmdb(bare) / what, 4242, 4242)
+    which = "holds data.mdb, which " if what == "data.mdb" else ""
+    says = f"on c401-002: {which}belongs to user 4242, who can change what is there; have its owner remove it"
+    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> None:
+    lmdb(bare).mkdir()
+    (lmdb(bare) / "data.mdb").write_text(COPIED)
+    for path in (lmdb(bare), lmdb(bare) / "data.mdb", bare.root):
+        os.chown(path, 4242, 4242)
+    done = bare.run(LMDB_SOURCE=SOURCE)
+    assert done.returncode == 0, done.stderr
+
+
+def keep_manifest(bare: StandInCluster) -> None:
+    """Have the source hashed by `caffe-recipes stage`."""
+    os.utime(bare.root / SOURCE / "data.mdb", (1_700_000_000, 1_700_000_000))
+    hash_source(find_source(bare.root / SOURCE), bare.play / ".cache/caffe-recipes")
+
+
+def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: StandInCluster) -> None:
+    keep_manifest(bare)
+    assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
+    stamp = parse_stamp((lmdb(bare) / STAMP).read_text())
+    with (lmdb(bare) / "data.mdb").open("rb") as file:
+        assert stamp is not None
+        assert stamp.digest == file_digest(file.fileno(), len(COPIED))
+
+
+def test_a_copy_of_other_content_is_not_kept(bare: StandInCluster) -> None:
+    keep_manifest(bare)
+    source = bare.root / SOURCE / "data.mdb"
+    status = source.stat()
+    source.write_text(COPIED[::-1])  # a disk that returns other bytes for the same file
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    done = bare.run(LMDB_SOURCE=SOURCE)
+    assert done.returncode == 3
+    assert "staging failed on c401-002: what arrived is not what was sent: its digest differs" in done.stderr
+    assert not lmdb(bare).exists()
+    assert bare.calls("mpiexec.hydra") == []
+
+
+def test_without_a_manifest_nothing_is_hashed_and_the_stamp_says_so(bare: StandInCluster) -> None:
+    assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
+    stamp = parse_stamp((lmdb(bare) / STAMP).read_text())
+    assert stamp is not None
+    assert (stamp.digest, stamp.size_bytes) == (None, len(COPIED))
+
+
+def test_a_verified_copy_of_another_source_is_refused(bare: StandInCluster) -> None:
+    keep_manifest(bare)
+    assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
+    (bare.root / "resnet_50_64nodes_cyc1_iter_3750.caffemodel").unlink()
+    (bare.root / SOURCE / "data.mdb").write_text(COPIED.upper())
+    keep_manifest(bare)
+    assert "not a copy of LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from caffe_recipes.authoring import adopt_files
+from caffe_recipes.authoring.adopt import adopt
+from caffe_recipes.authoring.adopt_files import Said
+from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.generate.files import generate
-from caffe_recipes.making import adopted_files, adopted_machine
-from caffe_recipes.making.adopt import adopt
-from caffe_recipes.making.adopted_machine import Said
-from caffe_recipes.making.made import Made
-from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.render.tree import generate
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared" / "reference" / "surfsara"
@@ -111,7 +111,7 @@ def messages(folder: Path) -> dict[str, Message]:
     }
 
 
-def generated(made: Made, home: Path) -> dict[str, Message]:
+def generated(made: NewRecipe, home: Path) -> dict[str, Message]:
     """Generate from the YAML, as a user would."""
     files = generate(parse_recipe(made.text, "adopted.yaml", home))
     return {
@@ -333,5 +333,5 @@ def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(adopted_files).failed == 0
-    assert doctest.testmod(adopted_machine).failed == 0
+    assert doctest.testmod(adopt_files).failed == 0
+    assert doctest.testmod(adopt_files).failed == 0

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from caffe_recipes.authoring import new, recipe_yaml, scale, shape
+from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.shape import find_threads
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.cluster.profiles import load_profile, shipped_profiles
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.solvers import build_solver
-from caffe_recipes.making import joins, made, new, shape, warnings, words
-from caffe_recipes.making.new import Wish, make_new
-from caffe_recipes.making.shape import find_threads
-from caffe_recipes.recipe.arithmetic import model_epochs
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase
-from caffe_recipes.review.lint.reading.recipes import lint_recipe
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves, model_epochs
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.review.lint.recipes import lint_recipe
 
 IMAGENET = 1_281_167
 NAMES = [None, *shipped_profiles()]
@@ -328,6 +326,6 @@ def test_ranks_share_the_profile_s_threads_and_leave_mlsl_its_cores(
         assert find_threads(machine.model_copy(update={"omp_num_threads": None})) == find_threads(machine)
 
 
-@pytest.mark.parametrize("module", [joins, made, new, shape, warnings, words])
+@pytest.mark.parametrize("module", [scale, recipe_yaml, new, shape, shape, new])
 def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0

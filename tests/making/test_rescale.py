@@ -10,26 +10,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.rescale import RescaleTarget, rescale
+from caffe_recipes.authoring.scale import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.solvers import build_solver
-from caffe_recipes.making.new import Wish, make_new
-from caffe_recipes.making.rescale import Change, rescale
-from caffe_recipes.making.scaled import find_scale, scale_phases, warmup_epochs
-from caffe_recipes.recipe.arithmetic import model_epochs
-from caffe_recipes.recipe.model import Ensemble, Recipe
-from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.graph import model_epochs
+from caffe_recipes.recipe.model import Ensemble, Phase, Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.recipes import lint_recipe
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.render.tree import NODE_SCRIPT, generate
+from caffe_recipes.review.lint.recipes import lint_recipe
+from caffe_recipes.review.lint.rules import Finding
 
 SHIPPED = Path(__file__).parents[2] / "caffe_recipes/recipes"
 SMALL = "stampede2-64n-72ep"
 LARGE = "stampede2-448n-90ep"
 CHANGES = st.builds(
-    Change,
+    RescaleTarget,
     nodes=st.none() | st.sampled_from([1, 32, 128, 1536]) | st.integers(1, 4000),
     batch=st.none() | st.integers(1, 300_000) | st.integers(5, 17).map(lambda power: 2**power),
     epochs=st.none() | st.floats(0.1, 500) | st.sampled_from([30, 90]),
@@ -61,7 +60,7 @@ def joins(recipe: Recipe) -> list[tuple[float, float]]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(shipped_recipes())), CHANGES)
-def test_lint_finds_nothing_that_the_source_lacks(tmp_path: Path, name: str, change: Change) -> None:
+def test_lint_finds_nothing_that_the_source_lacks(tmp_path: Path, name: str, change: RescaleTarget) -> None:
     try:
         made = rescale(load_recipe(name), change, tmp_path)
     except CaffeRecipesError as error:
@@ -79,7 +78,7 @@ def test_lint_finds_nothing_that_the_source_lacks(tmp_path: Path, name: str, cha
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([SMALL, LARGE, "digits-local", "paper-t2-8192-256n"]), CHANGES)
-def test_batch_epochs_and_joins_are_as_asked(name: str, change: Change) -> None:
+def test_batch_epochs_and_joins_are_as_asked(name: str, change: RescaleTarget) -> None:
     source = load_recipe(name)
     try:
         recipe = rescale(source, change).recipe
@@ -96,7 +95,7 @@ def test_batch_epochs_and_joins_are_as_asked(name: str, change: Change) -> None:
 
 
 def test_twice_the_batch_has_twice_the_rate_and_half_the_iterations() -> None:
-    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), Change(batch=8192)).recipe
+    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), RescaleTarget(batch=8192)).recipe
     assert (recipe.cluster.nodes, recipe.cluster.batch_per_rank) == (128, 32)
     for old, new in zip(source.phases, recipe.phases, strict=True):
         assert new.base_lr == pytest.approx(2 * old.base_lr)
@@ -107,7 +106,7 @@ def test_twice_the_batch_has_twice_the_rate_and_half_the_iterations() -> None:
 
 @pytest.mark.parametrize("name", ["digits-local", "digits-cyclic"])
 def test_the_reason_of_an_accepted_finding_has_the_new_iterations(name: str) -> None:
-    made = rescale(load_recipe(name), Change(batch=32)).recipe
+    made = rescale(load_recipe(name), RescaleTarget(batch=32)).recipe
     (reason,) = [one.reason for one in made.accept if one.finding == "final-rate-high"]
     last = made.phases[-1].last_iter
     assert last != load_recipe(name).phases[-1].last_iter
@@ -117,7 +116,7 @@ def test_the_reason_of_an_accepted_finding_has_the_new_iterations(name: str) -> 
 
 
 def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
-    made = rescale(load_recipe(SMALL), Change(batch=65_536))
+    made = rescale(load_recipe(SMALL), RescaleTarget(batch=65_536))
     first = made.recipe.phases[0]
     assert first.base_lr == 6.4
     assert (first.warmup_iter or 0) * 65_536 / 1_281_167 == pytest.approx(10, abs=0.1)
@@ -129,7 +128,7 @@ def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
-    made = rescale(load_recipe(SMALL), Change(batch=256, smooth=smooth))
+    made = rescale(load_recipe(SMALL), RescaleTarget(batch=256, smooth=smooth))
     first = made.recipe.phases[0]
     assert (first.name, first.base_lr, first.warmup_iter, first.warmup_start_lr) == ("init", 0.1, None, None)
     assert "no warm-up: the peak is no higher than 0.1, where it would start" in made.notes
@@ -137,8 +136,8 @@ def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
 
 
 def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
-    down = rescale(load_recipe(SMALL), Change(batch=128, nodes=2))
-    up = rescale(down.recipe, Change(batch=4096, nodes=64))
+    down = rescale(load_recipe(SMALL), RescaleTarget(batch=128, nodes=2))
+    up = rescale(down.recipe, RescaleTarget(batch=4096, nodes=64))
     said = f"warning: nothing warms up to 1.6, as {down.recipe.name} has no warm-up; "
     assert any(note.startswith(f"{said}for such a batch the rule is 5 epochs") for note in up.notes), up.notes
 
@@ -161,22 +160,24 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
     ],
 )
 def test_a_rate_that_is_not_the_rules_is_told(name: str, batch: int, said: str | None) -> None:
-    found = [note for note in rescale(load_recipe(name), Change(batch=batch)).notes if "for such a" in note]
+    found = [
+        note for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes if "for such a" in note
+    ]
     rates = [note for note in found if "highest rate" in note]
     assert len(rates) == (said is not None)
     assert all(note.startswith(said or "") for note in rates)
 
 
 def test_epochs_that_rounding_takes_away_are_explained() -> None:
-    notes = rescale(load_recipe(LARGE), Change(batch=917_504)).notes
+    notes = rescale(load_recipe(LARGE), RescaleTarget(batch=917_504)).notes
     said = "iterations are rounded, those of main to 20 times its snapshot of 6"
     assert f"85.94 epochs instead of 89.97: {said}" in notes
-    for change in (Change(batch=28_672), Change(epochs=60)):
+    for change in (RescaleTarget(batch=28_672), RescaleTarget(epochs=60)):
         assert "rounded" not in "".join(rescale(load_recipe(LARGE), change).notes)
 
 
 def test_other_nodes_alone_keep_the_batch_and_the_schedule() -> None:
-    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), Change(nodes=32)).recipe
+    source, recipe = load_recipe(SMALL), rescale(load_recipe(SMALL), RescaleTarget(nodes=32)).recipe
     assert (recipe.cluster.nodes, recipe.cluster.batch_per_rank) == (32, 64)
     assert [(one.base_lr, one.max_iter) for one in recipe.phases] == [
         (one.base_lr, one.max_iter) for one in source.phases
@@ -184,7 +185,7 @@ def test_other_nodes_alone_keep_the_batch_and_the_schedule() -> None:
 
 
 def test_fewer_epochs_keep_those_of_the_first_warm_up() -> None:
-    recipe = rescale(load_recipe(LARGE), Change(epochs=45)).recipe
+    recipe = rescale(load_recipe(LARGE), RescaleTarget(epochs=45)).recipe
     main, collapse = recipe.phases
     assert (main.warmup_iter, main.max_iter, main.snapshot) == (446, 4020, 201)
     assert (collapse.weights_iter, collapse.max_iter) == (19 * 201, 201)
@@ -192,10 +193,10 @@ def test_fewer_epochs_keep_those_of_the_first_warm_up() -> None:
 
 def test_a_smaller_batch_leaves_the_rules_five_epochs_of_warm_up() -> None:
     source = load_recipe("tf-256n-90ep")
-    made = rescale(source, Change(batch=8192))
+    made = rescale(source, RescaleTarget(batch=8192))
     assert warmup_epochs(made.recipe) == pytest.approx(warmup_epochs(source), abs=0.01)
     assert "the warm-up stays at 4.99 epochs; for such a batch the rule is 5" in made.notes
-    made = rescale(load_recipe("paper-t9-65536-128n"), Change(batch=8192))
+    made = rescale(load_recipe("paper-t9-65536-128n"), RescaleTarget(batch=8192))
     assert warmup_epochs(made.recipe) == pytest.approx(5, abs=0.1)
     assert "warm-up 9.97 -> 5.00 epochs" in made.notes[0]
 
@@ -205,7 +206,7 @@ def test_a_warm_up_shorter_than_the_rules_stays_so(epochs: float) -> None:
     text = (SHIPPED / "tf-256n-90ep.yaml").read_text().replace("260", str(52 * epochs))
     text = re.sub(r"(?ms)^differences:.*?^(?=\w)|^tensorflow:.*?^(?=\w)", "", text)
     source = parse_recipe(text, "source.yaml", SHIPPED)
-    recipe = rescale(source, Change(batch=8192)).recipe
+    recipe = rescale(source, RescaleTarget(batch=8192)).recipe
     assert warmup_epochs(recipe) == pytest.approx(min(epochs, 5), abs=0.02)
 
 
@@ -224,7 +225,7 @@ def test_the_epochs_that_a_refusal_suggests_are_enough(name: str) -> None:
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) -> None:
-    made = rescale(load_recipe("paper-f4-4096-120ep"), Change(epochs=60, smooth=smooth))
+    made = rescale(load_recipe("paper-f4-4096-120ep"), RescaleTarget(epochs=60, smooth=smooth))
     assert [note for note in made.notes if "shortest" in note] == [
         "warning: the shortest collapse is now 1.46 epochs instead of 3: the rule is 3 to 10 (section VI), "
         "and `new` keeps that",
@@ -233,20 +234,22 @@ def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) 
         "warning: the shortest rise is now 1.46 epochs instead of 3: the paper's are of 3 (section VI), "
         "and `new` keeps that",
     ]
-    (note,) = (note for note in rescale(load_recipe(LARGE), Change(epochs=30)).notes if "shortest" in note)
+    (note,) = (
+        note for note in rescale(load_recipe(LARGE), RescaleTarget(epochs=30)).notes if "shortest" in note
+    )
     assert "collapse is now 1.5 epochs instead of 4.5" in note
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: bool) -> None:
-    made = rescale(load_recipe(SMALL), Change(epochs=300, smooth=smooth))
+    made = rescale(load_recipe(SMALL), RescaleTarget(epochs=300, smooth=smooth))
     said = [note.partition(" instead of ")[0] for note in made.notes if "longest" in note]
     assert said == [
         "warning: the longest collapse is now 20.7 epochs",
         "warning: the longest cycle is now 63 epochs",
         "warning: the longest rise is now 13.3 epochs",
     ]
-    notes = rescale(load_recipe(LARGE), Change(epochs=150)).notes
+    notes = rescale(load_recipe(LARGE), RescaleTarget(epochs=150)).notes
     assert not [note for note in notes if "longest" in note]  # 7.8 epochs are within 3 to 10
 
 
@@ -254,12 +257,12 @@ def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: b
 @pytest.mark.parametrize("name", ["paper-f4-4096-120ep", LARGE, SMALL, "digits-cyclic"])
 def test_parts_that_keep_their_length_are_not_warned_of(name: str, smooth: bool) -> None:
     source = load_recipe(name)
-    made = rescale(source, Change(batch=2 * source.cluster.global_batch, smooth=smooth))
+    made = rescale(source, RescaleTarget(batch=2 * source.cluster.global_batch, smooth=smooth))
     assert not [note for note in made.notes if "shortest" in note or "longest" in note]
 
 
 def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> None:
-    recipe = rescale(load_recipe(SMALL), Change(smooth=True)).recipe
+    recipe = rescale(load_recipe(SMALL), RescaleTarget(smooth=True)).recipe
     assert [phase.name for phase in recipe.phases] == [
         "init-warmup", "init", "cyc1", "cyc2-warmup", "cyc2", "cyc3-warmup", "cyc3", "collapse",
     ]  # fmt: skip
@@ -272,7 +275,7 @@ def test_smooth_has_the_decays_end_where_the_published_next_phases_start() -> No
 
 
 def test_smooth_ends_a_phase_where_it_is_left() -> None:
-    recipe = rescale(load_recipe(LARGE), Change(smooth=True)).recipe
+    recipe = rescale(load_recipe(LARGE), RescaleTarget(smooth=True)).recipe
     assert [(phase.name, phase.max_iter) for phase in recipe.phases] == [
         ("main-warmup", 446), ("main", 7638 - 446), ("collapse", 402),
     ]  # fmt: skip
@@ -281,23 +284,23 @@ def test_smooth_ends_a_phase_where_it_is_left() -> None:
 
 
 def test_branches_meet_what_they_branch_off() -> None:
-    recipe = rescale(load_recipe("paper-f4-4096-120ep"), Change(smooth=True)).recipe
+    recipe = rescale(load_recipe("paper-f4-4096-120ep"), RescaleTarget(smooth=True)).recipe
     assert recipe.phase("c2").weights == "cyc1"
     assert all(first == pytest.approx(last, rel=1e-5) for last, first in joins(recipe))
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_an_ensemble_keeps_its_members_and_not_what_is_reported_of_them(smooth: bool) -> None:
-    recipe = rescale(load_recipe("paper-f4-4096-120ep"), Change(batch=8192, smooth=smooth)).recipe
+    recipe = rescale(load_recipe("paper-f4-4096-120ep"), RescaleTarget(batch=8192, smooth=smooth)).recipe
     assert recipe.ensemble == Ensemble(members=("c2", "c3", "c4", "c5", "c6"))
 
 
 def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
     row = load_recipe("paper-t2-8192-256n")
-    recipe = rescale(row, Change(batch_per_rank=16)).recipe
+    recipe = rescale(row, RescaleTarget(batch_per_rank=16)).recipe
     assert row.nets_dir is not None
     assert recipe.prototxt_dirs == (recipe.prototxt_dir,)
-    assert not set(generate(recipe)) & set(generate(row))
+    assert set(generate(recipe)) & set(generate(row)) == {NODE_SCRIPT}
 
 
 @pytest.mark.parametrize(
@@ -315,18 +318,18 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
 )
 def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own: str, place: str) -> None:
     with pytest.raises(CaffeRecipesError, match=f"--name: '{own}' makes {place}, as {name} does; give anot"):
-        rescale(load_recipe(name), Change(epochs=60, name=own))
+        rescale(load_recipe(name), RescaleTarget(epochs=60, name=own))
 
 
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
     recipe = make_new(Wish(1_281_167, 4096, 90, depth=depth)).recipe
     with pytest.raises(InputError, match="4,096 images of a rank make a blob of more than"):
-        rescale(recipe, Change(nodes=1))
+        rescale(recipe, RescaleTarget(nodes=1))
 
 
 def test_a_run_of_tensorflow_stays_with_its_own_recipe() -> None:
-    made = rescale(load_recipe("tf-256n-90ep"), Change(batch=8192))
+    made = rescale(load_recipe("tf-256n-90ep"), RescaleTarget(batch=8192))
     assert made.recipe.tensorflow is None
     assert "tensorflow is left out: it is the run of tf-256n-90ep" in made.notes
 
@@ -339,43 +342,64 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "own.prototxt").write_text(own.read_text())
     recipe = parse_recipe(text, "own.yaml", tmp_path)
-    assert rescale(recipe, Change(batch=128), tmp_path).recipe.net.prototxt == "nets/own.prototxt"
+    assert rescale(recipe, RescaleTarget(batch=128), tmp_path).recipe.net.prototxt == "nets/own.prototxt"
     (tmp_path / "there").mkdir()
     assert (
-        rescale(recipe, Change(batch=128), tmp_path / "there").recipe.net.prototxt == "../nets/own.prototxt"
+        rescale(recipe, RescaleTarget(batch=128), tmp_path / "there").recipe.net.prototxt
+        == "../nets/own.prototxt"
     )
 
 
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        (SMALL, Change(), "nothing is to change; give --nodes, --batch, --epochs or --smooth"),
-        (SMALL, Change(name="other"), "nothing is to change"),
-        (SMALL, Change(nodes=64, batch=4096), "is so already: batch 4,096 on 64 nodes, 72.29 ep"),
-        (SMALL, Change(epochs=72.29), "is so already"),
-        ("digits-local", Change(batch_per_rank=32), "is so already: batch 64 on 1 node"),
-        (SMALL, Change(ranks_per_node=3), "--ranks-per-node: 64 nodes x 3 ranks do not divide a batch of"),
-        (SMALL, Change(64, 4096, batch_per_rank=9), "x 2 ranks of 9 images are not .*; leave one"),
-        (SMALL, Change(nodes=7), "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
-        (SMALL, Change(batch=2_000_000), "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
-        (SMALL, Change(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
-        (SMALL, Change(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
-        (LARGE, Change(epochs=4), "phase 'main' is to end at 360, within its warm-up of 446 .*; take 6 or m"),
-        (
-            "paper-t1-7680-240n-3step",
-            Change(batch=131_072, epochs=30),
-            "phase 'main' is to step down at 98, within its warm-up of 98 iterations; take 31 or more",
-        ),
-        ("tf-256n-90ep", Change(epochs=4), "--epochs: 4 epochs do not hold 4.99 of warm-up; take 5 or more"),
+        (SMALL, RescaleTarget(), "nothing is to change; give --nodes, --batch, --epochs or --smooth"),
+        (SMALL, RescaleTarget(name="other"), "nothing is to change"),
+        (SMALL, RescaleTarget(nodes=64, batch=4096), "is so already: batch 4,096 on 64 nodes, 72.29 ep"),
+        (SMALL, RescaleTarget(epochs=72.29), "is so already"),
+        ("digits-local", RescaleTarget(batch_per_rank=32), "is so already: batch 64 on 1 node"),
         (
             SMALL,
-            Change(epochs=10**9),
+            RescaleTarget(ranks_per_node=3),
+            "--ranks-per-node: 64 nodes x 3 ranks do not divide a batch of",
+        ),
+        (SMALL, RescaleTarget(64, 4096, batch_per_rank=9), "x 2 ranks of 9 images are not .*; leave one"),
+        (
+            SMALL,
+            RescaleTarget(nodes=7),
+            "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8",
+        ),
+        (
+            SMALL,
+            RescaleTarget(batch=2_000_000),
+            "--batch: a batch of 2,000,000 is more than the 1,281,167 images",
+        ),
+        (SMALL, RescaleTarget(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
+        (SMALL, RescaleTarget(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
+        (
+            LARGE,
+            RescaleTarget(epochs=4),
+            "phase 'main' is to end at 360, within its warm-up of 446 .*; take 6 or m",
+        ),
+        (
+            "paper-t1-7680-240n-3step",
+            RescaleTarget(batch=131_072, epochs=30),
+            "phase 'main' is to step down at 98, within its warm-up of 98 iterations; take 31 or more",
+        ),
+        (
+            "tf-256n-90ep",
+            RescaleTarget(epochs=4),
+            "--epochs: 4 epochs do not hold 4.99 of warm-up; take 5 or more",
+        ),
+        (
+            SMALL,
+            RescaleTarget(epochs=10**9),
             "--epochs: phase 'init' counts to 107,.* iterations, and Caffe to 2,147",
         ),
-        (SMALL, Change(batch=8192, name="a/b"), "name: must be of letters"),
+        (SMALL, RescaleTarget(batch=8192, name="a/b"), "name: must be of letters"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, change: Change, said: str) -> None:
+def test_what_does_not_fit_is_refused(name: str, change: RescaleTarget, said: str) -> None:
     with pytest.raises(CaffeRecipesError, match=said) as raised:
         rescale(load_recipe(name), change)
     assert raised.value.exit_code == 2

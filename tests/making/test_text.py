@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.config.source import parse_yaml
+from caffe_recipes.authoring import recipe_yaml
+from caffe_recipes.authoring.recipe_yaml import render_yaml, write_recipe
+from caffe_recipes.config import parse_yaml
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.making import text, values
-from caffe_recipes.making.text import render_yaml
-from caffe_recipes.making.values import write_recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 
@@ -81,5 +80,5 @@ def test_a_comment_stands_above_what_it_is_about() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(text).failed == 0
-    assert doctest.testmod(values).failed == 0
+    assert doctest.testmod(recipe_yaml).failed == 0
+    assert doctest.testmod(recipe_yaml).failed == 0

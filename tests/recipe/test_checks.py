@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.phases import Phase
-from caffe_recipes.recipe.source import parse_recipe, shipped_recipes
+from caffe_recipes.recipe.model import Phase
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import parse_recipe
 
 BRANCHED = shipped_recipes()["stampede2-448n-90ep"].file.read_text("utf-8")
 

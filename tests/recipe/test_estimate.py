@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from caffe_recipes.cluster.staging.costs import Rates, chain_s, copy_s
+from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import estimate
 from caffe_recipes.recipe.estimate import Estimate, estimate_recipe, traffic_of
@@ -70,7 +70,7 @@ def test_more_images_an_iteration_than_there_are_to_train_on_are_refused(recipe:
 
 
 def test_staging_takes_the_quickest_way_and_names_the_other(recipe: Recipe) -> None:
-    slow, fast = Rates(), Rates(link=12.5e9, shared=2e12, disk=5e9)
+    slow, fast = CopyRates(), CopyRates(link=12.5e9, shared=2e12, disk=5e9)
     ways = [estimate_recipe(recipe, [given_pace(1)], rates=rates).staging for rates in (slow, fast)]
     assert [[way.how for way in each] for each in ways] == [["chain", "copy"], ["copy", "chain"]]
     assert ways[0][0].seconds == chain_s(42 * 10**9, 64, slow)

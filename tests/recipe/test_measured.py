@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from caffe_recipes.recipe import measured
-from caffe_recipes.recipe.measured import (
+from caffe_recipes.recipe import pace
+from caffe_recipes.recipe.pace import (
     EPOCHS_V,
     EPOCHS_VI,
     PAPER_IMAGES,
@@ -110,4 +110,4 @@ def test_one_local_batch_alone_tells_the_seconds_of_an_image() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(measured).failed == 0
+    assert doctest.testmod(pace).failed == 0

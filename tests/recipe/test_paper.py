@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from caffe_recipes.recipe.arithmetic import (
+from caffe_recipes.recipe.graph import (
     images_before,
     images_of,
     total_epochs,
@@ -14,9 +14,8 @@ from caffe_recipes.recipe.arithmetic import (
     total_iterations,
     training_minutes,
 )
-from caffe_recipes.recipe.measured import PAPER_IMAGES, TABLES, find_throughput
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Reported
+from caffe_recipes.recipe.model import Recipe, Reported
+from caffe_recipes.recipe.pace import PAPER_IMAGES, TABLES, find_throughput
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 

@@ -12,24 +12,23 @@ from pydantic import ValidationError
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import check_rates, lr_at
-from caffe_recipes.recipe import plans
-from caffe_recipes.recipe.plans import Plan, Planned, plan_phases
-from caffe_recipes.recipe.schedule import Cycles, Schedule
+from caffe_recipes.recipe import rules
+from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, SchedulePlan, plan_phases
 from caffe_recipes.recipe.source import load_recipe
 
 IMAGES = 1281167
 COLLAPSES = Cycles(collapse_epochs=(3, 4, 3, 3, 3, 3))
 
 
-def solver_of(planned: Planned) -> pb.SolverParameter:
+def solver_of(planned: PlannedPhase) -> pb.SolverParameter:
     return pb.SolverParameter(**planned.settings)
 
 
-def iterations_of(planned: Planned) -> int:
+def iterations_of(planned: PlannedPhase) -> int:
     return solver_of(planned).max_iter
 
 
-def ends_of(planned: Planned) -> tuple[float, float]:
+def ends_of(planned: PlannedPhase) -> tuple[float, float]:
     """Return the rates of the first update, and of the one that would follow the last."""
     solver = solver_of(planned)
     if solver.lr_policy == "fixed":
@@ -37,7 +36,7 @@ def ends_of(planned: Planned) -> tuple[float, float]:
     return lr_at(solver, 0), lr_at(solver, solver.max_iter)
 
 
-def starts_of(plan: Plan) -> list[tuple[Planned, Planned]]:
+def starts_of(plan: SchedulePlan) -> list[tuple[PlannedPhase, PlannedPhase]]:
     """Return each phase after the first with the one that it starts from."""
     named = {phase.name: phase for phase in plan.phases}
     return [
@@ -46,7 +45,7 @@ def starts_of(plan: Plan) -> list[tuple[Planned, Planned]]:
     ]
 
 
-def epochs_of(plan: Plan, batch: int, *names: str) -> float:
+def epochs_of(plan: SchedulePlan, batch: int, *names: str) -> float:
     phases = [phase for phase in plan.phases if not names or phase.name in names]
     return sum(map(iterations_of, phases)) * batch / IMAGES
 
@@ -243,4 +242,4 @@ def test_whatever_a_schedule_states_is_planned_with_rates_that_are_numbers_or_re
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(plans).failed == 0
+    assert doctest.testmod(rules).failed == 0

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from caffe_recipes.config.source import Loader
-from caffe_recipes.recipe import schema
+from caffe_recipes.config import Loader
+from caffe_recipes.recipe import source
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.schema import recipe_schema
-from caffe_recipes.recipe.source import shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import recipe_schema
 
 SCHEMA = recipe_schema()
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -143,4 +143,4 @@ def test_every_key_of_a_phase_and_of_a_row_is_offered() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(schema).failed == 0
+    assert doctest.testmod(source).failed == 0

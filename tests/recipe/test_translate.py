@@ -13,12 +13,11 @@ import yaml
 
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.generate.solvers import build_solver
 from caffe_recipes.recipe.checks import find_contradictions
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase
+from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
 from caffe_recipes.recipe.translate import find_inexact, original_name, translate
+from caffe_recipes.render.solvers import build_solver
 
 SHIPPED = ("stampede2-64n-72ep", "digits-local", "stampede2-448n-90ep")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import all_rules, lint
+from caffe_recipes.review.lint.folders import all_rules, lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import Finding
 
 LintSolvers = Callable[..., list[Finding]]
 
@@ -63,7 +63,7 @@ def lint_solvers(tmp_path: Path) -> LintSolvers:
         for path, (name, changes) in zip(paths, solvers.items(), strict=True):
             own = {"snapshot_prefix": f'"/tmp/own_{name}"'}
             path.write_text(solver_text(own | dict(changes)))
-        found = lint([str(path) for path in paths], Options(**options))
+        found = lint([str(path) for path in paths], LintOptions(**options))
         for finding in found:
             assert finding.severity == all_rules()[finding.id].severity
             assert finding.what and finding.effect and finding.write

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import doctest
 
-from caffe_recipes.review import columns
 from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.inspect import show
 
 
 def test_nothing_is_aligned_to_nothing() -> None:
@@ -17,4 +17,4 @@ def test_no_line_ends_in_blanks() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(columns).failed == 0
+    assert doctest.testmod(show).failed == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.iterations import find_epochs_per_iter
+from caffe_recipes.review.inspect.schedules import find_epochs_per_iter
 from tests.review.conftest import net_text, solver_text
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.source import load_recipe, shipped_recipes
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review import naming
 from caffe_recipes.review.naming import find_named, need_named, nothing_named, recipe_named, shipped_names
 

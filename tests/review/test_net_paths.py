@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.review.net_paths import find_at_path, find_beside, find_shared
+from caffe_recipes.review.naming import find_at_path, find_beside, find_shared
 
 NET = "models/a/b/net.prototxt"
 

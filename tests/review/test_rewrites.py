@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.rewrites import (
-    Rewrite,
-    find_prototxts,
-    format_text,
-    render_diff,
-    save_rewrites,
-)
+from caffe_recipes.review.rewrites import Rewrite, find_prototxts, format_text, render_diff, save_rewrites
 
 
 def test_files_are_found_sorted_and_once(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from caffe_recipes.caffe import layers as L  # noqa: N812 - as nets are written
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
-from caffe_recipes.review.net_files import load_net
-from caffe_recipes.review.summary import Options, Summary, read_net, summarize
+from caffe_recipes.review.inspect.nets import load_net
+from caffe_recipes.review.inspect.summary import Summary, SummaryOptions, read_net, render_table, summarize
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT.parent / "shared" / "reference"
@@ -23,7 +23,7 @@ RESNET50 = (25_557_096, 53_173, 4_089_184_256)
 def summary_of(folder: Path, *layers: pb.LayerParameter, **options: object) -> Summary:
     path = folder / "net.prototxt"
     path.write_text(render_prototxt(L.net("n", *layers)))
-    return summarize(read_net(str(path), Options(**options)))  # type: ignore[arg-type]
+    return summarize(read_net(str(path), SummaryOptions(**options)))  # type: ignore[arg-type]
 
 
 def image(*dims: int) -> pb.LayerParameter:
@@ -43,7 +43,7 @@ def headline(summary: Summary) -> tuple[int, int, int]:
 @pytest.mark.parametrize("recipe", ["resnet50_custom_lr", "resnet50_448nodes"])
 def test_the_published_resnet50_has_the_published_counts(recipe: str, phase: int) -> None:
     path = REFERENCE / "surfsara" / recipe / "train_val.prototxt"
-    found = summarize(read_net(str(path), Options(phase=phase)))
+    found = summarize(read_net(str(path), SummaryOptions(phase=phase)))
     assert headline(found) == RESNET50
     assert found.batch == (50 if phase == pb.TEST else 16 if "448" in recipe else 32)
 
@@ -58,7 +58,7 @@ def test_the_published_resnet50_has_the_published_counts(recipe: str, phase: int
     ],
 )
 def test_our_resnet50_has_them_by_net_by_solver_and_by_recipe(given: str) -> None:
-    assert headline(summarize(read_net(given, Options()))) == RESNET50
+    assert headline(summarize(read_net(given, SummaryOptions()))) == RESNET50
 
 
 def lenet() -> list[pb.LayerParameter]:
@@ -280,8 +280,8 @@ def test_an_input_without_a_shape_takes_the_image_given(tmp_path: Path) -> None:
         "input: 'data' layer { name: 'c' type: 'Convolution' bottom: 'data' top: 'c'"
         " convolution_param { num_output: 4 kernel_size: 3 } }"
     )
-    assert summarize(read_net(str(path), Options())).totals.unknown == ("input", "c")
-    found = summarize(read_net(str(path), Options(image=(3, 9, 9), batch=5)))
+    assert summarize(read_net(str(path), SummaryOptions())).totals.unknown == ("input", "c")
+    found = summarize(read_net(str(path), SummaryOptions(image=(3, 9, 9), batch=5)))
     assert found.layers[-1].tops[0].shape == (5, 4, 7, 7)
 
 
@@ -292,7 +292,21 @@ def test_a_net_of_the_old_format_is_counted_in_todays_form(tmp_path: Path) -> No
         " layers { name: 'c' type: CONVOLUTION bottom: 'data' top: 'c'"
         " convolution_param { num_output: 4 kernel_size: 3 } }"
     )
-    assert headline(summarize(read_net(str(path), Options()))) == (112, 0, 4 * 27 * 49)
+    assert headline(summarize(read_net(str(path), SummaryOptions()))) == (112, 0, 4 * 27 * 49)
+
+
+def test_a_batch_norm_of_a_part_of_the_batch_is_told_in_training(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(
+        """bn_stats_batch_size: 2
+        layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 2 dim: 2 } } }
+        layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" }
+        """
+    )
+    path = str(tmp_path / "net.prototxt")
+    train, test = (summarize(read_net(path, SummaryOptions(phase=phase))) for phase in (pb.TRAIN, pb.TEST))
+    assert (train.stats_batch_sizes, test.stats_batch_sizes) == ((2,), ())
+    assert "; of each 2 images by themselves" in render_table(train)
+    assert "by themselves" not in render_table(test)
 
 
 def test_weights_shared_by_name_are_counted_once_and_frozen_ones_apart(tmp_path: Path) -> None:
@@ -407,13 +421,13 @@ def test_a_solvers_net_is_found_above_it_beside_it_and_under_caffe_root(tmp_path
     net = tmp_path / "models" / "a" / "net.prototxt"
     net.write_text(render_prototxt(L.net("n", *lenet())))
     above = write_solver(tmp_path / "models" / "a", "base_lr: 1 net: 'models/a/net.prototxt'")
-    assert read_net(above, Options()).path == str(net)
+    assert read_net(above, SummaryOptions()).path == str(net)
     beside = write_solver(tmp_path / "models" / "a", "base_lr: 1 net: 'elsewhere/net.prototxt'")
-    assert read_net(beside, Options()).path == str(net)
+    assert read_net(beside, SummaryOptions()).path == str(net)
     other = write_solver(tmp_path / "other", "base_lr: 1 net: 'a/net.prototxt'")
     with pytest.raises(InputError, match=r"its net 'a/net\.prototxt' is not found; give --caffe-root"):
-        read_net(other, Options())
-    assert read_net(other, Options(caffe_root=tmp_path / "models")).path == str(net)
+        read_net(other, SummaryOptions())
+    assert read_net(other, SummaryOptions(caffe_root=tmp_path / "models")).path == str(net)
 
 
 def test_a_solver_may_hold_its_net_and_its_stages(tmp_path: Path) -> None:
@@ -422,7 +436,7 @@ def test_a_solver_may_hold_its_net_and_its_stages(tmp_path: Path) -> None:
         "base_lr: 1 train_state { stage: 'a' } net_param { layer { name: 'in' type: 'Input' top: 'x'"
         " input_param { shape { dim: 2 } } include { stage: 'a' } } }",
     )
-    assert len(summarize(read_net(solver, Options())).layers) == 1
+    assert len(summarize(read_net(solver, SummaryOptions())).layers) == 1
 
 
 @pytest.mark.parametrize(
@@ -443,12 +457,12 @@ def test_what_holds_no_net_is_one_line(tmp_path: Path, text: str, what: str) -> 
     path = tmp_path / "x.prototxt"
     path.write_text(text)
     if not what:
-        assert summarize(read_net(str(path), Options())).phase == "TEST"
+        assert summarize(read_net(str(path), SummaryOptions())).phase == "TEST"
         with pytest.raises(InputError, match="no layer in phase TRAIN"):
-            summarize(read_net(str(path), Options(phase=pb.TRAIN)))
+            summarize(read_net(str(path), SummaryOptions(phase=pb.TRAIN)))
         return
     with pytest.raises(CaffeRecipesError, match=what) as caught:
-        read_net(str(path), Options())
+        read_net(str(path), SummaryOptions())
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 

@@ -11,8 +11,15 @@ import pytest
 
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.review.summary import Options, Summary, read_net, summarize
-from caffe_recipes.review.summary_text import render_csv, render_json, render_table
+from caffe_recipes.review.inspect.summary import (
+    Summary,
+    SummaryOptions,
+    read_net,
+    render_csv,
+    render_json,
+    render_table,
+    summarize,
+)
 
 
 @pytest.fixture
@@ -27,7 +34,7 @@ def found(tmp_path: Path) -> Summary:
     )
     path = tmp_path / "net.prototxt"
     path.write_text(render_prototxt(net))
-    return summarize(read_net(str(path), Options(image=(3, 9, 9))))
+    return summarize(read_net(str(path), SummaryOptions(image=(3, 9, 9))))
 
 
 def test_the_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
@@ -47,7 +54,7 @@ def test_the_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
 def test_a_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(render_prototxt(L.net("n", L.layer("in", "Input", shape={"dim": [1, 2]}))))
-    assert "phase  " not in render_table(summarize(read_net(str(path), Options())))
+    assert "phase  " not in render_table(summarize(read_net(str(path), SummaryOptions())))
 
 
 def test_json_and_csv_hold_the_counts_of_the_summary(found: Summary) -> None:
@@ -71,7 +78,7 @@ def test_what_is_unknown_is_a_question_mark_null_or_empty(tmp_path: Path) -> Non
     path = tmp_path / "net.prototxt"
     data = L.data(source="nowhere", batch_size=2, phase="TRAIN")
     path.write_text(render_prototxt(L.net("n", data, L.conv("c", "data", num_output=4, kernel_size=3))))
-    found = summarize(read_net(str(path), Options()))
+    found = summarize(read_net(str(path), SummaryOptions()))
     table = render_table(found)
     assert "2x?x?x? -> 2x4x?x?" in table
     assert "at least 0 (0 bytes)" in table

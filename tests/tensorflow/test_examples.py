@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.tensorflow.examples import build_example, parse_example
+from caffe_recipes.tensorflow.records import build_example, parse_example
 
 FEATURES: dict[str, bytes | int] = {
     "image/width": 9,

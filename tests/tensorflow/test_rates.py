@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from caffe_recipes.tensorflow.rates import GradualWarmup
+from caffe_recipes.tensorflow.run import GradualWarmup
 
 RUN = GradualWarmup(learning_rate=0.1, warmup_steps=260, end_learning_rate=4.8, steps=4680)
 

@@ -2,13 +2,17 @@
 
 A message of ours will do, and one of the schema of all Caffes (`dialect_schema.py`); with the document that
 it was read from, text that only counts as text is looked at too: lists, and enum values given by number.
+
+What another Caffe reads without a word, and takes otherwise than ours does.
+
+Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for its running statistics.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -16,24 +20,102 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.dialects import (
+    LR_POLICIES,
     OURS,
     Definition,
     Dialect,
     field_dialects,
+    find_counterpart,
+    find_layer_counterpart,
     layer_type_dialects,
     lr_policy_dialects,
     solver_type_dialects,
 )
-from caffe_recipes.caffe.dialects.counterparts import (
-    LR_POLICIES,
-    find_counterpart,
-    find_layer_counterpart,
+from caffe_recipes.caffe.prototxt import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One thing that a dialect takes otherwise: where it stands, when, and what to say."""
+
+    dialect: str
+    owner: str
+    field: str
+    rule: str
+    name: str
+    applies: Callable[[Message], bool]
+    told: tuple[str, str, str]
+
+
+def _given(message: Message, field: str) -> bool:
+    """Whether a field is there and true; ours has not each field of the others."""
+    return bool(getattr(message, field, False))
+
+
+READINGS = (
+    Reading(
+        "nvcaffe",
+        "SolverParameter",
+        "test_interval",
+        "dialect-default",
+        "SolverParameter.test_initialization",
+        lambda solver: _given(solver, "test_interval") and not solver.HasField("test_initialization"),
+        (
+            "test_initialization is left out: nvcaffe takes it for false, SURFsara's for true",
+            "it does not test before the first iteration",
+            "write test_initialization: true for the same tests",
+        ),
+    ),
+    Reading(
+        "nvcaffe",
+        "DataParameter",
+        "source",
+        "dialect-default",
+        "DataParameter.prefetch",
+        lambda data: not data.HasField("prefetch"),
+        (
+            "prefetch is left out: nvcaffe takes it for 0, SURFsara's for 4",
+            "it chooses by itself how far to read ahead; the images are the same",
+            "nothing, or the prefetch that you want",
+        ),
+    ),
+    Reading(
+        "nvcaffe",
+        "DataParameter",
+        "shuffle",
+        "dialect-meaning",
+        "DataParameter.shuffle",
+        lambda data: _given(data, "shuffle") and not _given(data, "cache"),
+        (
+            "nvcaffe's shuffle is another one: it stirs the records that it caches",
+            "without cache: true the records come in the order of the LMDB in each epoch",
+            "add cache: true, or shuffle when the LMDB is built (convert_imageset -shuffle)",
+        ),
+    ),
+    Reading(
+        "nvcaffe",
+        "LayerParameter",
+        "type",
+        "dialect-meaning",
+        "BatchNorm",
+        lambda layer: getattr(layer, "type", "") == "BatchNorm",
+        (
+            "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by",
+            "tests differ a little, and the statistics in a caffemodel of the other are misread",
+            "divide blobs 0 and 1 of each BatchNorm by blob 2 before weights go over",
+        ),
+    ),
 )
-from caffe_recipes.caffe.dialects.readings import find_readings
-from caffe_recipes.caffe.documents import Document
 
 
-class Rule(NamedTuple):
+def find_readings(message: Message, owner: str, dialect: str) -> Iterator[Reading]:
+    """Yield what a dialect takes otherwise in one message, not in those inside it."""
+    for reading in READINGS:
+        if (reading.dialect, reading.owner) == (dialect, owner) and reading.applies(message):
+            yield reading
+
+
+class DialectRule(NamedTuple):
     """How grave a difference is, and what it is, in one line."""
 
     severity: Literal["error", "warning", "note"]
@@ -41,17 +123,19 @@ class Rule(NamedTuple):
 
 
 # An error: that Caffe refuses it. A warning: it reads it otherwise. A note: to be known, and harmless.
-RULES: Mapping[str, Rule] = {
-    "dialect-file": Rule("error", "a kind of file that the dialect does not read"),
-    "dialect-field": Rule("error", "a field that the dialect does not have"),
-    "dialect-value": Rule("error", "an enum value that the dialect does not have"),
-    "dialect-twice": Rule("error", "several values, or a list, where the dialect takes one value"),
-    "dialect-layer-type": Rule("error", "a layer type that the dialect does not have"),
-    "dialect-solver-type": Rule("error", "a solver type that the dialect does not have"),
-    "dialect-lr-policy": Rule("error", "an lr policy that the dialect does not have"),
-    "dialect-number": Rule("warning", "an enum value by its number, which is another value in the dialect"),
-    "dialect-meaning": Rule("warning", "something that the dialect takes in another sense"),
-    "dialect-default": Rule("note", "a field left out whose default differs in the dialect"),
+DIFFERENCE_RULES: Mapping[str, DialectRule] = {
+    "dialect-file": DialectRule("error", "a kind of file that the dialect does not read"),
+    "dialect-field": DialectRule("error", "a field that the dialect does not have"),
+    "dialect-value": DialectRule("error", "an enum value that the dialect does not have"),
+    "dialect-twice": DialectRule("error", "several values, or a list, where the dialect takes one value"),
+    "dialect-layer-type": DialectRule("error", "a layer type that the dialect does not have"),
+    "dialect-solver-type": DialectRule("error", "a solver type that the dialect does not have"),
+    "dialect-lr-policy": DialectRule("error", "an lr policy that the dialect does not have"),
+    "dialect-number": DialectRule(
+        "warning", "an enum value by its number, which is another value in the dialect"
+    ),
+    "dialect-meaning": DialectRule("warning", "something that the dialect takes in another sense"),
+    "dialect-default": DialectRule("note", "a field left out whose default differs in the dialect"),
 }
 
 TITLES: Mapping[str, str] = {
@@ -68,7 +152,7 @@ _GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DialectDifference:
     """One thing that a dialect takes otherwise: the rule, the field's path, what, its effect, what to write.
 
     `name` is what differs, `Message.field`, `Enum.VALUE` or a word such as `poly_cyc`; `count` says how often
@@ -86,9 +170,9 @@ class Difference:
 
 def check_message(
     message: Message, dialect: Dialect, document: Document[Message] | None = None
-) -> list[Difference]:
+) -> list[DialectDifference]:
     """Return what a dialect takes otherwise in a message, each thing once, in the order of the text."""
-    found: dict[tuple[str, str], Difference] = {}
+    found: dict[tuple[str, str], DialectDifference] = {}
     for difference in _differences(message, dialect, document):
         key = difference.rule, difference.name
         known = found.get(key, replace(difference, count=0))
@@ -99,12 +183,12 @@ def check_message(
 
 def _differences(
     message: Message, dialect: Dialect, document: Document[Message] | None
-) -> Iterator[Difference]:
+) -> Iterator[DialectDifference]:
     name = _own_name(message.DESCRIPTOR.full_name)
     if dialect.missing.get(name, "") is None:
         what = f"{TITLES[dialect.name]} has no {name}"
         others = _join([title for other, title in TITLES.items() if _has(other, message)])
-        yield Difference("dialect-file", "", name, what, _REFUSED, f"only {others} {_verb(others)} it")
+        yield DialectDifference("dialect-file", "", name, what, _REFUSED, f"only {others} {_verb(others)} it")
         return
     yield from _in_message(message, "", dialect, document)
 
@@ -116,10 +200,10 @@ def _has(dialect: str, message: Message) -> bool:
 
 def _in_message(
     message: Message, prefix: str, dialect: Dialect, document: Document[Message] | None
-) -> Iterator[Difference]:
+) -> Iterator[DialectDifference]:
     owner = _own_name(message.DESCRIPTOR.full_name)
     for reading in find_readings(message, owner, dialect.name):
-        yield Difference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.told)
+        yield DialectDifference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.told)
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         values = value if field.is_repeated else [value]
@@ -141,14 +225,14 @@ def _in_message(
                 yield from _word(message, owner, field, item, at, dialect)
 
 
-def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> Difference:
+def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> DialectDifference:
     title = TITLES[dialect.name]
     here = find_counterpart(dialect.name, owner, name)
     what = f"{title} has no {owner}.{name}"
     others = _join([TITLES[other] for other in field_dialects(owner, name)])
     place = "here" if dialect.name == OURS else "there"
     write = f"take it out; {place} {here}" if here else f"take it out; only {others} {_verb(others)} it"
-    return Difference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
+    return DialectDifference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
 
 
 def _takes_one(owner: str, name: str, dialect: Dialect) -> bool:
@@ -158,7 +242,7 @@ def _takes_one(owner: str, name: str, dialect: Dialect) -> bool:
 
 def _more_than_one(
     path: str, owner: str, name: str, count: int, dialect: Dialect, document: Document[Message] | None
-) -> Iterator[Difference]:
+) -> Iterator[DialectDifference]:
     title = TITLES[dialect.name]
     if count > 1:
         what = f"{owner}.{name} has {count} values, and {title} takes one"
@@ -172,12 +256,12 @@ def _more_than_one(
         "stride": "stride_h and stride_w",
     }
     write = f"write {sides[name]}, or one {name} for both" if name in sides else f"write one {name}"
-    yield Difference("dialect-twice", path, f"{owner}.{name}", what, _REFUSED, write)
+    yield DialectDifference("dialect-twice", path, f"{owner}.{name}", what, _REFUSED, write)
 
 
 def _enum_value(
     enum: EnumDescriptor, number: int, path: str, dialect: Dialect, document: Document[Message] | None
-) -> Iterator[Difference]:
+) -> Iterator[DialectDifference]:
     owner, name = _own_name(enum.full_name), enum.values_by_number[number].name
     if not _is_number(path, document):
         if not dialect.knows(owner, name):
@@ -189,7 +273,7 @@ def _enum_value(
         what = f"{title} has no {owner} of the number {number}"
         write = f"{name} has another number there; write the name" if dialect.knows(owner, name) else ""
         here = find_counterpart(dialect.name, owner, name)
-        yield Difference(
+        yield DialectDifference(
             "dialect-value",
             path,
             f"{owner}.{name}",
@@ -199,7 +283,7 @@ def _enum_value(
         )
     elif there != name:
         what = f"{number} is {owner}.{there} to {title}, and {name} to SURFsara's"
-        yield Difference(
+        yield DialectDifference(
             "dialect-number", path, f"{owner}.{name}", what, f"it takes {there}", "write the name"
         )
 
@@ -220,7 +304,7 @@ def _names_by_number(enum: EnumDescriptor, owner: str, dialect: Dialect) -> dict
 
 def _word(
     message: Message, owner: str, field: FieldDescriptor, word: str, path: str, dialect: Dialect
-) -> Iterator[Difference]:
+) -> Iterator[DialectDifference]:
     """Look at the words that are no enums, though Caffe knows only some: of layers, solvers, lr policies."""
     title = TITLES[dialect.name]
     if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
@@ -229,14 +313,14 @@ def _word(
             f"{hint} comes near" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
         )
         effect = f"it stops where it makes the net: Unknown layer type: {word}"
-        yield Difference(
+        yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
         )
     elif (owner, field.name) == ("SolverParameter", "type") and word not in dialect.solver_types:
         write = _nearest(word, dialect.solver_types, solver_type_dialects(word))
         effect = f"it stops when it starts: Unknown solver type: {word}"
         what = f"{title} has no solver type '{word}'"
-        yield Difference("dialect-solver-type", path, word, what, effect, write)
+        yield DialectDifference("dialect-solver-type", path, word, what, effect, write)
     elif (owner, field.name) == ("SolverParameter", "lr_policy") and word not in dialect.lr_policies:
         policy = LR_POLICIES.get(word)
         uses = policy is not None and policy.uses in dialect.lr_policies
@@ -244,7 +328,7 @@ def _word(
         if lr_policy_dialects(word) and not policy:
             write = _nearest(word, dialect.lr_policies, lr_policy_dialects(word))
         what = f"{title} has no lr_policy '{word}'"
-        yield Difference("dialect-lr-policy", path, word, what, _late(message, dialect), write)
+        yield DialectDifference("dialect-lr-policy", path, word, what, _late(message, dialect), write)
 
 
 def _late(solver: Message, dialect: Dialect) -> str:

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, load_dialects
-from caffe_recipes.caffe.documents import KINDS, Document, guess_class, parse_document
+from caffe_recipes.caffe.prototxt import KINDS, Document, guess_class, parse_document
 
 _PACKAGE = "caffe"
 _FIRST_FREE = 100_000  # above every number of any Caffe's; protobuf keeps 19000 to 19999 for itself

@@ -1,26 +1,82 @@
 """A parser of protobuf's text format that knows where it is, and keeps the comments.
 
-It takes what protobuf's C++ parser takes and refuses what that refuses, so that text which passes here
-is text which Caffe reads. Three exceptions: the schema has no extensions, so none are read; a string that
-is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after formatting).
+It takes what the C++ parsers of protobuf 3.10 to 3.21 take, and refuses what they refuse: text that passes
+here is read by a Caffe built with one of them. Exceptions: the schema has no extensions, so none are read; a
+string that is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after
+formatting). Protobuf 2.5 to 3.6, with which older Caffes were built, cannot read a few of the forms that
+pass: `NewerForm` names each where it stands, and canonical text has none of them. Hexadecimal and octal
+floats, which only 2.5 reads, are refused.
+
+What to tell somebody who wrote a field or an enum value that the schema has not.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS, field_dialects, find_counterpart
 from caffe_recipes.caffe.text.comments import Comment, CommentCollector
-from caffe_recipes.caffe.text.hints import hint_for_field, hint_for_value
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, parse_int, parse_string
+from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.limits import limit, raise_limit
+
+_MOST_OWNERS = 3
+
+
+def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
+    """Say which other Caffe knows the field, or else the nearest field, or else the messages that have it.
+
+    >>> hint_for_field("SolverParameter", ["net", "gamma"], "gama")
+    "did you mean 'gamma'?"
+    >>> hint_for_field("SolverParameter", ["net", "gamma"], "rampup_interval")
+    'it belongs to nvcaffe; here the warm-up is warmup_iter, linear and not quadratic'
+    """
+    others = field_dialects(message, name)
+    if others:
+        here = find_counterpart(OURS, message, name)
+        return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    schema = pb.DESCRIPTOR.message_types_by_name.values()
+    owners = [owner.name for owner in schema if name in owner.fields_by_name]
+    if owners:
+        return f"it is a field of {_join(owners)}: is a brace missing or too many?"
+    return f"the fields of {message} are in caffe.proto"
+
+
+def hint_for_value(enum: str, known: Iterable[str], name: str) -> str:
+    """Say which other Caffe knows the value, or else the nearest, or else all.
+
+    >>> hint_for_value("DataParameter.DB", ["LEVELDB", "LMDB"], "LMBD")
+    "did you mean 'LMDB'?"
+    """
+    others = field_dialects(enum, name)
+    if others:
+        return f"it belongs to {_join(others)}; take it out for this Caffe"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"write {_join(known, 'or')}"
+
+
+def _join(names: Iterable[str], last: str = "and") -> str:
+    shown = list(names)
+    if last == "and" and len(shown) > _MOST_OWNERS:
+        shown = [*shown[:_MOST_OWNERS], "others"]
+    return f" {last} ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
 
 _MOST_SHOWN = 60
+_BACKSLASH = r"a backslash is written \\"
 _CLOSING = {"{": "}", "<": ">"}
 _INTEGERS = {
     FieldDescriptor.TYPE_INT32: ("an int32", -(1 << 31), (1 << 31) - 1),
@@ -30,12 +86,38 @@ _INTEGERS = {
 }
 _FLOATS = {"inf": float("inf"), "infinity": float("inf"), "nan": float("nan")}
 _BOOLS = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
+_MOST_FORMS = 100
+_UINT64_MAX = str((1 << 64) - 1)
+_FLOAT_OVERFLOW = (2 - 2.0**-24) * 2.0**127  # the least number that rounds to infinity as a float32
+
+
+@dataclass(frozen=True, slots=True)
+class NewerForm:
+    """A way of writing a field that a Caffe built with an old protobuf cannot read.
+
+    `offset` is the character where it starts, `field` the path of the field or list, `versions` the releases
+    of protobuf that do `effect` with it ("refuse the file"), and `write` what all of them read.
+    """
+
+    offset: int
+    field: str
+    what: str
+    versions: str
+    effect: str
+    write: str
+
+
+class ParsedText(NamedTuple):
+    """What a text holds beside its message: comments by field path, and forms that old protobufs refuse."""
+
+    comments: Mapping[str, Comment]
+    newer_forms: tuple[NewerForm, ...]
 
 
 def parse_text(
     text: str, message: Message, path: str | Path, offsets: dict[str, int] | None = None
-) -> Mapping[str, Comment]:
-    """Fill a message from text; return the comments by the path of what they stand by.
+) -> ParsedText:
+    """Fill a message from text; return its comments, and the first hundred forms that old protobufs refuse.
 
     `offsets`, if given, is filled with the character where each field's name, or value in a list, starts.
     """
@@ -62,15 +144,25 @@ class _Parser:
         self._matches = TOKEN.finditer(text)
         self._comments = CommentCollector(text)
         self._prefix = ""
-        self._advance()
+        self._values, self._most_values = 0, limit("prototxt-values")
+        self._most_blocks = limit("prototxt-layers")
+        self._newer: list[NewerForm] = []
+        self._end = 0  # of the token before the current one
+        self._read_token()
 
-    def parse(self, message: Message) -> Mapping[str, Comment]:
+    def parse(self, message: Message) -> ParsedText:
         self._comments.header(self._start)
         self._body(message, "", 0)
-        self._comments.below("")
-        return self._comments.found
+        if self._comments.waiting:
+            self._comments.apart("", self._end, self._comments.waiting[0].start("comment"))
+            self._comments.below("")
+        return ParsedText(self._comments.found, tuple(self._newer))
 
     def _advance(self) -> None:
+        self._end = self._match.end()
+        self._read_token()
+
+    def _read_token(self) -> None:
         match = next(self._matches)
         kind = match.lastgroup
         while kind == "comment":
@@ -111,7 +203,9 @@ class _Parser:
     def _field(self, message: Message, field: FieldDescriptor) -> None:
         if not field.is_repeated and message.HasField(field.name):
             self._fail(f"'{field.name}' is given twice", "Caffe refuses a second one; keep one of the two")
-        name = self._start
+        name, before = self._start, self._end
+        if before and not self._prefix and name - before > 1:
+            self._comments.apart(self._path_of(message, field, 0), before, name)
         self._advance()
         if self._value == ":":
             self._advance()
@@ -122,29 +216,37 @@ class _Parser:
             self._list(message, field)
         else:
             self._element(message, field, name)
+        last = self._end
         if self._value in (",", ";"):
             self._advance()
-        if self._comments.waiting:
-            self._beside(message, field, opening)
+        if self._comments.waiting and (path := self._finish(message, field, opening, last)):
+            self._comments.after(path, self._end, self._start if self._kind == "name" else None)
 
     def _list(self, message: Message, field: FieldDescriptor) -> None:
+        start = self._start
         self._advance()
         if self._value == "]":
+            self._note_newer(field, start, "an empty list", "2.5 to 3.0", "nothing")
             self._advance()
             return
+        if field.message_type is not None:
+            self._note_newer(field, start, "a list of blocks", "2.5", f"{field.name} {{ ... }} for each")
         while True:
             opening = self._start
             self._element(message, field, opening)
             if self._value not in (",", "]"):
                 self._fail(f"expected ',' or ']' in the list of '{field.name}', not {self._shown()}")
-            is_last = self._value == "]"
+            is_last, last = self._value == "]", self._end
             self._advance()
             if self._comments.waiting:
-                self._beside(message, field, opening)
+                self._finish(message, field, opening, last)
             if is_last:
                 return
 
     def _element(self, message: Message, field: FieldDescriptor, start: int) -> None:
+        self._values += 1
+        if self._values > self._most_values:
+            self._fail(f"more than {self._most_values:,} fields", raise_limit("prototxt-values"))
         if self._offsets is not None:
             self._offsets[self._path_of(message, field, 0)] = start
         if self._comments.waiting:
@@ -161,7 +263,12 @@ class _Parser:
             self._fail(f"expected '{{' after '{field.name}', not {self._shown()}")
         opening, closing = self._start, _CLOSING[self._value]
         if field.is_repeated:
-            child = getattr(message, field.name).add()
+            children = getattr(message, field.name)
+            if len(children) >= self._most_blocks:
+                self._fail(
+                    f"more than {self._most_blocks:,} of '{field.name}'", raise_limit("prototxt-layers")
+                )
+            child = children.add()
         else:
             child = getattr(message, field.name)
             child.SetInParent()
@@ -169,17 +276,22 @@ class _Parser:
         self._prefix = f"{path}."
         self._advance()
         if self._comments.waiting:
-            self._comments.beside(path)
+            self._comments.opening(path)
         self._body(child, closing, opening)
-        self._comments.below(path)
+        if self._comments.waiting:
+            self._comments.below(path)
+        self._comments.inline(path, opening, self._start)
         self._advance()
         self._prefix = outer
 
-    def _beside(self, message: Message, field: FieldDescriptor, opening: int) -> None:
+    def _finish(self, message: Message, field: FieldDescriptor, opening: int, last: int) -> str:
+        """Place the comments in and beside a field; return its path, or nothing for an empty list."""
         if field.is_repeated and not getattr(message, field.name):
-            return
+            return ""
+        path = self._path_of(message, field, 1)
         block = None if field.message_type is None else opening
-        self._comments.beside(self._path_of(message, field, 1), block)
+        self._comments.ending(path, block, last, self._end)
+        return path
 
     def _path_of(self, message: Message, field: FieldDescriptor, back: int) -> str:
         """Name the last element of a field (`back` 1), or the one to come (0)."""
@@ -191,7 +303,8 @@ class _Parser:
         start, is_signed = self._start, self._value == "-"
         value = self._integer()
         if value is None or not low <= value <= high or (is_signed and low == 0):
-            self._fail(f"'{field.name}' takes {kind}, {low} to {high}, not {self._shown(start)}", at=start)
+            what = f"'{field.name}' takes {kind}, {low} to {high}, not {self._shown(start)}"
+            self._fail(what, self._number_hint(""), start)
         self._advance()
         return value
 
@@ -201,16 +314,30 @@ class _Parser:
         try:
             value = parse_float(self._value) if self._kind == "number" else _FLOATS[self._value.lower()]
         except (KeyError, ValueError):
-            self._fail(
-                f"'{field.name}' takes a number, not {self._shown(start)}", "write it in decimal", start
-            )
+            what = f"'{field.name}' takes a number, not {self._shown(start)}"
+            self._fail(what, self._number_hint("write it in decimal"), start)
+        value = -value if is_negative else value
+        if abs(value) >= 2.0**64:
+            self._note_newer_float(field, start, value)
         self._advance()
-        return -value if is_negative else value
+        return value
+
+    def _note_newer_float(self, field: FieldDescriptor, start: int, value: float) -> None:
+        is_double = field.type == FieldDescriptor.TYPE_DOUBLE
+        if self._value.isdigit() and (len(self._value) > len(_UINT64_MAX) or self._value > _UINT64_MAX):
+            what, versions, effect = "a whole number beyond 64 bits", "2.5 to 3.6", "refuse the file"
+        elif not is_double and FLOAT_MAX < abs(value) < _FLOAT_OVERFLOW:
+            what, versions, effect = "a number above the largest float", "3.0 to 3.6", "take it for inf"
+        else:
+            return
+        self._note_newer(field, start, what, versions, float_text(value, is_double), effect)
 
     def _take_bool(self, field: FieldDescriptor) -> bool:
         value = self._integer() if self._kind == "number" else _BOOLS.get(self._value)
         if value not in (0, 1):
             self._fail(f"'{field.name}' takes true or false, not {self._shown()}")
+        if self._value in ("True", "False"):
+            self._note_newer(field, self._start, self._value, "2.5", self._value.lower())
         self._advance()
         return bool(value)
 
@@ -222,7 +349,9 @@ class _Parser:
             value = enum.values_by_name.get(self._value)
         else:
             number = self._integer()
-            value = None if number is None else enum.values_by_number.get(number)
+            # Python's protobuf looks a number up by its lowest 32 bits.
+            fits = number is not None and -(1 << 31) <= number < 1 << 31
+            value = enum.values_by_number.get(number) if number is not None and fits else None
         if value is None:
             owner = enum.full_name.removeprefix("caffe.")
             hint = hint_for_value(owner, list(enum.values_by_name), self._value)
@@ -239,7 +368,9 @@ class _Parser:
             try:
                 parts.append(parse_string(self._value))
             except ValueError as error:
-                self._fail(f"'{field.name}' cannot be read as text: {error}", r"a backslash is written \\")
+                escape = str(error)  # the newest protobuf takes a capital X, and none before it
+                hint = f"write {escape.lower()}" if escape.startswith(r"\X") else _BACKSLASH
+                self._fail(f"'{field.name}' cannot be read as text: {error}", hint)
             self._advance()
         return b"".join(parts)
 
@@ -259,11 +390,31 @@ class _Parser:
             return None
         return -value if is_negative and value is not None else value
 
+    def _number_hint(self, usual: str) -> str:
+        return (
+            "write it without '_', or with a space behind the number"
+            if "_" in self._value and self._kind == "number"
+            else usual
+        )
+
     def _is_negative(self) -> bool:
         if self._value != "-":
             return False
         self._advance()
         return True
+
+    def _note_newer(
+        self,
+        field: FieldDescriptor,
+        start: int,
+        what: str,
+        versions: str,
+        write: str,
+        effect: str = "refuse the file",
+    ) -> None:
+        if len(self._newer) < _MOST_FORMS:
+            path = f"{self._prefix}{field.name}"
+            self._newer.append(NewerForm(start, path, what, f"protobuf {versions}", effect, write))
 
     def _shown(self, start: int | None = None) -> str:
         """Quote the current token, or all from `start` to its end, on one line."""

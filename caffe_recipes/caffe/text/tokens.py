@@ -9,7 +9,7 @@ TOKEN = re.compile(
     [ \t\r\n\v\f]*+ (?:
         (?P<name>    [A-Za-z_][A-Za-z0-9_]*+ )
       | (?P<mark>    [:{}<>\[\],;-] )
-      | (?P<number>  \.?[0-9](?:[eE][+-]|[0-9A-Za-z.])*+ )
+      | (?P<number>  \.?[0-9](?:[eE][+-]|[0-9A-Za-z_.])*+ )
       | (?P<string>  "(?:[^"\\\n\0]++|\\[^\n\0])*+" | '(?:[^'\\\n\0]++|\\[^\n\0])*+' )
       | (?P<comment> \#[^\n\0]*+ )
       | (?P<end>     \Z )
@@ -21,15 +21,17 @@ TOKEN = re.compile(
 _ESCAPE = re.compile(
     r"""\\(?:
         (?P<octal> [0-7]{1,3} )
-      | [xX](?P<hex> [0-9a-fA-F]{1,2} )
+      | x(?P<hex> [0-9a-fA-F]{1,2} )
+      | X(?P<capital> [0-9a-fA-F]{1,2} )
       | (?P<pair> u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2} )
       | u(?P<short> [0-9a-fA-F]{4} )
       | U(?P<long> [0-9a-fA-F]{8} )
-      | (?P<letter> [^uUxX] )
+      | (?P<letter> [^uUx] )
       | (?P<bad> .? )
     )""",
     re.VERBOSE | re.DOTALL,
 )
+_FOREIGN_BYTE = re.compile("[\udc80-\udcff]")
 _LETTERS = dict(zip("abfnrtv\\?'\"", b"\a\b\f\n\r\t\v\\?'\"", strict=True))
 
 
@@ -43,11 +45,12 @@ def line_column(text: str, offset: int) -> tuple[int, int]:
 
 
 def parse_int(literal: str) -> int:
-    """Read a decimal, hexadecimal (`0x1F`) or octal (`017`) integer; ValueError if it is none.
+    """Read a decimal, hexadecimal (`0x1F`) or octal (`017`) integer; ValueError for anything else.
 
     >>> parse_int("0x1F"), parse_int("017"), parse_int("42")
     (31, 15, 42)
     """
+    _refuse_underscore(literal)
     return int(literal, 16 if literal[:2] in ("0x", "0X") else 8 if _has_leading_zero(literal) else 10)
 
 
@@ -59,6 +62,7 @@ def parse_float(literal: str) -> float:
     >>> parse_float("1."), parse_float(".5f"), parse_float("1e-3")
     (1.0, 0.5, 0.001)
     """
+    _refuse_underscore(literal)
     if _has_leading_zero(literal):
         raise ValueError(literal)
     return float(literal[:-1] if literal[-1] in "fF" else literal)
@@ -79,6 +83,26 @@ def parse_string(literal: str) -> bytes:
         parts += body[end : escape.start()].encode(), _unescape(escape)
         end = escape.end()
     return b"".join([*parts, body[end:].encode()])
+
+
+def find_foreign_byte(text: str) -> int | None:
+    r"""Return the first character outside comments that stands for a byte which is not UTF-8.
+
+    The text is decoded with `surrogateescape`.
+
+    >>> find_foreign_byte("net: 'a' # \udce9"), find_foreign_byte("net: '\udce9'")
+    (None, 6)
+    """
+    for match in TOKEN.finditer(text):
+        found = None if match.lastgroup == "comment" else _FOREIGN_BYTE.search(match[0])
+        if found:
+            return match.start() + found.start()
+    return None
+
+
+def _refuse_underscore(literal: str) -> None:
+    if "_" in literal:  # Python would read 1_000
+        raise ValueError(literal)
 
 
 def _has_leading_zero(literal: str) -> bool:

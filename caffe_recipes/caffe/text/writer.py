@@ -1,4 +1,7 @@
-"""The canonical text of a message: order of fields, numbers, strings, comments."""
+"""The canonical text of a message: order of fields, numbers, strings, comments.
+
+The order in which a person writes the fields of a message.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,86 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.text.comments import Comment
-from caffe_recipes.caffe.text.field_order import field_ranks
+from caffe_recipes.caffe.text.comments import Comment, comment_line
 from caffe_recipes.errors import PrototxtError
+
+# A star stands for every field that its row does not name, in the order of the schema.
+ORDERS = {
+    "BlobProto": "shape num channels height width *",
+    "ConvolutionParameter": "num_output bias_term kernel_size kernel_h kernel_w pad pad_h pad_w "
+    "stride stride_h stride_w dilation group *",
+    "DataParameter": "source batch_size backend *",
+    "Datum": "channels height width label encoded *",
+    "ImageDataParameter": "source root_folder batch_size *",
+    "LayerParameter": "name type bottom top include exclude phase loss_weight propagate_down param "
+    "transform_param * blobs",
+    "NetParameter": "name * layer layers",
+    "PoolingParameter": "pool kernel_size kernel_h kernel_w pad pad_h pad_w stride stride_h stride_w "
+    "global_pooling *",
+    "SolverParameter": "net net_param train_net train_net_param test_net test_net_param train_state "
+    "test_state test_iter test_interval test_initialization test_compute_loss display average_loss "
+    "base_lr lr_policy gamma power stepsize stepvalue plateau_winsize max_iter lr_iter iter_size "
+    "warmup_iter warmup_start_lr type momentum momentum2 rms_decay delta "
+    "weight_decay regularization_type clip_gradients "
+    "snapshot snapshot_prefix snapshot_format snapshot_diff snapshot_after_train "
+    "solver_mode device_id random_seed *",
+    "TransformationParameter": "mirror crop_size crop_h crop_w scale mean_file mean_value *",
+    "V0LayerParameter": "* blobs",
+    "V1LayerParameter": "name type bottom top include exclude loss_weight param blob_share_mode "
+    "blobs_lr weight_decay transform_param * blobs",
+}
+
+
+@functools.cache
+def ordered_fields(message: Descriptor) -> tuple[FieldDescriptor, ...]:
+    """Return every field of a message in the order of writing."""
+    row = ORDERS.get(message.name, "*").split()
+    star = row.index("*")
+    rest = [field.name for field in message.fields if field.name not in row]
+    names = [*row[:star], *rest, *row[star + 1 :]]
+    return tuple(message.fields_by_name[name] for name in names)
+
+
+@functools.cache
+def field_ranks(message: Descriptor) -> dict[int, int]:
+    """Return each field's place in the order of writing, by field number."""
+    return {field.number: rank for rank, field in enumerate(ordered_fields(message))}
+
 
 _PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_COMMENT = Comment()
 _LARGE_KIND_BYTES = 1000
+_INLINE_WIDTH = 100  # characters of a block that stays on its line
+FLOAT_MAX = (2 - 2.0**-23) * 2.0**127  # the largest float32
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
     """Write a message with its comments; PrototxtError where a comment has nothing to stand by."""
-    waiting = dict(comments)
-    file = waiting.pop("", _NO_COMMENT)
-    if file.beside:
+    notes = _Notes(comments)
+    file = notes.take("")
+    if file.beside or file.closing or file.after:
         raise PrototxtError("", "a comment beside the file itself", "give it a field's path, or put it above")
-    body = _body(message, "", "", waiting) + _comment_lines(file.below, "")
+    body = _body(message, "", "", notes, file)
     head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
-    for path in waiting:
+    for path in notes.waiting:
         near = difflib.get_close_matches(path, list(_paths(message, "")), n=1)
         hint = f"did you mean '{near[0]}'?" if near else "comment a field that is set"
         raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
     return "\n".join([*head, *body, ""])
+
+
+class _Notes:
+    """The comments that are still to be written, and how many with text have been."""
+
+    def __init__(self, comments: Mapping[str, Comment]) -> None:
+        self.waiting = dict(comments)
+        self.written = 0
+
+    def take(self, path: str) -> Comment:
+        comment = self.waiting.pop(path, _NO_COMMENT)
+        self.written += bool(comment.texts)
+        return comment
 
 
 def float_text(value: float, is_double: bool = False) -> str:
@@ -81,6 +141,8 @@ def _escape(char: str, is_byte: bool) -> str:
 @functools.lru_cache(maxsize=1024)
 def _shortest_float32(value: float) -> str:
     single = ctypes.c_float(value).value
+    if abs(single) == FLOAT_MAX:  # rounded up to fewer digits, protobuf 3.0 to 3.6 would read infinity
+        return f"{'-' * (single < 0)}3.40282346e+38"
     # Six digits survive the way through a normal float32 and back; a subnormal one keeps fewer.
     first = 6 if abs(single) >= 2.0**-126 else 1
     for digits in range(first, 9):
@@ -141,28 +203,47 @@ def _paths(message: Message, prefix: str) -> Iterator[str]:
                 yield from _paths(item, f"{path}.")
 
 
-def _body(message: Message, prefix: str, indent: str, comments: dict[str, Comment]) -> list[str]:
-    """Return the lines of a message, taking from `comments` those that are written."""
-    if not comments:
-        return _plain_body(message, indent)
-    lines: list[str] = []
-    for (_, name, is_repeated, text_of, _), value in _in_order(message):
+def _body(message: Message, prefix: str, indent: str, notes: _Notes, around: Comment) -> list[str]:
+    """Return the lines of a message, taking from `notes` those that are written, and what stands below it.
+
+    `around` is the comment of the block, or of the file, that the message is.
+    """
+    lines = [] if notes.waiting else _plain_body(message, indent)
+    after = False
+    for (_, name, is_repeated, text_of, _), value in _in_order(message) if notes.waiting else ():
         for index, item in enumerate(value if is_repeated else (value,)):
             path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
-            comment = comments.pop(path, _NO_COMMENT)
-            beside = f" # {comment.beside}" if comment.beside else ""
+            comment = notes.take(path)
+            if lines and (after or (comment.is_apart and not prefix)):
+                lines.append("")
             lines += _comment_lines(comment.above, indent)
-            if text_of is not None:
-                if comment.below:
-                    raise PrototxtError(path, "a comment below a field that has no block", "put it above")
-                lines.append(f"{indent}{name}: {text_of(item)}{beside}")
-                continue
-            left = len(comments)
-            inner = _body(item, f"{path}.", f"{indent}  ", comments)
-            is_commented = len(comments) < left or bool(comment.below)
-            inner += _comment_lines(comment.below, f"{indent}  ")
-            lines += _block(name, inner, indent, beside, is_open=is_commented)
-    return lines
+            if text_of is None:
+                lines += _commented_block(name, item, path, indent, notes, comment)
+            elif comment.below or comment.closing:
+                raise PrototxtError(path, "a comment below a field that has no block", "put it above")
+            else:
+                lines.append(f"{indent}{name}: {text_of(item)}{_beside(comment.beside)}")
+            lines += _comment_lines(comment.after, indent)
+            after = bool(comment.after)
+    if lines and around.below and (after or (around.is_apart and not prefix)):
+        lines.append("")
+    return lines + _comment_lines(around.below, indent)
+
+
+def _commented_block(
+    name: str, message: Message, path: str, indent: str, notes: _Notes, comment: Comment
+) -> list[str]:
+    """Return a block with its comments: on one line where it stood so and fits, unless a comment is in it."""
+    before = notes.written
+    inner = _body(message, f"{path}.", f"{indent}  ", notes, comment)
+    beside, closing = _beside(comment.beside), _beside(comment.closing)
+    if notes.written == before and not comment.below and not (beside and closing):
+        inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
+        if comment.is_inline and len(inline) <= _INLINE_WIDTH:
+            return [f"{inline}{beside}{closing}"]
+        if not inner or _is_one_scalar(inner):
+            return [f"{inline}{beside}{closing}"]
+    return [f"{indent}{name} {{{beside}", *inner, f"{indent}}}{closing}"]
 
 
 def _plain_body(message: Message, indent: str) -> list[str]:
@@ -212,14 +293,22 @@ def _kind_body(cls: Callable[[], Message], data: bytes, indent: str) -> list[str
     return _plain_body(kind, indent)
 
 
-def _block(name: str, lines: list[str], indent: str, beside: str = "", *, is_open: bool = False) -> list[str]:
-    """Return a block around lines: on one line where it holds one scalar, unless it is to stay open."""
+def _block(name: str, lines: list[str], indent: str) -> list[str]:
+    """Return a block around lines, on one line where it holds one scalar."""
     if not lines:
-        return [f"{indent}{name} {{ }}{beside}"]
-    if len(lines) == 1 and not is_open and lines[0][-1] != "}":
-        return [f"{indent}{name} {{ {lines[0].lstrip()} }}{beside}"]
-    return [f"{indent}{name} {{{beside}", *lines, f"{indent}}}"]
+        return [f"{indent}{name} {{ }}"]
+    if _is_one_scalar(lines):
+        return [f"{indent}{name} {{ {lines[0].lstrip()} }}"]
+    return [f"{indent}{name} {{", *lines, f"{indent}}}"]
+
+
+def _is_one_scalar(lines: list[str]) -> bool:
+    return len(lines) == 1 and lines[0][-1] != "}"
 
 
 def _comment_lines(texts: tuple[str, ...], indent: str) -> list[str]:
-    return [f"{indent}#{'' if not text or text.startswith('#') else ' '}{text}" for text in texts]
+    return [f"{indent}{comment_line(text)}" for text in texts]
+
+
+def _beside(text: str) -> str:
+    return f" {comment_line(text)}" if text else ""

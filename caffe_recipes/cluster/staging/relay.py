@@ -7,34 +7,369 @@ MPI, whose waiting takes a whole core; and who sees no progress for `--stall-s` 
 a silent link.
 
 Each rank says at its end, on a line of its own, `relay: RANK HOST landed` or `relay: RANK HOST failed: why`.
+
+The two ends of a relay, each a thread: the file that is read, and the disk that is written.
+
+Where a file lands on a node: written under a name of its own, verified, and only then called `data.mdb`.
+
+The folder and the empty file were made by `node.sh`; here they are opened without following a link, and
+checked again to be ours. Runs on nodes, by `relay.py`: the standard library only.
+
+The digest of a staged file: SHA-256 over the SHA-256 of its blocks.
+
+A plain SHA-256 is bound to one core: at 0.1 GB/s of a slow one, the 42 GB of ImageNet take seven minutes.
+Blocks are hashed by several cores, while the rest of the file is still on its way. Coreutils compute it too,
+so that a node needs no Python of ours:
+
+    split -b 16M --filter='sha256sum | cut -c 1-64' data.mdb | sha256sum
+
+The stamp that staging leaves beside what it puts on a node: proof that it is ours, and that it is whole.
+
+One line, `caffe-recipes-1 MADE DIGEST BYTES MTIME INODE`: how many folders were made for it, and what the
+file was when it had been verified. A file that still has this size, time and inode, in a folder that nobody
+else can write in, is not hashed again. While a copy is under way the last four are `-`; the digest alone is
+`-` where run.sh copied a source whose digest nobody knew. `node.sh` knows the same line.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import hashlib
 import os
 import signal
 import socket
+import stat
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from caffe_recipes.cluster.staging.digests import BLOCK_BYTES, hasher_count
-from caffe_recipes.cluster.staging.landing import Landing
-from caffe_recipes.cluster.staging.relay_ends import Sink, Source, explain
+from caffe_recipes.files import wait_until_read
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+BLOCK_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20
+# More readers than this gain nothing on one disk.
+MOST_HASHERS = 8
+
+
+def combine_blocks(digests: Iterable[str]) -> str:
+    """Return a file's digest from those of its blocks, in order.
+
+    >>> combine_blocks([hashlib.sha256(b"records").hexdigest()])[:16]
+    'c477d56a6c8271a5'
+    """
+    return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+
+
+def count_blocks(size_bytes: int) -> int:
+    """Return the number of blocks of a file, the last of which may be short.
+
+    >>> [count_blocks(n) for n in (0, 1, BLOCK_BYTES, BLOCK_BYTES + 1)]
+    [0, 1, 1, 2]
+    """
+    return -(-size_bytes // BLOCK_BYTES)
+
+
+def block_digest(file: int, block: int, size_bytes: int) -> str:
+    """Return the SHA-256 of a block of an open file; raises OSError, also where the file ends early."""
+    digest, at = hashlib.sha256(), block * BLOCK_BYTES
+    end = min(at + BLOCK_BYTES, size_bytes)
+    while at < end:
+        piece = os.pread(file, min(_PIECE_BYTES, end - at), at)
+        if not piece:
+            raise OSError(f"ends at byte {at} of {size_bytes}")
+        digest.update(piece)
+        at += len(piece)
+    return digest.hexdigest()
+
+
+def file_digest(file: int, size_bytes: int) -> str:
+    """Return the digest of an open file, hashed by several threads; raises OSError."""
+    with ThreadPoolExecutor(hasher_count()) as pool:
+        return combine_blocks(
+            pool.map(lambda block: block_digest(file, block, size_bytes), range(count_blocks(size_bytes)))
+        )
+
+
+def hasher_count() -> int:
+    """Return how many threads hash: one for each core that this process may use, up to eight."""
+    return min(MOST_HASHERS, len(os.sched_getaffinity(0)))
+
+
+DATA = "data.mdb"
+STAMP = ".caffe-recipes-staged"
+_FORMAT = "caffe-recipes-1"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What is known of a staged file; without an `mtime` it is under way, without a `digest` not verified."""
+
+    folders_made: int
+    digest: str | None = None
+    size_bytes: int = 0
+    mtime: str = ""
+    inode: int = 0
+
+
+def stamp_file(folders_made: int, digest: str, status: os.stat_result) -> Stamp:
+    """Return the stamp of a verified file."""
+    return Stamp(folders_made, digest, status.st_size, render_mtime(status.st_mtime_ns), status.st_ino)
+
+
+def parse_stamp(line: str) -> Stamp | None:
+    """Return what a stamp says; None if it is none of ours.
+
+    >>> parse_stamp("caffe-recipes-1 2 - - - -")
+    Stamp(folders_made=2, digest=None, size_bytes=0, mtime='', inode=0)
+    """
+    words = line.split()
+    if len(words) != 6 or words[0] != _FORMAT or not words[1].isdigit():
+        return None
+    if words[2:] == ["-"] * 4:
+        return Stamp(int(words[1]))
+    if not (words[3].isdigit() and words[5].isdigit()):
+        return None
+    digest = None if words[2] == "-" else words[2]
+    return Stamp(int(words[1]), digest, int(words[3]), words[4], int(words[5]))
+
+
+def render_stamp(stamp: Stamp) -> str:
+    """Write a stamp as its line.
+
+    >>> render_stamp(Stamp(1))
+    'caffe-recipes-1 1 - - - -'
+    """
+    if not stamp.mtime:
+        return f"{_FORMAT} {stamp.folders_made} - - - -"
+    digest = stamp.digest or "-"
+    return f"{_FORMAT} {stamp.folders_made} {digest} {stamp.size_bytes} {stamp.mtime} {stamp.inode}"
+
+
+def render_mtime(mtime_ns: int) -> str:
+    """Write a time of modification as `stat -c %.9Y` does.
+
+    >>> render_mtime(1_700_000_000_000_000_001)
+    '1700000000.000000001'
+    """
+    return f"{mtime_ns // 10**9}.{mtime_ns % 10**9:09}"
+
+
+# So often what is written is synced behind the writer: little is left to sync at the end.
+_BLOCKS_A_SYNC = 8
+_LOCK_S = 5.0
+
+
+class Landing:
+    """A part of an LMDB's folder that is being filled, in order; blocks are hashed behind the writer.
+
+    Raises OSError, with what is wrong as its text, where the folder or the part is not ours alone.
+    """
+
+    def __init__(self, folder: str, part: str, size_bytes: int, pool: ThreadPoolExecutor) -> None:
+        self._part, self._size_bytes, self._pool = part, size_bytes, pool
+        self._hashes: list[Future[str]] = []
+        self._folder = os.open(os.path.realpath(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self._file = -1
+        try:
+            _check_ours(os.fstat(self._folder), "the folder")
+            self._file = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+            status = os.fstat(self._file)
+            _check_ours(status, part)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise OSError(f"{part} is no file of its own")
+            _lock(self._file)
+        except OSError:
+            self.close()
+            raise
+        # What an attempt before this one has written; whether it is right is told by the digest at the end.
+        self.held_blocks = min(status.st_size, size_bytes) // BLOCK_BYTES
+
+    def start(self, block: int) -> None:
+        """Begin to write at a block; those before it are there, and are hashed now."""
+        os.ftruncate(self._file, block * BLOCK_BYTES)
+        for held in range(block):
+            self._hash(held)
+
+    def write(self, data: memoryview, at: int) -> None:
+        """Write the next bytes; raises OSError, as for a full disk."""
+        end = at + len(data)
+        while data:
+            written = os.pwrite(self._file, data, at)
+            at, data = at + written, data[written:]
+        whole = count_blocks(end) if end == self._size_bytes else end // BLOCK_BYTES
+        for block in range(len(self._hashes), whole):
+            self._hash(block)
+
+    def finish(self, digest: str) -> None:
+        """Verify, stamp, and give the file its name; raises OSError."""
+        found = combine_blocks(future.result() for future in self._hashes)
+        if found != digest:
+            raise OSError("what arrived is not what was sent: its digest differs")
+        os.fsync(self._file)
+        made = self._folders_made()
+        line = render_stamp(stamp_file(made, digest, os.fstat(self._file)))
+        self._write_stamp(line)
+        os.link(self._part, DATA, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+        os.unlink(self._part, dir_fd=self._folder)
+        os.fsync(self._folder)
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        for future in self._hashes:
+            future.cancel()
+        for descriptor in (self._file, self._folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._folder = -1
+
+    def _hash(self, block: int) -> None:
+        self._hashes.append(self._pool.submit(self._hash_block, block))
+
+    def _hash_block(self, block: int) -> str:
+        digest = block_digest(self._file, block, self._size_bytes)
+        if block % _BLOCKS_A_SYNC == _BLOCKS_A_SYNC - 1:
+            os.fdatasync(self._file)
+        return digest
+
+    def _folders_made(self) -> int:
+        with os.fdopen(os.open(STAMP, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._folder)) as file:
+            stamp = parse_stamp(file.read(1000))
+        if stamp is None:
+            raise OSError(f"{STAMP} is none of ours")
+        return stamp.folders_made
+
+    def _write_stamp(self, line: str) -> None:
+        beside = f"{STAMP}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(beside, flags, 0o600, dir_fd=self._folder), "w") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, STAMP, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+
+def _check_ours(status: os.stat_result, what: str) -> None:
+    if status.st_uid != os.geteuid():
+        raise OSError(f"{what} belongs to user {status.st_uid}")
+    if status.st_mode & stat.S_IWOTH:
+        raise OSError(f"others can write in {what}")
+
+
+def _lock(file: int) -> None:
+    """Hold a part for this process alone; one of a chain that has just been ended may still be going."""
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise OSError("another process of this host stages the same LMDB") from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+class Sink:
+    """The disk's end: a thread that writes buffers in order; after an error it only lets them go."""
+
+    def __init__(self, landing: Landing | None, error: str) -> None:
+        self.landing, self.error = landing, error
+        self.stored = 0
+        self._queue: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, data: memoryview, at: int) -> None:
+        """Have bytes written; `stored` counts them when they are."""
+        self._queue.put((data, at))
+
+    def finish(self, digest: str) -> str:
+        """Verify and name what was written; return what went wrong, or nothing."""
+        self._queue.put(None)
+        self._thread.join()
+        if self.landing is not None and not self.error:
+            try:
+                self.landing.finish(digest)
+            except OSError as error:
+                self.error = explain(error)
+        return self.error
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if self.landing is not None and not self.error:
+                try:
+                    self.landing.write(*item)
+                except OSError as error:
+                    self.error = explain(error)
+            self.stored += 1
+
+
+class RelayReader:
+    """Rank 0's end: a thread that reads the file into buffers, ahead of the wire, and hashes it."""
+
+    def __init__(self, path: str, size_bytes: int, known_digest: str, pool: ThreadPoolExecutor) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        if os.fstat(self._file).st_size != size_bytes:
+            raise OSError(f"{path} has {os.fstat(self._file).st_size} bytes, not {size_bytes}")
+        self._size_bytes, self._known, self._pool = size_bytes, known_digest, pool
+        self.error = ""
+        self._hashes: list[Future[str]] = []
+        self._wanted: SimpleQueue[tuple[memoryview, int]] = SimpleQueue()
+        self.read = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def want(self, into: memoryview, at: int) -> None:
+        """Have a buffer filled; `read` counts those that are."""
+        self._wanted.put((into, at))
+
+    def digest(self) -> str:
+        """Return the file's digest: the one that was known, or that of what has been read."""
+        blocks = range(len(self._hashes), 0 if self._known else count_blocks(self._size_bytes))
+        self._hash(blocks)
+        return self._known or combine_blocks(future.result() for future in self._hashes)
+
+    def _hash(self, blocks: range) -> None:
+        for block in blocks:
+            self._hashes.append(self._pool.submit(block_digest, self._file, block, self._size_bytes))
+
+    def _run(self) -> None:
+        while True:
+            into, at = self._wanted.get()
+            try:
+                done = 0
+                while done < len(into):
+                    count = os.preadv(self._file, [into[done:]], at + done)
+                    if count == 0:
+                        raise OSError(f"the source ends at byte {at + done} of {self._size_bytes}")
+                    done += count
+            except OSError as error:
+                self.error = explain(error)
+                return
+            self.read += 1
+            if not self._known:  # behind the reader, out of the page cache
+                self._hash(range(len(self._hashes), (at + done) // BLOCK_BYTES))
+
+
+def explain(error: OSError) -> str:
+    """Return an error's reason, without the number and the path that Python puts around it."""
+    return error.strerror or str(error)
+
 
 BUFFERS = 16
 _DIGEST_BYTES = 64
 _LONGEST_NAP_S = 0.002
 _ABORT_S = 10
-# The launcher loses what a rank has said just before it aborts.
-_SAID_S = 0.5
 
 
 class Stalled(Exception):
@@ -79,7 +414,7 @@ class Relay:
         self._rank, self._last = comm.Get_rank(), comm.Get_size() - 1
         self._ring = [memoryview(bytearray(chunk_bytes)) for _ in range(BUFFERS)]
 
-    def run(self, start: int, source: Source | None, sink: Sink, tell: Callable[[int], None]) -> None:
+    def run(self, start: int, source: RelayReader | None, sink: Sink, tell: Callable[[int], None]) -> None:
         """Pass everything from byte `start` on; raises Stalled, and OSError if the source cannot be read."""
         chunks = -(-(self._size_bytes - start) // self._chunk_bytes)
         asked = came = sent = 0
@@ -113,7 +448,7 @@ class Relay:
         return self._ring[index % BUFFERS][: min(self._chunk_bytes, self._size_bytes - at)], at
 
     def _ask(
-        self, start: int, index: int, source: Source | None, receiving: list[MPI.Request | None]
+        self, start: int, index: int, source: RelayReader | None, receiving: list[MPI.Request | None]
     ) -> None:
         data, at = self._chunk(start, index)
         if source is not None:
@@ -122,7 +457,7 @@ class Relay:
             receiving[index % BUFFERS] = self._comm.Irecv(data, self._rank - 1)
 
     @staticmethod
-    def _has_come(index: int, source: Source | None, receiving: Sequence[MPI.Request | None]) -> bool:
+    def _has_come(index: int, source: RelayReader | None, receiving: Sequence[MPI.Request | None]) -> bool:
         if source is not None:
             return index < source.read
         request = receiving[index % BUFFERS]
@@ -158,7 +493,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
         start = _least(comm, held, waiter)
         if landing:
             landing.start(start)
-        source = Source(options.source, options.bytes, options.digest, pool) if rank == 0 else None
+        source = RelayReader(options.source, options.bytes, options.digest, pool) if rank == 0 else None
         sink = Sink(landing, error)
         tell = _Telling(rank, options.bytes).tell
         Relay(comm, options.bytes, options.chunk, waiter).run(start * BLOCK_BYTES, source, sink, tell)
@@ -192,7 +527,7 @@ def _least(comm: MPI.Comm, held: int, waiter: Waiter) -> int:
     return int.from_bytes(least, sys.byteorder)
 
 
-def _shared_digest(comm: MPI.Comm, source: Source | None, waiter: Waiter) -> str:
+def _shared_digest(comm: MPI.Comm, source: RelayReader | None, waiter: Waiter) -> str:
     shared = bytearray(source.digest().encode() if source else _DIGEST_BYTES)
     waiter.wait(comm.Ibcast(shared, 0), "the digest of the source")
     return shared.decode()
@@ -221,9 +556,9 @@ def main() -> None:
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except ImportError as lacking:
-        # In one piece, and with a moment to be heard: hydra labels each write, and may lose the last one.
+        # In one piece, which hydra labels; what a rank says just before it ends the others may be lost.
         os.write(1, f"ImportError: {lacking}\n".encode())
-        time.sleep(_SAID_S)
+        wait_until_read(1)
         sys.exit(1)
 
     comm, host = MPI.COMM_WORLD, socket.gethostname()
@@ -231,7 +566,7 @@ def main() -> None:
         error = run_rank(comm, options)
     except (Stalled, OSError) as failure:
         print(f"relay: {comm.Get_rank()} {host} stopped: {failure}", flush=True)
-        time.sleep(_SAID_S)
+        wait_until_read(1)
         signal.alarm(_ABORT_S)  # a launcher that is cut off cannot be told; the signal ends this rank
         comm.Abort(3)
     print(f"relay: {comm.Get_rank()} {host} {f'failed: {error}' if error else 'landed'}", flush=True)

@@ -11,32 +11,46 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from caffe_recipes.cluster.hosts import Host, file_stamp
-from caffe_recipes.cluster.staging.chain import ChainMeans
-from caffe_recipes.cluster.staging.copies import Copy, keep_copies, load_copies
-from caffe_recipes.cluster.staging.costs import How, Rates
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import file_stamp
 from caffe_recipes.cluster.staging.manifest import (
+    Copy,
     Manifest,
-    Source,
+    SourceFile,
     cache_folder,
     find_source,
     hash_source,
+    keep_copies,
     keep_manifest,
+    load_copies,
     load_manifest,
     only_one,
 )
-from caffe_recipes.cluster.staging.nodes import (
+from caffe_recipes.cluster.staging.plan import (
+    CopyRates,
+    How,
+    NodeRefusal,
     NodeState,
+    StagingPlan,
     abandon_part,
     clean_node,
     hash_node,
     normalize_lmdb,
     on_each,
+    plan_staging,
+    plan_without,
     probe_node,
+    render_plan,
 )
-from caffe_recipes.cluster.staging.plan import StagingPlan, plan_staging, plan_without, render_plan
-from caffe_recipes.cluster.staging.stamps import DATA
-from caffe_recipes.cluster.staging.ways import Job, Sent, send_by_chain, send_by_sbcast, send_to_each
+from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.ways import (
+    ChainMeans,
+    Sent,
+    StagingJob,
+    send_by_chain,
+    send_by_sbcast,
+    send_to_each,
+)
 from caffe_recipes.errors import CaffeRecipesError
 
 Say = Callable[[str], None]
@@ -46,7 +60,7 @@ _ABANDON_S = 15.0
 
 
 @dataclass(frozen=True)
-class Placed:
+class StagedHost:
     """What became of an LMDB on a host; `reason` says why it failed."""
 
     host: str
@@ -67,7 +81,7 @@ class Cleaned:
 class StagingMeans:
     """What staging works with besides hosts; without `chain` there is none, `how` overrides the costs."""
 
-    rates: Rates = field(default_factory=Rates)
+    rates: CopyRates = field(default_factory=CopyRates)
     how: How | None = None
     chain: ChainMeans | None = None
     cache: Path | None = None
@@ -76,7 +90,7 @@ class StagingMeans:
 
 def stage(
     hosts: Sequence[Host], lmdb: str, folder: Path, means: StagingMeans, say: Say = lambda line: None
-) -> tuple[Placed, ...]:
+) -> tuple[StagedHost, ...]:
     """Put the LMDB of a folder on every host that lacks it, whole or not at all; what became of each.
 
     Raises DataError for the source, ClusterError where another process stages to the same place or the asked
@@ -96,7 +110,7 @@ def stage(
 
 
 def survey(
-    hosts: Sequence[Host], lmdb: str, source: Source, cache: Path
+    hosts: Sequence[Host], lmdb: str, source: SourceFile, cache: Path
 ) -> tuple[list[NodeState], Manifest | None]:
     """Look at every host, and hash copies without a stamp of ours; the manifest, if it is known or needed."""
     seen = on_each(hosts, lambda host: probe_node(host, lmdb, str(source.data), source.size_bytes))
@@ -140,7 +154,7 @@ def _by_name(hosts: Sequence[Host], answers: Sequence[T]) -> dict[str, T]:
 
 
 def plan_from(
-    states: Sequence[NodeState], lmdb: str, source: Source, manifest: Manifest | None, means: StagingMeans
+    states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, means: StagingMeans
 ) -> StagingPlan:
     """Plan with what this machine lacks; raises ClusterError where the asked way cannot be had."""
     lacking: dict[How, str] = {}
@@ -165,13 +179,13 @@ def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[C
     lmdb = normalize_lmdb(lmdb)
     with only_one(lmdb, cache or cache_folder()):
         done = on_each(hosts, lambda host: clean_node(host, lmdb))
-    return [_cleaned(host.name, result) for host, result in zip(hosts, done, strict=True)]
+    return [_cleaned(host.name, lmdb, result) for host, result in zip(hosts, done, strict=True)]
 
 
 def _send_somehow(
     hosts: Sequence[Host],
     plan: StagingPlan,
-    source: Source,
+    source: SourceFile,
     manifest: Manifest | None,
     means: StagingMeans,
     say: Say,
@@ -197,14 +211,14 @@ def _send_somehow(
 def _send(
     hosts: Sequence[Host],
     plan: StagingPlan,
-    source: Source,
+    source: SourceFile,
     manifest: Manifest | None,
     means: StagingMeans,
     say: Say,
 ) -> Sent:
     """Send to the hosts that lack it, by the plan's way. What is half done is taken away."""
     cache = means.cache or cache_folder()
-    job = Job(
+    job = StagingJob(
         hosts={host.name: host for host in hosts},
         plan=plan,
         part=f".data.mdb.part-{uuid.uuid4().hex[:12]}",
@@ -229,16 +243,16 @@ def _send(
     return sent
 
 
-def _abandon(job: Job, names: Sequence[str]) -> None:
+def _abandon(job: StagingJob, names: Sequence[str]) -> None:
     on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb), _ABANDON_S)
 
 
-def _results(hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]) -> tuple[Placed, ...]:
+def _results(hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]) -> tuple[StagedHost, ...]:
     reasons = {**dict(plan.refused), **failed}
     return tuple(
-        Placed(host.name, "failed", reasons[host.name])
+        StagedHost(host.name, "failed", reasons[host.name])
         if host.name in reasons
-        else Placed(host.name, "there" if host.name in plan.present else "sent")
+        else StagedHost(host.name, "there" if host.name in plan.present else "sent")
         for host in hosts
     )
 
@@ -263,7 +277,9 @@ def _with_digest(state: NodeState, found: str | CaffeRecipesError | None) -> Nod
     return replace(state, digest=found)
 
 
-def _cleaned(host: str, result: tuple[str, str] | CaffeRecipesError | None) -> Cleaned:
+def _cleaned(host: str, lmdb: str, result: tuple[str, str] | CaffeRecipesError | None) -> Cleaned:
+    if isinstance(result, NodeRefusal):
+        return Cleaned(host, f"not cleaned: {lmdb}: {result.what}", failed=True)
     if isinstance(result, CaffeRecipesError):
         return Cleaned(host, f"not cleaned: {result.what}", failed=True)
     word, rest = result or ("nothing", "")

@@ -1,27 +1,106 @@
-"""Two sides as a whole: which files differ, and in what."""
+"""Two sides as a whole: which files differ, and in what.
+
+Two messages of one kind of file, compared as what they are.
+
+From bytes to the message that Caffe would make of them.
+
+Two sets of files by path: what was added, removed, renamed, and what changed.
+
+Two recipes: what they generate, and those of their own values that no prototxt holds.
+"""
 
 from __future__ import annotations
 
 import posixpath
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.data_layers import batch_size as layer_batch
-from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.layers import batch_size as layer_batch
+from caffe_recipes.caffe.prototxt import (
+    MOST_BYTES,
+)
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
 from caffe_recipes.review.diff.documents import diff_documents
-from caffe_recipes.review.diff.layers import phase_of
+from caffe_recipes.review.diff.messages import fingerprint
+from caffe_recipes.review.diff.nets import phase_of
 from caffe_recipes.review.diff.reading import kind_of, read_message
-from caffe_recipes.review.diff.solvers import Scale
-from caffe_recipes.review.diff.sources import Read, RecipeSide, Sides, TextFile, Tree
-from caffe_recipes.review.diff.trees import compare_trees
+from caffe_recipes.review.diff.solvers import (
+    EpochScale,
+)
+from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.diff.sources import Read, Sides
+
+
+Compare = Callable[[TextFile, TextFile], FileDiff | None]
+
+
+def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
+    """Give the files that differ, by path; a file that cannot be compared is told as that.
+
+    A file that is gone and a new one of equal meaning are one file renamed.
+    """
+    common = old.files.keys() & new.files.keys()
+    gone = {path: data for path, data in old.files.items() if path not in common}
+    come = {path: data for path, data in new.files.items() if path not in common}
+    renamed = _find_renamed(gone, come) if gone and come else {}
+    found = [_compare_entry(path, old, new, compare) for path in common]
+    found += [FileDiff(path, "renamed", renamed_from=origin) for path, origin in renamed.items()]
+    found += [FileDiff(path, "removed") for path in gone.keys() - set(renamed.values())]
+    found += [FileDiff(path, "added") for path in come.keys() - renamed.keys()]
+    return sorted(filter(None, found), key=lambda file: file.path)
+
+
+def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDiff | None:
+    sides = []
+    for tree in (old, new):
+        data = tree.files[path]
+        if isinstance(data, PrototxtError):
+            return FileDiff(path, "unreadable", note=str(data))
+        sides.append(TextFile(f"{tree.prefix}{path}", path, data, tree.read))
+    if sides[0].data == sides[1].data:
+        return None
+    try:
+        return compare(*sides)
+    except InputError as error:
+        return FileDiff(path, "unreadable", note=str(error))
+
+
+def _find_renamed(
+    gone: Mapping[str, bytes | PrototxtError], come: Mapping[str, bytes | PrototxtError]
+) -> dict[str, str]:
+    """Give the new paths whose files mean what a file that is gone meant, with its old path."""
+    waiting: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for path in sorted(gone, reverse=True):
+        waiting[_meaning(gone[path], path)].append(path)
+    found = {}
+    for path in sorted(come):
+        origins = waiting[_meaning(come[path], path)]
+        if origins:
+            found[path] = origins.pop()
+    return found
+
+
+def _meaning(data: bytes | PrototxtError, path: str) -> Hashable:
+    """Give what is equal for files of equal meaning; what cannot be read equals nothing but its own bytes."""
+    if isinstance(data, PrototxtError):
+        return path, str(data)
+    try:
+        message = read_message(data, path)
+    except PrototxtError:
+        return data
+    return kind_of(message), fingerprint(message)
 
 
 @dataclass(frozen=True)
-class Options:
+class DiffOptions:
     """How to compare; with `images` and `ranks` of each side a solver's epochs are known."""
 
     defaults: bool = False
@@ -30,7 +109,7 @@ class Options:
     max_bytes: int = MOST_BYTES
 
 
-def compare_sides(sides: Sides, options: Options = Options()) -> Comparison:
+def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Comparison:
     """Compare what `open_sides` opened. Raises InputError where two files cannot be compared."""
     old, new = sides
     if isinstance(old, RecipeSide) and isinstance(new, RecipeSide):
@@ -45,7 +124,7 @@ def compare_sides(sides: Sides, options: Options = Options()) -> Comparison:
     return Comparison(old.label, new.label, (found,) if found else (), single=True)
 
 
-def compare_files(old: TextFile, new: TextFile, options: Options) -> FileDiff | None:
+def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDiff | None:
     """Compare two files; None if they mean the same. Raises PrototxtError for one that is no prototxt."""
     before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
     if type(before) is not type(after):
@@ -56,18 +135,18 @@ def compare_files(old: TextFile, new: TextFile, options: Options) -> FileDiff | 
 
 
 def _scales(
-    messages: tuple[Message, Message], files: tuple[TextFile, TextFile], options: Options
-) -> tuple[tuple[Scale, Scale], str]:
+    messages: tuple[Message, Message], files: tuple[TextFile, TextFile], options: DiffOptions
+) -> tuple[tuple[EpochScale, EpochScale], str]:
     """Work out what an iteration trains on, from the net that stands beside each solver."""
     if options.images is None or options.ranks is None:
-        return (Scale(), Scale()), ""
+        return (EpochScale(), EpochScale()), ""
     scales, missing = [], []
     for message, file, ranks in zip(messages, files, options.ranks, strict=True):
         batch = None
         if isinstance(message, pb.SolverParameter):
             batch, problem = _find_batch(message, file, options.max_bytes)
             missing += [f"epochs unknown: {problem}"] if problem else []
-        scales.append(Scale(options.images, batch * ranks if batch else None))
+        scales.append(EpochScale(options.images, batch * ranks if batch else None))
     return (scales[0], scales[1]), "; ".join(missing)
 
 

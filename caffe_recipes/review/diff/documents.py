@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.review.diff.changes import Change, FileDiff, RateChange
+from caffe_recipes.review.diff.changes import Change, FileDiff
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.diff.solvers import (
+    EpochScale,
+    diff_rates,
+    diff_solvers,
+    find_rate_problem,
+    keeps_rate,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.diff.changes import RateChange
 from caffe_recipes.review.diff.reading import kind_of
-from caffe_recipes.review.diff.solvers import Scale, diff_rates, diff_solvers, find_rate_problem
+
+_KEPT = "the rate of every iteration stays as it is"
 
 
 def diff_documents(
@@ -20,7 +32,7 @@ def diff_documents(
     new: Message,
     path: str,
     defaults: bool = False,
-    scales: tuple[Scale, Scale] = (Scale(), Scale()),
+    scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
     note: str = "",
 ) -> FileDiff | None:
     """Compare two messages of one kind by what they are; None if they mean the same."""
@@ -31,7 +43,9 @@ def diff_documents(
     elif isinstance(old, pb.SolverParameter) and isinstance(new, pb.SolverParameter):
         changes = diff_solvers(old, new, defaults=defaults)
         rates = diff_rates(old, new, scales)
-        note = "; ".join(filter(None, [*_rate_problems(old, new, bool(changes)), note]))
+        problems = _rate_problems(old, new, bool(changes))
+        kept = _KEPT if changes and not rates and keeps_rate(old, new, scales) else ""
+        note = "; ".join(filter(None, [*problems, kept, note]))
     elif isinstance(old, pb.MultiPhaseSolverParameter) and isinstance(new, pb.MultiPhaseSolverParameter):
         changes = diff_messages(old, new, defaults=defaults)
         rates = list(_phase_rates(old, new))

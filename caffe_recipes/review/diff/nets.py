@@ -1,17 +1,343 @@
-"""Two nets, layer by layer."""
+"""Two nets, layer by layer.
+
+Blobs and shared weights of two nets: which have another name only, who reads what, who shares them.
+
+Which layer of one net is which layer of another: by name and phase, else by what it does and where.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.review.diff.blobs import count_readers, find_blob_renames, find_rewired
+from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Given
-from caffe_recipes.review.diff.layers import Matching, match_layers, title_of
-from caffe_recipes.review.diff.messages import block_text, diff_messages
+from caffe_recipes.review.diff.messages import (
+    block_text,
+    diff_messages,
+    fingerprint,
+    longest_common,
+    match_by_keys,
+    match_unique,
+)
+
+# What names a layer and connects it; the rest is what it does.
+_NAMES = frozenset({"name", "bottom", "top"})
+_CONDITIONS = frozenset({"include", "exclude"})
+_RULES = frozenset(pb.LayerParameter.DESCRIPTOR.fields_by_name) - _CONDITIONS
+
+
+class _Name(NamedTuple):
+    """What a layer goes by: its name, the one phase it is in, and all its rules."""
+
+    name: str
+    phase: str = ""
+    rules: bytes = b""
+
+    @classmethod
+    def of(cls, layer: pb.LayerParameter) -> _Name:
+        if all(field.name not in _CONDITIONS for field, _ in layer.ListFields()):
+            return cls(layer.name)
+        return cls(layer.name, phase_of(layer), fingerprint(layer, _RULES))
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Pairs of layers by index, old to new; `in_place` are the pairs whose order both nets share."""
+
+    pairs: Mapping[int, int]
+    in_place: frozenset[int]  # indices of the old net
+
+
+def phase_of(layer: pb.LayerParameter) -> str:
+    """Name the one phase that a layer's rules leave it, or nothing.
+
+    >>> phase_of(pb.LayerParameter(exclude=[pb.NetStateRule(phase=pb.TEST)]))
+    'TRAIN'
+    """
+    # A list that is not set takes memory for as long as the layer is held once it was looked at.
+    given = {field.name: value for field, value in layer.ListFields() if field.name in _CONDITIONS}
+    if not given:
+        return ""
+    include = given.get("include", ())
+    both = {pb.TRAIN, pb.TEST}
+    rules = [({rule.phase} if rule.HasField("phase") else both) for rule in include or given["exclude"]]
+    met = set().union(*rules)
+    kept = met if include else both - met
+    return pb.Phase.Name(kept.pop()) if len(kept) == 1 else ""
+
+
+def title_of(layer: pb.LayerParameter) -> str:
+    """Name a layer for a reader, with its phase if it is in one only: `data (TRAIN)`.
+
+    >>> title_of(pb.LayerParameter(name="data", include=[pb.NetStateRule(phase=pb.TRAIN)]))
+    'data (TRAIN)'
+    """
+    name = layer.name if layer.name.isprintable() and layer.name else string_text(layer.name)
+    phase = phase_of(layer)
+    return f"{name} ({phase})" if phase else name
+
+
+def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> Matching:
+    """Pair the layers of two nets.
+
+    First by name and rules, name and phase, and name: where only one layer has it, then, where several have
+    it, those that do the same, and the rest in order. Then, of the rest and of layers without a name, those
+    that do the same between the same neighbours; those that do the same with the same bottoms elsewhere; and
+    those of one type that stand in one place and differ in less than half of their fields.
+    """
+    named = _match_names(old, new)
+    tokens = _tokens(old, new, named)
+    in_place = longest_common(*tokens)
+    pairs = named | dict(in_place)
+    _match_elsewhere(old, new, pairs, tokens)
+    edited = _match_edited(old, new, pairs, in_place)
+    return Matching(pairs | edited, frozenset(i for i, _ in in_place) | frozenset(edited))
+
+
+def _match_names(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> dict[int, int]:
+    before, after = ([_Name.of(layer) for layer in layers] for layers in (old, new))
+    keys: list[Callable[[_Name], Hashable]] = [
+        lambda known: known,
+        lambda known: (known.name, known.phase),
+        lambda known: known.name,
+    ]
+    pairs = match_unique(before, after, keys)
+    taken = set(pairs.values())
+    left = [i for i in range(len(old)) if i not in pairs and before[i].name]
+    come = [j for j in range(len(new)) if j not in taken and after[j].name]
+    shared = {before[i].name for i in left} & {after[j].name for j in come}
+    left = [i for i in left if before[i].name in shared]
+    come = [j for j in come if after[j].name in shared]
+    rest = [before[i] for i in left], [after[j] for j in come]
+    alike = match_by_keys(
+        [(before[i], fingerprint(old[i])) for i in left],
+        [(after[j], fingerprint(new[j])) for j in come],
+        [lambda item: item],
+    )
+    found = match_by_keys(*rest, keys, alike)
+    return pairs | {left[i]: come[j] for i, j in found.items()}
+
+
+def _tokens(
+    old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
+) -> tuple[list[Hashable], list[Hashable]]:
+    """Give each layer a token: its pair's, or else what it does."""
+    taken = set(pairs.values())
+    return (
+        [pairs[i] if i in pairs else fingerprint(layer, _NAMES) for i, layer in enumerate(old)],
+        [j if j in taken else fingerprint(layer, _NAMES) for j, layer in enumerate(new)],
+    )
+
+
+def _match_elsewhere(
+    old: Sequence[pb.LayerParameter],
+    new: Sequence[pb.LayerParameter],
+    pairs: dict[int, int],
+    tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
+) -> None:
+    """Add pairs of layers that were renamed and moved: they do the same with the same bottoms."""
+    blobs = _blob_names(old, new, pairs)
+    taken = set(pairs.values())
+    waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for j, layer in enumerate(new):
+        if j not in taken and layer.bottom:
+            waiting[tokens[1][j], tuple(layer.bottom)].append(j)
+    for i, layer in enumerate(old):
+        if i not in pairs and layer.bottom:
+            found = waiting.pop((tokens[0][i], tuple(blobs.get(name, name) for name in layer.bottom)), [])
+            if len(found) == 1:
+                pairs[i] = found[0]
+
+
+def _match_edited(
+    old: Sequence[pb.LayerParameter],
+    new: Sequence[pb.LayerParameter],
+    pairs: Mapping[int, int],
+    in_place: Sequence[tuple[int, int]],
+) -> dict[int, int]:
+    """Pair layers that were renamed and edited where they stand."""
+    blobs = _blob_names(old, new, pairs)
+    taken = set(pairs.values())
+    found: dict[int, int] = {}
+    for olds, news in _gaps(len(old), len(new), in_place):
+        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for j in news:
+            if j not in taken:
+                waiting[new[j].type, phase_of(new[j]), tuple(new[j].bottom)].append(j)
+        last = -1
+        for i in olds:
+            bottoms = tuple(blobs.get(name, name) for name in old[i].bottom)
+            near = waiting[old[i].type, phase_of(old[i]), bottoms]
+            if i not in pairs and near and near[0] > last and _is_alike(old[i], new[near[0]]):
+                last = found[i] = near.popleft()
+                blobs |= zip(old[i].top, new[last].top, strict=False)
+    return found
+
+
+def _gaps(old: int, new: int, in_place: Sequence[tuple[int, int]]) -> Iterator[tuple[range, range]]:
+    i = j = 0
+    for end_i, end_j in [*in_place, (old, new)]:
+        if i < end_i and j < end_j:
+            yield range(i, end_i), range(j, end_j)
+        i, j = end_i + 1, end_j + 1
+
+
+def _blob_names(
+    old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
+) -> dict[str, str]:
+    """Give what the tops of paired layers are called in the new net, by their old names."""
+    return {a: b for i, j in pairs.items() for a, b in zip(old[i].top, new[j].top, strict=False)}
+
+
+def _is_alike(old: pb.LayerParameter, new: pb.LayerParameter) -> bool:
+    most = max(_count_values(old), _count_values(new))
+    return 2 * len(diff_messages(old, new, skip=_NAMES)) < most
+
+
+def _count_values(message: Message) -> int:
+    """Count the values in a message and its blocks."""
+    count = 0
+    for field, value in message.ListFields():
+        items = value if field.is_repeated and field.message_type is not None else [value]
+        count += sum(_count_values(item) if field.message_type is not None else 1 for item in items)
+    return count
+
+
+Layers = Sequence[pb.LayerParameter]
+Edges = set[tuple[int, int, int, str]]
+
+
+def find_blob_renames(old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]) -> dict[str, str]:
+    """Give the blobs that are the same under another name, old name to new.
+
+    A blob is renamed if all that make it make the other one now, nothing else does, and neither name stands
+    where it stood before.
+    """
+    makers: defaultdict[str, set[str]] = defaultdict(set)
+    made: defaultdict[str, set[str]] = defaultdict(set)
+    kept: set[str] = set()
+    for a, b, is_top in _slots(old, new, pairs):
+        if a == b:
+            kept.add(a)
+        elif is_top:
+            makers[a].add(b)
+            made[b].add(a)
+    return {
+        a: b
+        for a, names in makers.items()
+        for b in names
+        if len(names) == 1 and len(made[b]) == 1 and not {a, b} & kept
+    }
+
+
+def count_readers(layers: Layers) -> Counter[str]:
+    """Count by blob the layers that read it and make another."""
+    return Counter(blob for layer in layers for blob in set(layer.bottom) - set(layer.top))
+
+
+def find_rewired(old: Layers, new: Layers, pairs: Mapping[int, int]) -> set[int]:
+    """Give the new net's layers that read from, or are read by, another layer than in the old net.
+
+    Only connections between layers that both nets have count.
+    """
+    common = set(pairs.values())
+    before = {
+        (pairs[maker], pairs[reader], slot, phase)
+        for maker, reader, slot, phase in _edges(old)
+        if maker in pairs and reader in pairs
+    }
+    after = {edge for edge in _edges(new) if edge[0] in common and edge[1] in common}
+    return {layer for maker, reader, *_ in before ^ after for layer in (maker, reader)}
+
+
+class Sharing:
+    """Weights that layers share by a name in `param`, before and after.
+
+    A weight is its layer and its place in the list. A name that only one weight has shares nothing, and says
+    nothing; names may change as long as the same weights share one.
+    """
+
+    def __init__(self, old: Layers, new: Layers, pairs: Mapping[int, int]) -> None:
+        """Find who shares with whom; `pairs` are the layers that are in both nets, old to new."""
+        self._old, self._new = _weights_by_name(old), _weights_by_name(new)
+        # The weights of a name before, as they would be counted now; those of removed layers below zero.
+        self._moved = {
+            name: frozenset((pairs.get(layer, -1 - layer), place) for layer, place in weights)
+            for name, weights in self._old.items()
+        }
+        self._changed: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+
+    def is_shared(self, name: str) -> bool:
+        """Whether several weights of the new net have a name."""
+        return name in self._new
+
+    def is_kept(self, a: str, b: str) -> bool:
+        """Whether the same weights have the name `a` before and `b` after, or a single one has either."""
+        return not any(self.find_changed(a, b)) and (a in self._old) == (b in self._new)
+
+    def find_changed(self, a: str, b: str) -> tuple[list[int], list[int]]:
+        """Return the new net's layers with weights of name `a` but not `b`, and those the other way around.
+
+        The weight that is asked for may be among them. A removed layer counts below zero.
+        """
+        if (a, b) not in self._changed:
+            before, after = self._moved.get(a, frozenset()), self._new.get(b, frozenset())
+            lost, gained = ({layer for layer, _ in one} for one in (before - after, after - before))
+            self._changed[a, b] = sorted(lost), sorted(gained)
+        return self._changed[a, b]
+
+
+def _weights_by_name(layers: Layers) -> dict[str, frozenset[tuple[int, int]]]:
+    """Give the weights of each name that several have."""
+    found: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for index, layer in enumerate(layers):
+        for field, params in layer.ListFields():
+            if field.name == "param":
+                for place, param in enumerate(params):
+                    found[param.name].add((index, place))
+    return {name: frozenset(weights) for name, weights in found.items() if name and len(weights) > 1}
+
+
+def _slots(
+    old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield the two names of what stands in one place of both nets, and whether it is made there."""
+    if len(old.input) == len(new.input):
+        yield from ((a, b, True) for a, b in zip(old.input, new.input, strict=True))
+    layers = [(old.layer[i], new.layer[j]) for i, j in pairs.items()]
+    for a, b in layers:
+        if len(a.top) == len(b.top):
+            yield from ((x, y, True) for x, y in zip(a.top, b.top, strict=True))
+        if len(a.bottom) == len(b.bottom):
+            yield from ((x, y, False) for x, y in zip(a.bottom, b.bottom, strict=True))
+
+
+def _edges(layers: Layers) -> Edges:
+    """Give who makes what is read: maker, reader, place among its bottoms, phase."""
+    found: Edges = set()
+    phases = [phase_of(layer) for layer in layers]
+    for phase in ("TRAIN", "TEST"):
+        makers: dict[str, int] = {}
+        for index, layer in enumerate(layers):
+            if phases[index] not in ("", phase):
+                continue
+            for slot, blob in enumerate(layer.bottom):
+                if blob in makers:
+                    found.add((makers[blob], index, slot, phase))
+            makers.update(dict.fromkeys(layer.top, index))
+    return found
+
+
+_MOST_PARTNERS = 3
+_PARAM = re.compile(r"param\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -25,6 +351,7 @@ class _Nets:
     old_blobs: Mapping[str, str]
     readers: Counter[str]
     rewired: frozenset[int]
+    sharing: Sharing
     defaults: bool
 
 
@@ -52,6 +379,7 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
         {b: a for a, b in blobs.items()},
         count_readers(before),
         frozenset(find_rewired(before, after, matching.pairs) if moved else ()),
+        Sharing(before, after, matching.pairs),
         defaults,
     )
     told = set(old.input) if len(old.input) == len(new.input) else set()
@@ -111,8 +439,11 @@ def _diff_pair(nets: _Nets, i: int, j: int, told: set[str]) -> Iterator[Change]:
             name = f"top[{place}]" if len(old.top) > 1 else "top"
             yield Change("changed", name, _quoted(x), _quoted(y), title, _read_by(nets, x))
     shown = _with_old_blobs(nets, old, new)
+    old, shared = _with_shared_names(nets, j, old, shown)
     for change in diff_messages(old, shown, defaults=nets.defaults, skip={"name"}):
-        yield replace(change, layer=title)
+        param = _PARAM.match(change.field)
+        note = shared.get(int(param[1]), "") if param else ""
+        yield replace(change, layer=title, note=note or change.note)
 
 
 def _renamed_tops(
@@ -136,6 +467,45 @@ def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter)
         elif list(before) == names:
             after[:] = names
     return copy
+
+
+def _with_shared_names(
+    nets: _Nets, j: int, old: pb.LayerParameter, new: pb.LayerParameter
+) -> tuple[pb.LayerParameter, dict[int, str]]:
+    """Take out of both layers, of the new one in place, the names of weights that are shared as they were.
+
+    Returns the old layer, and what is to be said of each weight that is shared with other layers now.
+    """
+    notes: dict[int, str] = {}
+    if "param" not in {field.name for field, _ in (*old.ListFields(), *new.ListFields())}:
+        return old, notes
+    copy = pb.LayerParameter()
+    copy.CopyFrom(old)
+    for place in range(max(len(old.param), len(new.param))):
+        sides = [layer.param[place] if place < len(layer.param) else None for layer in (copy, new)]
+        a, b = (side.name if side is not None else "" for side in sides)
+        if a == b or not nets.sharing.is_kept(a, b):
+            notes |= {place: _shared_note(nets, j, a, b)} if a != b else {}
+            continue
+        for side in sides:
+            if side is None:
+                continue
+            if nets.sharing.is_shared(b):
+                side.name = a
+            else:
+                side.ClearField("name")
+    return copy, notes
+
+
+def _shared_note(nets: _Nets, j: int, a: str, b: str) -> str:
+    """Say which layers a weight of layer `j` is shared with no more, and which it is shared with now."""
+    said = []
+    for what, layers in zip(("no longer", "now"), nets.sharing.find_changed(a, b), strict=True):
+        others = [layer for layer in layers if 0 <= layer != j]
+        names = [title_of(nets.new[layer]) for layer in others[:_MOST_PARTNERS]]
+        more = [f"{len(others) - len(names)} more"] if len(others) > len(names) else []
+        said += [f"{what} shared with {', '.join([*names, *more])}"] if names else []
+    return "; ".join(said)
 
 
 def _read_by(nets: _Nets, blob: str) -> str:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.documents import KINDS, Document, guess_class, parse_document
-from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt
+from caffe_recipes.caffe.prototxt import (
+    KINDS,
+    MOST_BYTES,
+    Document,
+    decode_prototxt,
+    guess_class,
+    parse_document,
+)
 from caffe_recipes.caffe.text.parser import parse_text
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import PrototxtError
+
+if TYPE_CHECKING:
+    pass
 
 
 def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.generate.nets import build_net
-from caffe_recipes.generate.solvers import build_solver
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Phase, SolverSettings
-from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, Given, Json
-from caffe_recipes.review.diff.documents import diff_documents
-from caffe_recipes.review.diff.solvers import Scale
+from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, Given
+from caffe_recipes.review.diff.solvers import (
+    EpochScale,
+)
 from caffe_recipes.review.diff.sources import RecipeSide
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.diff.changes import Json
+from caffe_recipes.review.diff.documents import diff_documents
 
 # Keys whose values stand in the generated solvers and nets, where their changes are told.
 _IN_PROTOTXTS = frozenset(
@@ -53,6 +55,9 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 def _build_all(recipe: Recipe) -> dict[str, Message]:
     """Build what `generate` writes; `net:` is told from its folder, whose change is one of the recipe."""
+    from caffe_recipes.render.nets import build_net  # pydantic: not for files
+    from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
+
     found: dict[str, Message] = {}
     for phase in recipe.phases:
         solver = build_solver(recipe, phase)
@@ -66,9 +71,9 @@ def _solver_path(phase: Phase) -> str:
     return f"solver_{phase.name}.prototxt"
 
 
-def _scale(recipe: Recipe, path: str) -> Scale:
+def _scale(recipe: Recipe, path: str) -> EpochScale:
     trained = {_solver_path(phase): phase.last_iter for phase in recipe.phases}
-    return Scale(recipe.data.train.images, recipe.cluster.global_batch, trained.get(path))
+    return EpochScale(recipe.data.train.images, recipe.cluster.global_batch, trained.get(path))
 
 
 def _diff_values(old: Recipe, new: Recipe) -> Iterator[Change]:

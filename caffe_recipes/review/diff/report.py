@@ -1,4 +1,7 @@
-"""A comparison as text for people and as JSON for programs."""
+"""A comparison as text for people and as JSON for programs.
+
+What git asks of an external diff driver: two files' difference as text, whatever they hold.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,21 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from caffe_recipes.review.diff.changes import Change, Comparison, FileDiff, Given, Json, RateChange
+from caffe_recipes.errors import InputError
+from caffe_recipes.review.diff import sources
+from caffe_recipes.review.diff.changes import Comparison
+from caffe_recipes.review.diff.compare import compare_files
+from caffe_recipes.review.diff.sources import TextFile
+from caffe_recipes.terminal import printable
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.diff.changes import Change, FileDiff, Given, Json, RateChange
+    from caffe_recipes.review.diff.compare import DiffOptions
 
 # From so many layers on, one change that all of them show is one line, and so is a row of new ones.
 _FOLDED = 3
@@ -33,7 +48,7 @@ def render_comparison(comparison: Comparison, paint: Paint = lambda text, colour
         if comparison.single:
             lines += inner
         elif files[0].status == "changed":
-            title = ", ".join(_printable(file.path) for file in files)
+            title = ", ".join(printable(file.path) for file in files)
             lines += [paint(f"{title}:", "bold"), *(f"  {line}" for line in inner)]
         else:
             lines += [_status_line(files[0], paint)]
@@ -56,9 +71,9 @@ def render_json(comparison: Comparison) -> str:
 
 
 def _status_line(file: FileDiff, paint: Paint) -> str:
-    path = _printable(file.path)
+    path = printable(file.path)
     if file.status == "renamed":
-        return f"{_painted('renamed', paint)} {_printable(file.renamed_from)} -> {path}"
+        return f"{_painted('renamed', paint)} {printable(file.renamed_from)} -> {path}"
     if file.status == "unreadable":
         return f"{paint('not compared', 'red')} {path}: {file.note}"
     return f"{_painted(file.status, paint)} {path}"
@@ -150,16 +165,12 @@ def _rate_text(rate: RateChange) -> str:
     return text if place is None else f"{text} (iteration {place})"
 
 
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
 def _file_json(file: FileDiff) -> Json:
     return {
-        "path": _printable(file.path),
+        "path": printable(file.path),
         "status": file.status,
         "kind": file.kind or None,
-        "renamed_from": _printable(file.renamed_from) or None,
+        "renamed_from": printable(file.renamed_from) or None,
         "note": file.note or None,
         "changes": [_change_json(change) for change in file.changes],
         "rate": _rates_json(file.rates),
@@ -198,3 +209,65 @@ def _rate_json(rate: RateChange) -> Json:
 
 def _number(value: float | None) -> Json:
     return value if value is None or math.isfinite(value) else str(value)  # JSON has no infinity
+
+
+_NOTHING = "/dev/null"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Git's words: a path with each side's file and mode, and for a renamed file its new path."""
+
+    path: str
+    old_file: str
+    old_mode: str
+    new_file: str
+    new_mode: str
+    new_path: str
+
+
+def render_for_git(
+    words: Sequence[str], options: DiffOptions, paint: Paint = lambda text, colour: text
+) -> str:
+    """Write the difference that git asks for with the words that it adds to the driver's command.
+
+    Files that are no prototxt are compared line by line. Raises InputError for words that are not git's.
+    """
+    if len(words) == 1:
+        return f"{words[0]}: not merged\n"
+    if len(words) not in (7, 9):
+        hint = 'it is for git config diff.prototxt.command "caffe-recipes diff --git"'
+        raise InputError("", f"git gives 7 or 9 words, not {len(words)}", hint)
+    path, old_file, _, old_mode, new_file, _, new_mode = words[:7]
+    call = _Call(path, old_file, old_mode, new_file, new_mode, words[7] if len(words) == 9 else path)
+    head = paint(f"diff {_shown(call)}", "bold")
+    return f"{head}\n{_modes(call)}{_difference(call, options, paint)}"
+
+
+def _shown(call: _Call) -> str:
+    return call.path if call.path == call.new_path else f"{call.path} -> {call.new_path}"
+
+
+def _modes(call: _Call) -> str:
+    if _NOTHING in (call.old_file, call.new_file) or call.old_mode == call.new_mode:
+        return ""
+    return f"mode {call.old_mode} -> {call.new_mode}\n"
+
+
+def _difference(call: _Call, options: DiffOptions, paint: Paint) -> str:
+    if call.old_file == _NOTHING or call.new_file == _NOTHING:
+        what = "added" if call.old_file == _NOTHING else "removed"
+        return f"{what}\n{sources.diff_as_text(call.old_file, call.new_file)}"
+    try:
+        old, new = (
+            TextFile(path, path, Path(file).read_bytes(), lambda _: None)
+            for path, file in ((call.path, call.old_file), (call.new_path, call.new_file))
+        )
+        if old.data == new.data:
+            return ""
+        found = compare_files(old, new, options)
+    except Exception as error:  # whatever it is, `git diff` would die of it half-way
+        return f"as text, since {error}\n{sources.diff_as_text(call.old_file, call.new_file)}"
+    if found is None:
+        return "no difference in meaning\n"
+    return render_comparison(Comparison(call.path, call.new_path, (found,), single=True), paint)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe import pb
 
 # Iterations at which two long schedules are compared before the nearest ones are looked at closely.
 _GRID = 2_000
@@ -19,7 +22,7 @@ _NETS = ("net_param", "train_net_param")
 
 
 @dataclass(frozen=True)
-class Scale:
+class EpochScale:
     """What the solver file does not hold: images of an epoch, images of all ranks' batches, iterations.
 
     `iterations` are those that are trained, where somebody stops Caffe before `max_iter`.
@@ -35,7 +38,7 @@ class _Schedule:
     """A solver's rate over the iterations that it trains."""
 
     solver: pb.SolverParameter
-    scale: Scale
+    scale: EpochScale
 
     @property
     def iterations(self) -> int:
@@ -73,7 +76,9 @@ def find_rate_problem(solver: pb.SolverParameter) -> str:
 
 
 def diff_rates(
-    old: pb.SolverParameter, new: pb.SolverParameter, scales: tuple[Scale, Scale] = (Scale(), Scale())
+    old: pb.SolverParameter,
+    new: pb.SolverParameter,
+    scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
 ) -> list[RateChange]:
     """Give what two schedules come to, or nothing where they are the same.
 
@@ -105,6 +110,29 @@ def diff_rates(
         return found if any(change.old != change.new for change in found) else []
     return [*found, ratio]
 
+
+def keeps_rate(
+    old: pb.SolverParameter,
+    new: pb.SolverParameter,
+    scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
+) -> bool:
+    """Whether two solvers write the rate in other words, and train with the same one all along.
+
+    >>> step = pb.SolverParameter(lr_policy="step", base_lr=1, gamma=0.1, stepsize=2, max_iter=4)
+    >>> steps = pb.SolverParameter(lr_policy="multistep", base_lr=1, gamma=0.1, stepvalue=[2], max_iter=4)
+    >>> keeps_rate(step, steps), keeps_rate(step, step)
+    (True, False)
+    """
+    is_told = any(change.field.partition("[")[0] in _OF_RATE for change in diff_messages(old, new))
+    has_problem = find_rate_problem(old) or find_rate_problem(new)
+    trains = _Schedule(old, scales[0]).iterations and _Schedule(new, scales[1]).iterations
+    return bool(is_told and trains and not has_problem and not diff_rates(old, new, scales))
+
+
+_OF_RATE = frozenset({
+    "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "max_iter", "lr_iter",
+    "warmup_iter", "warmup_start_lr",
+})  # fmt: skip
 
 _PLACES: dict[str, Callable[[_Schedule], int | None]] = {
     "start": lambda schedule: 0 if schedule.iterations else None,

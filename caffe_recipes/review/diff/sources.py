@@ -1,23 +1,220 @@
-"""What the two sides of a comparison are: files, folders, recipes, or revisions of a git repository."""
+"""What the two sides of a comparison are: files, folders, recipes, or revisions of a git repository.
+
+What the words after `diff` name: files, folders, recipes, their nets, or revisions of a git repository.
+
+What a git repository holds at a revision, read without a checkout.
+"""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.caffe.text.source import read_bytes
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
-from caffe_recipes.review.diff import git
-from caffe_recipes.review.diff.arguments import SUFFIX, Spec, file_now, read_words
-from caffe_recipes.review.naming import Named
+from caffe_recipes.files import read_bytes
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt, nothing_named
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.review.naming import Named
+
+
+_FILES = ("100644", "100755", "100664")  # not links, not submodules
+
+
+@dataclass(frozen=True)
+class GitBlob:
+    """A file of a revision: its object's name, and its size."""
+
+    oid: str
+    size_bytes: int
+
+
+def find_object(spec: str) -> tuple[str, str] | None:
+    """Give the name and type (blob, tree, commit) of what `REV` or `REV:path` is here, or None."""
+    if spec.startswith("-") or not spec.isprintable():
+        return None
+    oid = _try("rev-parse", "--verify", "--quiet", spec)
+    if oid is None:
+        return None
+    kind = _try("cat-file", "-t", oid) or ""
+    if kind == "tag":
+        oid = _try("rev-parse", "--verify", "--quiet", f"{oid}^{{}}") or oid
+        kind = _try("cat-file", "-t", oid) or ""
+    return (oid, kind) if kind else None
+
+
+def find_merge_base(old: str, new: str) -> str | None:
+    """Give the commit that two revisions have in common, or None."""
+    return _try("merge-base", old, new)
+
+
+def why_no_repository() -> str:
+    """Say why git finds no repository here, or nothing if it does."""
+    try:
+        done = _call("rev-parse", "--git-dir")
+    except InputError as error:
+        return str(error)
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return lines[0].removeprefix("fatal: ") if done.returncode and lines else ""
+
+
+def top_folder() -> Path:
+    """Give the folder that the working tree starts at; InputError where there is none."""
+    top = _try("rev-parse", "--show-toplevel")
+    if not top:
+        raise InputError("", "this repository has no working tree", "give a second revision")
+    return Path(top)
+
+
+def inner_folder() -> str:
+    """Give the current folder from the top of the working tree: empty, or with a `/` at its end."""
+    return _try("rev-parse", "--show-prefix") or ""
+
+
+def list_files(tree: str) -> dict[str, GitBlob]:
+    """Give the files of a commit or tree by path."""
+    found = {}
+    for line in _need("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
+        if line:
+            about, path = line.split(b"\t", 1)
+            mode, _, oid, size = about.split()
+            if mode.decode() in _FILES:
+                found[os.fsdecode(path)] = GitBlob(oid.decode(), int(size))
+    return found
+
+
+def list_tracked(top: Path) -> list[str]:
+    """Give the files of the working tree that git tracks, by path from its top."""
+    return sorted(
+        {os.fsdecode(path) for path in _need("-C", str(top), "ls-files", "-z").split(b"\0") if path}
+    )
+
+
+def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
+    """Read objects by name, all in one go."""
+    if not oids:
+        return {}
+    names = list(dict.fromkeys(oids))
+    data = _need("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in names).encode())
+    found, start = {}, 0
+    for oid in names:
+        end = data.index(b"\n", start)
+        size = int(data[start:end].rsplit(b" ", 1)[1])
+        found[oid] = data[end + 1 : end + 1 + size]
+        start = end + size + 2
+    return found
+
+
+def diff_as_text(old: str, new: str) -> str:
+    """Compare two files line by line, as git does; the hunks only."""
+    done = _call("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
+    text = done.stdout.decode(errors="replace")
+    start = text.find("\n@@")
+    return text[start + 1 :] if start >= 0 else "".join(text.splitlines(keepends=True)[-1:])
+
+
+def _try(*words: str) -> str | None:
+    """Give what git says on one line, or None if it has nothing to say, or is not there."""
+    try:
+        done = _call(*words)
+    except InputError:
+        return None
+    return None if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
+
+
+def _need(*words: str, stdin: bytes = b"") -> bytes:
+    done = _call(*words, stdin=stdin)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit {done.returncode}"]
+        raise InputError(f"git {words[0]}", lines[-1].removeprefix("fatal: "), "is the repository whole?")
+    return done.stdout
+
+
+def _call(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["git", *words], input=stdin, capture_output=True, check=False)
+    except OSError as error:
+        raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
+
+
+Kind = Literal["file", "folder", "recipe", "revision"]
+
+SUFFIXES = (".prototxt", ".pt")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One argument: its kind, and the git object or the recipe's net that it is, if it is not on the disk."""
+
+    text: str
+    kind: Kind
+    oid: str = ""
+    net: Named | None = None
+
+
+def read_words(words: Sequence[str]) -> tuple[list[Spec], list[str]]:
+    """Tell what the words name, and which of them are paths that limit the comparison.
+
+    What `naming` knows goes before a revision of that name. Raises InputError for what is none.
+    """
+    first, words = words[0], list(words[1:])
+    if ".." in first and not os.path.exists(first):  # noqa: PTH110
+        both = _read_range(first)
+        if both:
+            return both, words
+    old = _classify(first)
+    if not words:
+        return [old], []
+    if old.kind == "revision" and os.path.lexists(words[0]):
+        return [old], words
+    return [old, _classify(words[0])], words[1:]
+
+
+def _read_range(text: str) -> list[Spec] | None:
+    dots = "..." if "..." in text else ".."
+    ends = [end or "HEAD" for end in text.split(dots, 1)]
+    found = [find_object(end) for end in ends]
+    if not found[0] or not found[1]:
+        return None
+    (old, _), (new, _) = found[0], found[1]
+    if dots == "...":
+        base = find_merge_base(old, new)
+        if base is None:
+            raise InputError("", f"'{text}': the two have no commit in common", "write two revisions apart")
+        return [Spec(base[:12], "revision", base), Spec(ends[1], "revision", new)]
+    return [Spec(ends[0], "revision", old), Spec(ends[1], "revision", new)]
+
+
+def _classify(text: str) -> Spec:
+    named = find_named(text)
+    if named is not None:
+        return Spec(text, "file", net=named) if named.kind == "net" else Spec(text, named.kind)
+    found = find_object(text)
+    if found is None:
+        why = why_no_repository()
+        hint = f"as to revisions: {why}" if why else ""
+        raise nothing_named(text, "file, folder, recipe or revision", hint)
+    oid, kind_of_object = found
+    if kind_of_object == "blob":
+        return Spec(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", oid)
+    return Spec(text, "folder" if kind_of_object == "tree" and ":" in text else "revision", oid)
+
+
+def file_now(old: Spec) -> Spec:
+    """Give the file of the working tree that `REV:path` is compared with where nothing else is named."""
+    path = old.text.partition(":")[2]
+    if not old.oid or not path:
+        raise InputError("", f"nothing to compare '{old.text}' with", "give two files, folders or recipes")
+    file = Path(path) if path.startswith(("./", "../")) else top_folder() / path
+    return _classify(os.path.relpath(file))
+
 
 Read = Callable[[str], bytes | None]
 
@@ -89,7 +286,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
         return TextFile(spec.text, spec.text, _render_net(spec.net), lambda _: None)
     if spec.oid:
         rev = spec.text.partition(":")[0]
-        data = git.read_blobs([spec.oid])[spec.oid]
+        data = read_blobs([spec.oid])[spec.oid]
         return TextFile(
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
@@ -99,16 +296,16 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
 
 
 def _render_net(named: Named) -> bytes:
-    from caffe_recipes.generate.nets import render_net
     from caffe_recipes.recipe.source import load_recipe
+    from caffe_recipes.render.nets import render_net
 
     recipe = load_recipe(named.path)
     return render_net(recipe, named.net or next(iter(recipe.nets))).encode()
 
 
 def _read_at(rev: str, path: str) -> bytes | None:
-    found = git.find_object(f"{rev}:{path}")
-    return git.read_blobs([found[0]])[found[0]] if found and found[1] == "blob" else None
+    found = find_object(f"{rev}:{path}")
+    return read_blobs([found[0]])[found[0]] if found and found[1] == "blob" else None
 
 
 def _reader(rev: str) -> Read:
@@ -134,7 +331,7 @@ def _read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
 def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     wanted = [posixpath.normpath(limit) for limit in limits]
     if spec.oid:
-        blobs = {path: blob for path, blob in git.list_files(spec.oid).items() if _is_wanted(path, wanted)}
+        blobs = {path: blob for path, blob in list_files(spec.oid).items() if _is_wanted(path, wanted)}
         return Tree(
             spec.text, f"{spec.text}/", _read_all(blobs, max_bytes), lambda path: _read_in(spec.oid, path)
         )
@@ -148,7 +345,16 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     files = {
         path: _read_or_error(root / path, max_bytes) for path in sorted(paths) if _is_wanted(path, wanted)
     }
-    return Tree(spec.text, f"{root}/", files, lambda path: _read_if_there(root / path, max_bytes))
+    return Tree(spec.text, f"{root}/", _texts(files), lambda path: _read_if_there(root / path, max_bytes))
+
+
+def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
+    """Leave out PyTorch's weights, which end in `.pt` too."""
+    return {
+        path: data
+        for path, data in files.items()
+        if isinstance(data, PrototxtError) or not path.endswith(".pt") or is_prototxt(path, data)
+    }
 
 
 def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
@@ -161,30 +367,33 @@ def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
 def _is_wanted(path: str, limits: Sequence[str]) -> bool:
     """Whether a file is compared: a prototxt at or below a limit, or a file that a limit names."""
     if not limits:
-        return path.endswith(SUFFIX)
+        return path.endswith(SUFFIXES)
     below = any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
-    return path in limits or (below and path.endswith(SUFFIX))
+    return path in limits or (below and path.endswith(SUFFIXES))
 
 
-def _read_all(blobs: Mapping[str, git.Blob], max_bytes: int) -> dict[str, bytes | PrototxtError]:
+def _read_all(blobs: Mapping[str, GitBlob], max_bytes: int) -> dict[str, bytes | PrototxtError]:
     small = [blob.oid for blob in blobs.values() if blob.size_bytes <= max_bytes]
-    data = git.read_blobs(small)
+    data = read_blobs(small)
     too_large = f"is over {max_bytes:,} bytes"
-    return {
-        path: data[blob.oid] if blob.oid in data else PrototxtError(path, too_large, "is it a prototxt?")
-        for path, blob in blobs.items()
-    }
+    return _texts(
+        {
+            path: data[blob.oid] if blob.oid in data else PrototxtError(path, too_large, "is it a prototxt?")
+            for path, blob in blobs.items()
+            if blob.oid in data or not path.endswith(".pt")
+        }
+    )
 
 
 def _read_in(tree: str, path: str) -> bytes | None:
-    blob = git.list_files(tree).get(path)
-    return git.read_blobs([blob.oid])[blob.oid] if blob else None
+    blob = list_files(tree).get(path)
+    return read_blobs([blob.oid])[blob.oid] if blob else None
 
 
 def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
     wanted = _from_top(limits)
     before, after = (
-        {path: blob for path, blob in git.list_files(spec.oid).items() if _is_wanted(path, wanted)}
+        {path: blob for path, blob in list_files(spec.oid).items() if _is_wanted(path, wanted)}
         for spec in (old, new)
     )
     same = {path for path, blob in before.items() if after.get(path) == blob}
@@ -198,9 +407,9 @@ def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int)
 
 def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
     """Compare a revision with the files that git tracks; as with git, new ones count once they are added."""
-    top, wanted = git.top_folder(), _from_top(limits)
-    blobs = {path: blob for path, blob in git.list_files(old.oid).items() if _is_wanted(path, wanted)}
-    paths = [path for path in sorted({*git.list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
+    top, wanted = top_folder(), _from_top(limits)
+    blobs = {path: blob for path, blob in list_files(old.oid).items() if _is_wanted(path, wanted)}
+    paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
     _check_limits(wanted, paths)
     files = {
         path: _read_or_error(top / path, max_bytes)
@@ -208,14 +417,14 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
         if (top / path).is_file() and not (top / path).is_symlink()
     }
     before = Tree(old.text, f"{old.text}:", _read_all(blobs, max_bytes), _reader(old.oid))
-    return before, Tree(_WORKING_TREE, "", files, lambda path: _read_if_there(top / path, max_bytes))
+    return before, Tree(_WORKING_TREE, "", _texts(files), lambda path: _read_if_there(top / path, max_bytes))
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:
     """Turn paths from the current folder into paths from the top of the working tree."""
     if not limits:
         return []
-    inner = git.inner_folder()
+    inner = inner_folder()
     here = [os.path.relpath(limit) if Path(limit).is_absolute() else limit for limit in limits]
     return [posixpath.normpath(posixpath.join(inner, limit)) for limit in here]
 
@@ -232,7 +441,7 @@ def _open_recipe(spec: Spec) -> RecipeSide:
     if not spec.oid:
         return RecipeSide(spec.text, load_recipe(spec.text))
     try:
-        text = git.read_blobs([spec.oid])[spec.oid].decode()
+        text = read_blobs([spec.oid])[spec.oid].decode()
     except UnicodeDecodeError as error:
         raise RecipeError(spec.text, "not UTF-8 text", "a recipe is a YAML file") from error
     recipe = parse_recipe(text, spec.text, Path())

@@ -12,8 +12,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from caffe_recipes.review.graph.boxes import Box, Edge, Graph
+from caffe_recipes.review.graph.boxes import Box, Graph
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.graph.boxes import Edge
 
 _SIZES = 2  # a block that makes images smaller may still hold some of the size before
 

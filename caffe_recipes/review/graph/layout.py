@@ -8,22 +8,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from caffe_recipes.review.graph.blocks import (
     Stage,
-    Wiring,
     find_stages,
     part_wires,
     show_size,
     stage_title,
     with_notes,
 )
-from caffe_recipes.review.graph.boxes import Box, Edge, Graph
-from caffe_recipes.review.graph.column import ColumnPlan, plan_column, row_heights
-from caffe_recipes.review.graph.labels import text_width
-from caffe_recipes.review.graph.lanes import place_boxes
-from caffe_recipes.review.graph.routes import Blob, Route
-from caffe_recipes.review.graph.sizes import HEADING, HEADING_HEIGHT, box_height, box_width
+from caffe_recipes.review.graph.boxes import (
+    HEADING,
+    HEADING_HEIGHT,
+    box_height,
+    box_width,
+    text_width,
+)
+from caffe_recipes.review.graph.columns import Blob, place_boxes, plan_column, row_heights
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.graph.blocks import (
+        Wiring,
+    )
+    from caffe_recipes.review.graph.boxes import (
+        Box,
+        Edge,
+        Graph,
+    )
+    from caffe_recipes.review.graph.columns import ColumnPlan, Route
 
 Point = tuple[float, float]
 

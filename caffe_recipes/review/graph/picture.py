@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.graph.boxes import Box, Graph, build_graph
-from caffe_recipes.review.graph.labels import shorten, text_width
-from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire, lay_out
-from caffe_recipes.review.graph.sizes import (
+from caffe_recipes.review.graph.boxes import (
     HEADING,
     LINE,
     NOTE_LINE,
@@ -17,8 +15,21 @@ from caffe_recipes.review.graph.sizes import (
     SMALL,
     TITLE,
     TITLE_LINE,
+    Box,
+    build_graph,
+    shorten,
+    text_width,
 )
-from caffe_recipes.review.summary import ReadNet, Summary, per_image
+from caffe_recipes.review.graph.layout import lay_out
+from caffe_recipes.review.inspect.summary import per_image
+from caffe_recipes.terminal import printable
+
+if TYPE_CHECKING:
+    from caffe_recipes.review.graph.boxes import (
+        Graph,
+    )
+    from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire
+    from caffe_recipes.review.inspect.summary import ReadNet, Summary
 
 _FILLS = {
     "source": "#e4dcf1",
@@ -265,5 +276,6 @@ def _text(
 
 def _escape(text: str) -> str:
     """Make text fit for XML: its signs as entities, and what XML forbids as Python would write it."""
-    safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    return (
+        printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    )

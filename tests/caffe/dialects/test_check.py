@@ -11,8 +11,13 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, Dialect, find_dialect, load_dialects
-from caffe_recipes.caffe.dialects.check import RULES, TITLES, Difference, check_message
-from caffe_recipes.caffe.dialects.readings import READINGS
+from caffe_recipes.caffe.dialects.check import (
+    DIFFERENCE_RULES,
+    READINGS,
+    TITLES,
+    DialectDifference,
+    check_message,
+)
 from caffe_recipes.caffe.dialects.schema import lenient_schema, parse_lenient
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import InputError
@@ -20,7 +25,7 @@ from caffe_recipes.errors import InputError
 ALL = tuple(load_dialects())
 
 
-def check(text: str, dialect: str) -> list[Difference]:
+def check(text: str, dialect: str) -> list[DialectDifference]:
     document = parse_lenient(text, "x.prototxt")
     return check_message(document.message, find_dialect(dialect), document)
 
@@ -316,8 +321,8 @@ def test_a_message_of_ours_is_judged_without_its_text() -> None:
 
 def test_every_rule_and_dialect_has_its_words() -> None:
     assert set(TITLES) == set(ALL)
-    assert {reading.rule for reading in READINGS} <= set(RULES)
-    assert {case[1] for case in CASES} <= set(RULES)
+    assert {reading.rule for reading in READINGS} <= set(DIFFERENCE_RULES)
+    assert {case[1] for case in CASES} <= set(DIFFERENCE_RULES)
 
 
 def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.caffe.dialects import field_dialects, layer_type_dialects, load_dialects
-from caffe_recipes.caffe.dialects.counterparts import (
+from caffe_recipes.caffe.dialects import (
     COUNTERPARTS,
     LAYER_TYPES,
     LR_POLICIES,
+    field_dialects,
     find_counterpart,
     find_layer_counterpart,
+    layer_type_dialects,
+    load_dialects,
 )
 
 

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.text.field_order import ORDERS, ordered_fields
+from caffe_recipes.caffe.text.writer import ORDERS, ordered_fields
 
 MESSAGES = pb.DESCRIPTOR.message_types_by_name
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 import caffe_recipes.caffe
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import parse_prototxt
+from caffe_recipes.caffe.prototxt import format_prototxt, parse_document, parse_prototxt
 from caffe_recipes.errors import PrototxtError
 
 FOLDER = Path(caffe_recipes.caffe.__file__).parent
@@ -24,7 +24,7 @@ INF = float("inf")
 SOLVERS: list[tuple[str, Message]] = [
     ("net: 'a' \"b\"\n'c'", S(net="abc")),
     (r"""net: "a\"b" '\'\\\?\a\b\f\n\r\t\v' """, S(net="a\"b'\\?\a\b\f\n\r\t\v")),
-    (r"net: '\101\401\x42\X43\u00e9\U0001F600\ud83d\ude00\7'", S(net="A\1BCé😀😀\7")),
+    (r"net: '\101\401\x42\x43\u00e9\U0001F600\ud83d\ude00\7'", S(net="A\1BCé😀😀\7")),
     ("net: 'é' # comment", S(net="é")),
     ("net: 'a', display: 1; test_iter: 2, test_iter: 3;", S(net="a", display=1, test_iter=[2, 3])),
     ("test_iter: [1, 0x1F, 017]  test_iter: []  test_iter: -4", S(test_iter=[1, 31, 15, -4])),
@@ -103,6 +103,30 @@ REFUSED = [
         "1:14: 'solver_mode' takes a value of SolverParameter.SolverMode, not '2'; write CPU or GPU",
     ),
     (
+        S,
+        "solver_mode: 4294967297",
+        "1:14: 'solver_mode' takes a value of SolverParameter.SolverMode, not '4294967297'; write CPU or GPU",
+    ),
+    (
+        S,
+        "solver_mode: -4294967295",
+        "1:14: 'solver_mode' takes a value of SolverParameter.SolverMode, not '-4294967295'; "
+        "write CPU or GPU",
+    ),
+    (
+        S,
+        "max_iter: 1_000",
+        "1:11: 'max_iter' takes an int32, -2147483648 to 2147483647, not '1_000'; "
+        "write it without '_', or with a space behind the number",
+    ),
+    (
+        S,
+        "base_lr: 1_0.5",
+        "1:10: 'base_lr' takes a number, not '1_0.5'; "
+        "write it without '_', or with a space behind the number",
+    ),
+    (S, "debug_info: 0_1", "1:13: 'debug_info' takes true or false, not '0_1'"),
+    (
         N,
         "layer { batch_norm_param { engine: CUDNN } }",
         "1:36: 'engine' takes a value of BatchNormParameter.Engine, not 'CUDNN'; "
@@ -111,6 +135,7 @@ REFUSED = [
     (S, "net: lenet", "1:6: 'net' takes a string in quotes, not 'lenet'; write \"lenet\""),
     (S, "net: 'a\nb'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
     (S, r"net: 'C:\data'", r"1:6: 'net' cannot be read as text: \d; a backslash is written \\"),
+    (S, "net: '\\x'", "1:6: 'net' cannot be read as text: \\x; a backslash is written \\\\"),
     (S, "net: '\0'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
     (S, "net 'a'", "1:5: expected ':' after 'net', not 'a'"),
     (S, "display: [1]", "1:10: 'display' takes an int32, -2147483648 to 2147483647, not '['"),
@@ -202,6 +227,12 @@ def test_a_string_that_is_no_utf8_is_refused_on_one_line(text: str) -> None:
         parse_prototxt(text, S)
 
 
+def test_an_escape_with_a_capital_x_is_refused_naming_the_small_one() -> None:
+    """Of all protobufs only the newest takes it."""
+    with pytest.raises(PrototxtError, match=r"1:6: 'net' cannot be read as text: \\X4a; write \\x4a$"):
+        parse_prototxt(r"net: '\X4a'", S)
+
+
 def test_a_bytes_field_takes_any_byte() -> None:
     assert parse_prototxt(r"data: '\377\000a'", pb.Datum).data == b"\xff\0a"
 
@@ -217,3 +248,43 @@ def test_a_long_name_is_shown_short() -> None:
     with pytest.raises(PrototxtError) as caught:
         parse_prototxt("x" * 5000, S)
     assert len(str(caught.value)) < 200
+
+
+NEWER = [
+    (S, "test_iter: 1\ntest_iter: []", "2:12", "test_iter", "an empty list", "2.5 to 3.0", "nothing"),
+    (N, "layer: [{ }]", "1:8", "layer", "a list of blocks", "2.5", "layer { ... } for each"),
+    (N, "layer { include [{ }] }", "1:17", "layer[0].include", "a list of blocks", "2.5",
+     "include { ... } for each"),
+    (S, "debug_info: True", "1:13", "debug_info", "True", "2.5", "true"),
+    (S, "debug_info: False", "1:13", "debug_info", "False", "2.5", "false"),
+    (S, "base_lr: - 18446744073709551616", "1:10", "base_lr", "a whole number beyond 64 bits", "2.5 to 3.6",
+     "-1.8446744e+19"),
+    (S, "base_lr: 3.4028235e+38", "1:10", "base_lr", "a number above the largest float", "3.0 to 3.6",
+     "3.40282346e+38"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "text", "place", "field", "what", "versions", "write"), NEWER)
+def test_a_form_that_old_protobufs_cannot_read_is_named_where_it_stands(
+    cls: type[Message], text: str, place: str, field: str, what: str, versions: str, write: str
+) -> None:
+    document = parse_document(text, "net.prototxt", cls)
+    [form] = document.newer_forms
+    assert document.place(form.offset) == f"net.prototxt:{place}"
+    assert (form.field, form.what, form.versions, form.write) == (field, what, f"protobuf {versions}", write)
+    assert form.effect == ("take it for inf" if versions == "3.0 to 3.6" else "refuse the file")
+
+
+@pytest.mark.parametrize(("cls", "text"), [case[:2] for case in NEWER])
+def test_canonical_text_has_no_form_that_old_protobufs_cannot_read(cls: type[Message], text: str) -> None:
+    formatted = format_prototxt(text, cls)
+    assert parse_document(formatted, "net.prototxt", cls).newer_forms == ()
+
+
+def test_what_every_protobuf_reads_is_not_named() -> None:
+    text = "test_iter: [1, 2] debug_info: t snapshot_diff: 0 base_lr: 18446744073709551615 power: 1e30"
+    assert parse_document(text, "net.prototxt", S).newer_forms == ()
+
+
+def test_of_a_thousand_newer_forms_a_hundred_are_kept() -> None:
+    assert len(parse_document("test_iter: [] " * 1000, "", S).newer_forms) == 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.caffe.text.source import read_bytes, read_pieces
+from caffe_recipes.files import read_bytes, read_pieces
 
 
 def test_a_file_is_read_up_to_the_most(tmp_path: Path) -> None:

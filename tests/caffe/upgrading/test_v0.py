@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import parse_document
-from caffe_recipes.caffe.prototxt import parse_prototxt, render_prototxt
+from caffe_recipes.caffe.prototxt import parse_document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.upgrade import Upgrade, upgrade_document
-from caffe_recipes.caffe.upgrading.v0 import TYPES
+from caffe_recipes.caffe.upgrade_old import V0_TYPES
 from caffe_recipes.errors import PrototxtError
 
 ALEXNET_2013 = """
@@ -134,9 +133,9 @@ def test_the_fields_of_each_type_find_their_block(old: str, new: str) -> None:
 
 
 def test_every_type_of_2013_is_known() -> None:
-    text = "".join(f'layers {{ layer {{ type: "{name}" }} }}' for name in TYPES)
+    text = "".join(f'layers {{ layer {{ type: "{name}" }} }}' for name in V0_TYPES)
     types = [layer.type for layer in upgrade(text).message.layer]
-    assert len(set(types)) == len(TYPES) == 24
+    assert len(set(types)) == len(V0_TYPES) == 24
     assert {"EuclideanLoss", "TanH", "BNLL", "Im2col", "MultinomialLogisticLoss"} <= set(types)
 
 
@@ -168,7 +167,8 @@ def test_a_padding_layer_may_feed_several_layers_and_its_pad_wins() -> None:
 
 def test_comments_of_a_padding_layer_go_to_the_layer_that_it_feeds() -> None:
     text = """
-    layers { layer { type: "data" } top: "x" }
+    layers { layer { type: "data"
+    } top: "x" }
     # pads
     layers { layer { type: "padding" pad: 2 # two
     } bottom: "x" top: "p" }

@@ -11,7 +11,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.caffe.upgrade import upgrade_net
-from caffe_recipes.caffe.upgrading.v1 import TYPES
+from caffe_recipes.caffe.upgrade_old import V1_TYPES
 
 LENET_2014 = """
 name: "LeNet"
@@ -124,10 +124,10 @@ def test_a_data_layer_of_today_keeps_what_caffe_ignores() -> None:
 
 def test_every_type_of_2014_is_known() -> None:
     names = [value.name for value in pb.V1LayerParameter.DESCRIPTOR.enum_types_by_name["LayerType"].values]
-    assert sorted(names) == sorted(TYPES)
+    assert sorted(names) == sorted(V1_TYPES)
     text = "".join(f"layers {{ type: {name} }}" for name in names)
     types = [layer.type for layer in upgrade_net(net(text)).message.layer]
-    assert types == [TYPES[name] for name in names]
+    assert types == [V1_TYPES[name] for name in names]
 
 
 def test_every_field_of_2014_has_its_successor() -> None:

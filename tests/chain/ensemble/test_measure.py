@@ -16,17 +16,20 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.chain.ensemble.averages import Labels, Scores
-from caffe_recipes.chain.ensemble.measure import Ensemble, EnsembleOptions, measure_ensemble
-from caffe_recipes.chain.ensemble.predictions import load_predictions
-from caffe_recipes.chain.ensemble.text import ensemble_as_json, render_ensemble
-from caffe_recipes.chain.folder import create_run
-from caffe_recipes.chain.plan import plan_prototxts
 from caffe_recipes.errors import DataError, InputError, RunFailed, WeightsError
-from caffe_recipes.generate.tree import write_files
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.phases import Reported
+from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.ensemble import (
+    EnsembleOptions,
+    EnsembleResult,
+    ensemble_as_json,
+    measure_ensemble,
+    render_ensemble,
+)
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.plan import plan_prototxts
+from caffe_recipes.run.predictions import Labels, Scores, load_predictions
 
 for module in ("torch", "cv2", "mpi4py"):
     pytest.importorskip(module, reason="the extra `engine` is not installed")
@@ -56,7 +59,7 @@ BIN = Path(sys.executable).parent
 
 def caffe_torch(root: Path, *words: str) -> str:
     argv = [str(BIN / "caffe-torch"), *words]
-    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=600, check=True)
     return done.stderr
 
 
@@ -123,7 +126,7 @@ def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[Ensemble, list[str]]:
+def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[EnsembleResult, list[str]]:
     said: list[str] = []
     given = replace(EnsembleOptions(root), **options)  # type: ignore[arg-type]
     return measure_ensemble(run, given, said.append), said

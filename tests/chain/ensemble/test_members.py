@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.ensemble.members import find_members, unfinished_members
-from caffe_recipes.chain.journal import Finish, RunState
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.predictions import find_members, unfinished_members
 
 PAPER = load_recipe("paper-f4-4096-120ep")
 

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.checkpoints import Checkpoint
-from caffe_recipes.chain.journal import Finish, RunState
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.preflight.disk import check_disk, check_snapshots
-from caffe_recipes.chain.preflight.look import Look, lmdb_path
-from caffe_recipes.chain.preflight.nodes import Folder, NodeFacts, Processors, Stray
-from caffe_recipes.chain.setting import Options, find_setting
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import Policy, RunOptions, find_setting
+from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
+from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
+from caffe_recipes.run.snapshots import Checkpoint
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -26,35 +24,35 @@ ROOM = Folder("1", 10**9, writable=True, open_to_all=False)
 
 
 @pytest.fixture
-def look(place: Place) -> Look:
+def look(place: Place) -> NodeView:
     """Look at one host whose disk has a gigabyte, before anything is trained."""
     recipe = load_recipe(place.recipe)
-    setting = find_setting(recipe, Options(root=place.root), lambda name, copy_with: StandInHost(name))
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
     lmdb, snapshots = str(place.root / "tmp/train_lmdb"), str(place.root / "tmp")
     facts = NodeFacts(
         *("localhost", "here", 0.0, 0.0, 2, Processors(frozenset({0, 1}), 2, 1), 10**9, 10**9),
         sizes={lmdb_path(setting): (None, False)},
         folders={lmdb: ROOM, snapshots: ROOM},
     )
-    return Look(setting, plan_chain(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
+    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
 
 
-def changed(look: Look, **values: object) -> Look:
+def changed(look: NodeView, **values: object) -> NodeView:
     facts = replace(look.facts["localhost"], **values)  # type: ignore[arg-type]
     return replace(look, facts={"localhost": facts})
 
 
-def with_room(look: Look, free_bytes: int, lmdb_disk: str = "1") -> Look:
+def with_room(look: NodeView, free_bytes: int, lmdb_disk: str = "1") -> NodeView:
     lmdb, snapshots = look.facts["localhost"].folders
     room = replace(ROOM, free_bytes=free_bytes)
     return changed(look, folders={lmdb: replace(room, disk=lmdb_disk), snapshots: room})
 
 
-def marks(look: Look) -> list[str]:
+def marks(look: NodeView) -> list[str]:
     return [one.mark for one in check_disk(look)]
 
 
-def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: Look, place: Place) -> None:
+def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place: Place) -> None:
     lmdb = (place.root / "data/train_lmdb/data.mdb").stat().st_size
     needed = next(
         room for room in range(lmdb, 50 * lmdb, 4096) if marks(with_room(look, room)) == ["ok"]
@@ -72,7 +70,7 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: Look, place: Pla
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
 
 
-def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(look: Look) -> None:
+def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(look: NodeView) -> None:
     away = elsewhere(look)
     assert [(one.subject, one.mark) for one in check_disk(away)] == [("disk", "ok"), ("disk here", "ok")]
     full = check_disk(away, room_at=lambda folder: 4096)
@@ -82,7 +80,7 @@ def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(lo
     assert [one.subject for one in check_disk(look, room_at=lambda folder: 4096)] == ["disk"]
 
 
-def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look: Look) -> None:
+def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look: NodeView) -> None:
     away = elsewhere(look)
     kept = counted(away, "disk here")
     model = kept / 3  # of as many phases
@@ -94,7 +92,7 @@ def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look
     assert counted(with_checkpoints(look), "disk") == pytest.approx(together + 12 * model, rel=0.01)
 
 
-def test_what_is_kept_already_needs_no_more_room_here(look: Look, place: Place) -> None:
+def test_what_is_kept_already_needs_no_more_room_here(look: NodeView, place: Place) -> None:
     away = elsewhere(look)
     model = counted(away, "disk here") / 3
     fetched = place.root / away.plan.trainings[0].fetched
@@ -110,7 +108,7 @@ def test_what_is_kept_already_needs_no_more_room_here(look: Look, place: Place) 
     assert counted(resumed, "disk here") == pytest.approx(5 * model, rel=0.01)
 
 
-def elsewhere(look: Look) -> Look:
+def elsewhere(look: NodeView) -> NodeView:
     """Have Caffe write its snapshots to a folder that the first host alone has."""
     recipe = look.setting.recipe
     phases = tuple(
@@ -123,11 +121,11 @@ def elsewhere(look: Look) -> Look:
     return replace(away, setting=setting, plan=plan_chain(recipe, "runs/small-1"))
 
 
-def with_checkpoints(look: Look) -> Look:
+def with_checkpoints(look: NodeView) -> NodeView:
     return replace(look, setting=replace(look.setting, policy=Policy(checkpoint_every=2)))
 
 
-def counted(look: Look, subject: str) -> float:
+def counted(look: NodeView, subject: str) -> float:
     """Return the bytes of snapshots that a row says it counts on, three digits of them."""
     said = next(one.said for one in check_disk(look) if one.subject == subject)
     found = re.search(r"for ([\d.]+) (k|M)B of snapshots", said)
@@ -135,7 +133,7 @@ def counted(look: Look, subject: str) -> float:
     return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]]
 
 
-def test_files_under_the_names_of_snapshots_must_be_ours(look: Look, place: Place) -> None:
+def test_files_under_the_names_of_snapshots_must_be_ours(look: NodeView, place: Place) -> None:
     mine, never = (place.root / f"tmp/small_init_iter_{number}.caffemodel" for number in (8, 7))
     assert [one.mark for one in check_snapshots(look)] == ["ok"]
     assert [
@@ -153,7 +151,7 @@ def test_files_under_the_names_of_snapshots_must_be_ours(look: Look, place: Plac
         (replace(ROOM, open_to_all=True), "anybody can exchange what is written there"),
     ],
 )
-def test_the_folder_of_snapshots_must_be_ours_to_write(look: Look, folder: Folder, said: str) -> None:
+def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: Folder, said: str) -> None:
     folders = look.facts["localhost"].folders
     found = check_snapshots(changed(look, folders=dict.fromkeys(folders, folder)))
     assert [one.mark for one in found] == ["failed"]

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import RunState
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.preflight.folders import check_folders, may_write
-from caffe_recipes.chain.preflight.look import Look
-from caffe_recipes.chain.setting import Options, find_setting
 from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.preflight.nodes import NodeView
+from caffe_recipes.run.preflight.storage import check_folders, may_write
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
 
 
 @pytest.fixture
-def look(place: Place) -> Look:
+def look(place: Place) -> NodeView:
     recipe = load_recipe(place.recipe)
-    setting = find_setting(recipe, Options(root=place.root), lambda name, copy_with: StandInHost(name))
-    return Look(setting, plan_chain(recipe, "runs/small-1"), RunState(), {}, {})
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
+    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {}, {})
 
 
-def test_folders_that_can_be_made_are_well(look: Look, place: Place) -> None:
+def test_folders_that_can_be_made_are_well(look: NodeView, place: Place) -> None:
     before = place.tree()
     (found,) = check_folders(look)
     assert (found.mark, found.said) == (
@@ -37,7 +38,7 @@ def test_folders_that_can_be_made_are_well(look: Look, place: Place) -> None:
     assert place.tree() == before
 
 
-def test_a_root_that_is_read_only_is_named_once(look: Look, place: Place) -> None:
+def test_a_root_that_is_read_only_is_named_once(look: NodeView, place: Place) -> None:
     (found,) = check_folders(look, writes=lambda folder: folder != place.root)
     assert str(found.error) == (
         f"{place.root}: cannot be written to, and a run writes in runs, logs/small, prototxt/small; "
@@ -45,7 +46,16 @@ def test_a_root_that_is_read_only_is_named_once(look: Look, place: Place) -> Non
     )
 
 
-def test_each_folder_that_cannot_be_written_to_is_named(look: Look, place: Place) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
+def test_a_root_that_a_group_can_write_in_is_warned_of_once(look: NodeView, place: Place) -> None:
+    os.chown(place.root, 0, 54321)
+    place.root.chmod(0o775)
+    (found,) = check_folders(look)
+    assert found.mark == "warn"
+    assert f"by the group of {place.root} too, whose members are believed like you" in found.said
+
+
+def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: Place) -> None:
     for name in ("runs", "logs/small", "prototxt"):
         (place.root / name).mkdir(parents=True)
     found = check_folders(look, writes=lambda folder: folder == place.root)
@@ -56,7 +66,7 @@ def test_each_folder_that_cannot_be_written_to_is_named(look: Look, place: Place
     ]
 
 
-def test_prototxts_that_are_all_in_place_may_be_read_only(look: Look, place: Place) -> None:
+def test_prototxts_that_are_all_in_place_may_be_read_only(look: NodeView, place: Place) -> None:
     write_files(look.plan.prototxts, place.root)
     (found,) = check_folders(look, writes=lambda folder: "prototxt" not in folder.parts)
     assert found.said == "runs, logs/small can be written to"

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.preflight.launcher import Places, misplaced_ranks
-from caffe_recipes.chain.setting import Options, Setting, find_setting
 from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import RunOptions, Setting, find_setting
+from caffe_recipes.run.preflight.trials import RankPlaces, misplaced_ranks, start_patiently
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -21,13 +22,13 @@ WELL = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}
 @pytest.fixture
 def setting(place: Place) -> Setting:
     recipe = load_recipe(place.recipe)
-    return find_setting(recipe, Options(root=place.root), lambda name, copy_with: StandInHost(name))
+    return find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
 
 
 def test_ranks_where_the_hostfile_has_them_are_no_finding(setting: Setting) -> None:
-    assert misplaced_ranks(Places(WELL, TWO, 2), setting) == []
+    assert misplaced_ranks(RankPlaces(WELL, TWO, 2), setting) == []
     same = {"localhost": "here", "127.0.0.1": "here"}
-    assert misplaced_ranks(Places(dict.fromkeys(range(4), "here"), same, 2), setting) == []
+    assert misplaced_ranks(RankPlaces(dict.fromkeys(range(4), "here"), same, 2), setting) == []
 
 
 @pytest.mark.parametrize(
@@ -48,5 +49,29 @@ def test_ranks_where_the_hostfile_has_them_are_no_finding(setting: Setting) -> N
 def test_ranks_elsewhere_are_told_with_their_hosts(
     setting: Setting, by_rank: dict[int, str], said: str, hosts: tuple[str, ...], mark: str
 ) -> None:
-    found = misplaced_ranks(Places(by_rank, TWO, 2), setting)
+    found = misplaced_ranks(RankPlaces(by_rank, TWO, 2), setting)
     assert [(one.mark, one.hosts) for one in found if said in one.said] == [(mark, hosts)]
+
+
+@pytest.mark.parametrize(("by_slurm", "starts", "is_started"), [(True, 2, True), (False, 1, False)])
+def test_where_slurm_starts_the_ranks_a_failure_is_tried_once_more(
+    by_slurm: bool, starts: int, is_started: bool
+) -> None:
+    began: list[str] = []
+    waited: list[str] = []
+
+    def start() -> str:
+        began.append("")
+        if len(began) == 1:
+            raise ClusterError("mpiexec.hydra", "did not end within 120 s")
+        return "started"
+
+    def wait() -> bool:
+        waited.append("")
+        return by_slurm
+
+    try:
+        assert start_patiently(start, wait) == "started"
+    except ClusterError:
+        assert not is_started
+    assert (len(began), len(waited)) == (starts, starts)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import Launch, RunState, name_branch
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.preflight.findings import Finding
-from caffe_recipes.chain.preflight.look import Look
-from caffe_recipes.chain.preflight.machine import (
+from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.cluster.testing import StandInHost
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.journal import Launch, RunState, name_branch
+from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.preflight.findings import CheckResult
+from caffe_recipes.run.preflight.machine import (
     check_clocks,
     check_cores,
     check_hosts,
@@ -19,11 +22,7 @@ from caffe_recipes.chain.preflight.machine import (
     check_memory,
     check_tmp,
 )
-from caffe_recipes.chain.preflight.nodes import NodeFacts, Processors
-from caffe_recipes.chain.setting import Options, find_setting
-from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -33,34 +32,34 @@ NODE = NodeFacts("n1", "n1", 0.0, 0.01, 96, SKX, int(192e9), int(180e9))
 
 
 @pytest.fixture
-def look(place: Place) -> Look:
+def look(place: Place) -> NodeView:
     """Look at three nodes of Stampede2 for its recipe's shape."""
     shape = "omp_num_threads: 22, mlsl: {num_servers: 2, server_affinity: [39, 38, 43, 42]}"
     place.edit("omp_num_threads: 1", shape)
     recipe = load_recipe(place.recipe)
-    setting = find_setting(recipe, Options(root=place.root), lambda name, copy_with: StandInHost(name))
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
     setting = replace(setting, profile=load_profile("stampede2-skx"))
     facts = {name: replace(NODE, host=name) for name in ("n1", "n2", "n3")}
-    return Look(setting, plan_chain(recipe, "runs/small-1"), RunState(), facts, {})
+    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), facts, {})
 
 
-def changed(look: Look, **values: object) -> Look:
+def changed(look: NodeView, **values: object) -> NodeView:
     """Change what n2 says of itself."""
     return replace(look, facts={**look.facts, "n2": replace(look.facts["n2"], **values)})  # type: ignore[arg-type]
 
 
-def only(found: list[Finding]) -> tuple[str, tuple[str, ...], str]:
+def only(found: list[CheckResult]) -> tuple[str, tuple[str, ...], str]:
     assert len(found) == 1, found
     return found[0].mark, found[0].hosts, found[0].said
 
 
-def test_nodes_as_the_profile_has_them_are_well(look: Look) -> None:
+def test_nodes_as_the_profile_has_them_are_well(look: NodeView) -> None:
     assert only(check_cores(look)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
     assert only(check_memory(look)) == ("ok", (), "192 GB a host, 180 GB free")
     assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of ours")
 
 
-def test_two_names_of_one_machine_are_told(look: Look) -> None:
+def test_two_names_of_one_machine_are_told(look: NodeView) -> None:
     root = str(look.setting.root.stat().st_ino)
     known = replace(NODE, boot_id="1", root_inode=root)
     boots = {name: replace(known, host=name, node_name=name) for name in look.facts}
@@ -73,7 +72,7 @@ def test_two_names_of_one_machine_are_told(look: Look) -> None:
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 
 
-def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: Look) -> None:
+def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: NodeView) -> None:
     root = look.setting.root
     known = {
         name: replace(facts, boot_id=name, node_name=name, root_inode=str(root.stat().st_ino))
@@ -87,7 +86,7 @@ def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: Look) 
     assert said.endswith("the Caffe root must be below /work")
 
 
-def test_ranks_of_another_launch_are_told_with_their_hosts(look: Look) -> None:
+def test_ranks_of_another_launch_are_told_with_their_hosts(look: NodeView) -> None:
     assert check_launches(look) == []
     ranks = frozenset({("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)})
     there = changed(look, ranks=ranks)
@@ -107,14 +106,14 @@ def test_ranks_of_another_launch_are_told_with_their_hosts(look: Look) -> None:
     assert only(found)[2].startswith("n2: 2 ranks")
 
 
-def test_on_this_machine_another_launch_is_a_warning(look: Look) -> None:
+def test_on_this_machine_another_launch_is_a_warning(look: NodeView) -> None:
     hosts = (StandInHost("n2", is_local=True),)
     there = changed(look, ranks=frozenset({("ab/init-1", 2)}))
     alone = replace(there, setting=replace(look.setting, hosts=hosts))
     assert only(check_launches(alone))[:2] == ("warn", ("n2",))
 
 
-def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: Look) -> None:
+def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> None:
     found = check_cores(changed(look, processors=Processors(frozenset(range(40)), 40, 2)))
     assert [(one.mark, one.hosts) for one in found] == [
         ("failed", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",))
@@ -131,7 +130,7 @@ def numbered(socket_of: dict[int, int]) -> Processors:
     return Processors(frozenset(range(48)), 48, 2, socket_of)
 
 
-def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look: Look) -> None:
+def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look: NodeView) -> None:
     alternating = numbered({core: core % 2 for core in range(48)})
     there = replace(
         look, facts={name: replace(facts, processors=alternating) for name, facts in look.facts.items()}
@@ -145,7 +144,7 @@ def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look:
     )
 
 
-def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: Look) -> None:
+def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: NodeView) -> None:
     by_socket = changed(look, processors=numbered({core: core // 24 for core in range(48)}))
     recipe = look.setting.recipe
     assert recipe.cluster.mlsl is not None
@@ -157,13 +156,13 @@ def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: Look) -> 
     assert said.startswith("n2: numbers its cores by-socket, the profile says alternate; check the profile")
 
 
-def test_a_job_that_gives_part_of_a_node_is_told(look: Look) -> None:
+def test_a_job_that_gives_part_of_a_node_is_told(look: NodeView) -> None:
     mark, hosts, said = only(check_cores(changed(look, usable=24)))
     assert (mark, hosts) == ("warn", ("n2",))
     assert said.startswith("n2: lets us use 24 of 96 processors, 48 are needed")
 
 
-def test_cores_that_a_list_of_places_names_must_be_there(look: Look) -> None:
+def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None:
     cluster = look.setting.recipe.cluster.model_copy(
         update={"kmp_affinity": "granularity=fine,proclist=[0-94:2,96],explicit"}
     )
@@ -173,7 +172,7 @@ def test_cores_that_a_list_of_places_names_must_be_there(look: Look) -> None:
     assert "n[1-3]: has no core 96, where threads are pinned" in found[0].said
 
 
-def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: Look) -> None:
+def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) -> None:
     less = only(check_memory(changed(look, memory_bytes=int(128e9), available_bytes=int(120e9))))
     assert less[:2] == ("warn", ("n2",))
     assert less[2].startswith("n2: has 128 GB of memory, the others 192 GB")
@@ -185,7 +184,7 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: Look) -> Non
     assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, the profile says 96 GB")
 
 
-def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: Look) -> None:
+def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: NodeView) -> None:
     assert only(check_tmp(look)) == ("ok", (), "144 GB a host")  # of hosts that do not tell
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
     mark, hosts, said = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
@@ -194,7 +193,7 @@ def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: Look) -> None:
     assert check_tmp(replace(look, setting=replace(look.setting, profile=load_profile("mpich")))) == []
 
 
-def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: Look) -> None:
+def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: NodeView) -> None:
     assert only(check_clocks(changed(look, skew_s=-30.0)))[2].startswith(
         "n2: its clock is 30.0 s behind ours"
     )

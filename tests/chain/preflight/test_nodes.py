@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.preflight.nodes import ask_node, parse_cpuinfo
-from caffe_recipes.cluster.hosts import Completed, LocalHost
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.preflight.nodes import ask_node, parse_cpuinfo
 from tests.cluster.machines import cpuinfo
 
 HOSTILE = 'it\'s $(touch hacked) `touch hacked`\n-n "two"; touch hacked'

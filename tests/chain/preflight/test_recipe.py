@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.preflight.recipe import preflight_recipe
-from caffe_recipes.chain.setting import Options
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import RunOptions
+from caffe_recipes.run.preflight.checks import preflight_recipe
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -81,13 +81,13 @@ def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
     with subprocess.Popen(
         argv, cwd=place.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=listen
     ) as process:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not (place.root / "where").exists():
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(600) == 130
     folder = Path((place.root / "where").read_text().strip())
     while folder.exists():
         assert time.monotonic() < until
@@ -123,7 +123,7 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     for subject in ("launcher", "trainer"):
         assert f"warn    {subject:15}not tried: a launch of this run is under way\n" in said
     (place.root / "release").touch()
-    follower.communicate(timeout=60)
+    follower.communicate(timeout=600)
     assert follower.returncode == 0
     assert place.trained() == ["init", "cyc1", "last"]
 
@@ -139,7 +139,7 @@ def tried(place: Place, *words: str) -> set[str]:
 def wait_until_trained(place: Place) -> None:
     """Wait for the first phase to say its last before it waits for the file `release`."""
     log = place.root / "runs/small-1/logs/init-1.log"
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -157,7 +157,7 @@ def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(p
     silent = ClusterError("", "gave no sign of life for 15 s", "check the host and its link")
     hosts = {f"c401-00{number}": StandInHost(f"c401-00{number}", fault=silent) for number in (1, 2, 3)}
     found = preflight_recipe(
-        load_recipe(place.recipe), Options(root=place.root), lambda name, copy_with: hosts[name]
+        load_recipe(place.recipe), RunOptions(root=place.root), lambda name, copy_with: hosts[name]
     )
     row = next(one for one in found if one.subject == "hosts")
     assert row.said.startswith("c401-[001-003]: gave no sign of life for 15 s; check the host")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import Finish, RunState
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.chain.policy import Policy
-from caffe_recipes.chain.preflight.findings import Finding
-from caffe_recipes.chain.preflight.look import Look, look_at_nodes
-from caffe_recipes.chain.preflight.spares import check_spares
-from caffe_recipes.chain.setting import Options, find_setting
-from caffe_recipes.cluster.hosts import Completed, LocalHost, open_host
+from caffe_recipes.cluster.commands import Completed
+from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import Policy, RunOptions, find_setting
+from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.preflight.findings import CheckResult
+from caffe_recipes.run.preflight.machine import check_spares
+from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -30,10 +30,10 @@ FOLDER = r"^(caffe-recipes: folder \d+) (\d+) "
 
 
 @pytest.fixture
-def look(place: Place) -> Look:
+def look(place: Place) -> NodeView:
     """Look at this machine, which has no spares yet."""
     recipe = load_recipe(place.recipe)
-    setting = find_setting(recipe, Options(root=place.root), open_host)
+    setting = find_setting(recipe, RunOptions(root=place.root), open_host)
     return look_at_nodes(setting, plan_chain(recipe, "runs/small-1"), RunState())
 
 
@@ -51,7 +51,7 @@ def spare(name: str, change: Change = str) -> StandInHost:
     return StandInHost(name, answer)
 
 
-def told(look: Look, *spares: StandInHost, policy: Policy | None = None) -> list[Finding]:
+def told(look: NodeView, *spares: StandInHost, policy: Policy | None = None) -> list[CheckResult]:
     hosts = {host.name: host for host in spares}
     policy = policy or look.setting.policy
     setting = replace(look.setting, spares=tuple(hosts), connect=lambda name: hosts[name], policy=policy)
@@ -62,11 +62,11 @@ def told(look: Look, *spares: StandInHost, policy: Policy | None = None) -> list
     return found
 
 
-def test_without_spares_there_is_nothing_to_tell(look: Look) -> None:
+def test_without_spares_there_is_nothing_to_tell(look: NodeView) -> None:
     assert told(look) == []
 
 
-def test_spares_that_are_as_the_hosts_are_are_well(look: Look) -> None:
+def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
     found = told(look, spare("n8"), spare("n9"))
     assert [(one.mark, one.said) for one in found] == [("ok", "n[8-9]: as the hosts are")]
 
@@ -89,7 +89,7 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: Look) -> None:
         (lambda said: said.replace("name n9", "name NAME"), "is the machine that localhost is, too"),
     ],
 )
-def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: Look, change: Change, said: str) -> None:
+def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: Change, said: str) -> None:
     name = look.facts["localhost"].node_name
     found = told(
         look, spare("n8"), spare("n9", lambda text: change(text).replace("name NAME", f"name {name}"))
@@ -98,7 +98,7 @@ def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: Look, change: Chang
     assert said in found[0].said
 
 
-def test_a_spare_that_cannot_be_reached_is_unfit(look: Look) -> None:
+def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
     silent = StandInHost("n9", fault=ClusterError("n9", "gave no sign of life for 15 s", "check the host"))
     found = told(look, silent, spare("n8"))
     assert [(one.said, one.unfit) for one in found] == [
@@ -106,7 +106,7 @@ def test_a_spare_that_cannot_be_reached_is_unfit(look: Look) -> None:
     ]
 
 
-def test_a_spare_whose_clock_is_wrong_may_be_used(look: Look) -> None:
+def test_a_spare_whose_clock_is_wrong_may_be_used(look: NodeView) -> None:
     late = spare(
         "n9", lambda said: re.sub(r": clock (\d+)", lambda found: f": clock {int(found[1]) - 99}", said)
     )
@@ -115,7 +115,7 @@ def test_a_spare_whose_clock_is_wrong_may_be_used(look: Look) -> None:
     assert re.search(r"n9: its clock is (98|99)\.\d s behind ours", found[0].said)
 
 
-def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: Look, place: Place) -> None:
+def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView, place: Place) -> None:
     (place.root / "caffe").write_text("#!/bin/sh\necho no licence\nexit 1\n")
     assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
     found = told(look, spare("n9"), policy=Policy("replace"))
@@ -135,7 +135,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, chang
     last = "  - {name: last, "
     place.edit(last, f"{last.replace('last', 'side')}{SIDE}{last}weights: cyc1, ")
     place.edit("data/train_lmdb, images: 128", "no_such_lmdb, images: 128")
-    setting = find_setting(load_recipe(place.recipe), Options(root=place.root), open_host)
+    setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
     look = look_at_nodes(setting, plan_chain(setting.recipe, "runs/small-1"), RunState())
     assert [one.mark for one in told(look, spare("n9", change))] == ["ok"]
     beside = replace(look, setting=replace(look.setting, side_by_side=True))

@@ -13,10 +13,12 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
-from caffe_recipes.chain.preflight import trainer
-from caffe_recipes.chain.preflight.commands import Commands
-from caffe_recipes.chain.preflight.findings import Trouble
-from caffe_recipes.chain.preflight.trainer import (
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.preflight import trials
+from caffe_recipes.run.preflight.findings import Commands, HostProblem
+from caffe_recipes.run.preflight.trials import (
     Attempt,
     judge,
     render_environment,
@@ -24,9 +26,6 @@ from caffe_recipes.chain.preflight.trainer import (
     trial_solvers,
     try_trainer,
 )
-from caffe_recipes.chain.setting import Options, find_setting
-from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.recipe.source import load_recipe
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -41,10 +40,10 @@ UNKNOWN_FIELD = (
 )
 
 
-def try_caffe(place: Place, script: str, limit_s: float = 60.0) -> list[Trouble]:
+def try_caffe(place: Place, script: str, limit_s: float = 60.0) -> list[HostProblem]:
     (place.root / "caffe").write_text(f"#!/bin/sh\n{script}\n")
     recipe = load_recipe(place.recipe)
-    setting = find_setting(recipe, Options(root=place.root), lambda name, copy_with: LocalHost(name))
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: LocalHost(name))
     return try_trainer(setting, setting.hosts, Commands(), limit_s)
 
 
@@ -119,7 +118,7 @@ def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables(
 
 
 def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(tmp_path: Path) -> None:
-    program = Path(trainer.__file__).with_name("trial.sh")
+    program = Path(trials.__file__).with_name("trial.sh")
     missing = tmp_path / "missing"
     done = subprocess.run(
         ["sh", program, "TOKEN", "5", "net", "0"],

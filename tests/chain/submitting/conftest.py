@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.submitting.planned import SubmitOptions
-from caffe_recipes.chain.submitting.submissions import (
-    Submission,
-    Submissions,
-    load_submissions,
-    submissions_path,
-)
-from caffe_recipes.chain.submitting.submit import Means, describe_submission, submit_chain
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.run.submit.plan import SubmitOptions
+from caffe_recipes.run.submit.submissions import Submission, Submissions, load_submissions, submissions_path
+from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 from tests.chain.conftest import RECIPE
 from tests.chain.submitting.fake_slurm import FakeSlurm
 
@@ -39,7 +33,7 @@ class Desk:
         return SubmitOptions(str(self.recipe), self.root, self.root, **more)  # type: ignore[arg-type]
 
     def submit(self, **more: object) -> list[Submission]:
-        means = Means(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
+        means = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
         return submit_chain(load_recipe(self.recipe), self.options(**more), self.said.append, means)
 
     def describe(self, **more: object) -> str:

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from caffe_recipes.chain.submitting.limits import Asked, check_slurm, choose_partition
-from caffe_recipes.cluster.profiles import Batch, Profile, parse_profile
-from caffe_recipes.cluster.slurm.jobs import NodeGroup
-from caffe_recipes.cluster.slurm.partitions import Partition
+from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, parse_profile
+from caffe_recipes.cluster.slurm_jobs import NodeGroup
+from caffe_recipes.cluster.slurm_queries import Partition
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.submit.plan import Asked, check_slurm, choose_partition
 
 DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
 LONG = Partition("long", "UP", 64, max_s=math.inf)
@@ -19,29 +19,29 @@ def profile(partitions: str) -> Profile:
 
 
 def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Asked:
-    return Asked(nodes, time_s, Batch(**batch))  # type: ignore[arg-type]
+    return Asked(nodes, time_s, SbatchDefaults(**batch))  # type: ignore[arg-type]
 
 
 def test_a_profile_without_partitions_leaves_the_choice_to_slurm() -> None:
-    assert choose_partition(profile("{}"), Batch(), 10_000, None) == Batch()
+    assert choose_partition(profile("{}"), SbatchDefaults(), 10_000, None) == SbatchDefaults()
 
 
 def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
     known = profile("{short: {hours: 1}, wide: {nodes: 128, hours: 48}}")
-    assert choose_partition(known, Batch(), 4, 7200.0).partition == "wide"
-    assert choose_partition(known, Batch(), 4, 600.0).partition is None
+    assert choose_partition(known, SbatchDefaults(), 4, 7200.0).partition == "wide"
+    assert choose_partition(known, SbatchDefaults(), 4, 600.0).partition is None
 
 
 def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
     known = profile("{debug: {nodes: 1, hours: 2}}")
     for partition, other in ((None, "machine"), ("debug", "--partition")):
         with pytest.raises(ClusterError) as caught:
-            choose_partition(known, Batch(partition=partition), 2, 7200.0)
+            choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
         assert str(caught.value) == (
             f"site: debug takes at most 1 node, the recipe needs 2; take another {other}"
         )
         with pytest.raises(ClusterError, match=f"; take another {other}, or a shorter --time$"):
-            choose_partition(known, Batch(partition=partition), 1, 9000.0)
+            choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
 )
 def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: int, said: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        choose_partition(profile("{wide: {nodes: 128, hours: 48}}"), Batch(partition=partition), nodes, None)
+        choose_partition(
+            profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None
+        )
     assert str(caught.value).startswith(said)
 
 

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.submitting.planned import SubmitOptions, build_request, plan_submission
-from caffe_recipes.cluster.slurm.submission import Request
+from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.run.submit.plan import SubmitOptions, build_request, plan_submission
 
 if TYPE_CHECKING:
     from tests.chain.submitting.conftest import Desk

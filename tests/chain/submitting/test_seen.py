@@ -3,11 +3,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from caffe_recipes.chain.submitting.seen import describe_job, name_seen, see_jobs, submitted_by_hand
-from caffe_recipes.chain.submitting.submissions import Submission
-from caffe_recipes.cluster.slurm.jobs import Job, State
-from caffe_recipes.cluster.slurm.queries import SchedulerAway
+from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm_queries import SchedulerAway
 from caffe_recipes.errors import ClusterError
+from caffe_recipes.run.submit.submissions import (
+    Submission,
+    describe_job,
+    name_seen,
+    see_jobs,
+    submitted_by_hand,
+)
 
 SUBMITTED = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="submitted", job_id=12)
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.chain.journal import JournalError
-from caffe_recipes.chain.submitting.submissions import (
+from caffe_recipes.errors import InputError
+from caffe_recipes.run.journal import JournalError
+from caffe_recipes.run.submit.submissions import (
     Submission,
     SubmissionJournal,
     Submissions,
@@ -14,7 +15,6 @@ from caffe_recipes.chain.submitting.submissions import (
     load_submissions,
     submissions_path,
 )
-from caffe_recipes.errors import InputError
 
 SCRIPT = "jobs/small/chain.sbatch"
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.chain.journal import Journal
+from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
-from tests.chain.submitting.fake_slurm import FakeJob
+from caffe_recipes.run.journal import Journal
+from tests.chain.submitting.fake_slurm import FakeJob, FakeSlurm
 from tests.chain.told_run import WHOLE, failed, finished, launched, started, tell_run
 
 if TYPE_CHECKING:
@@ -101,6 +102,40 @@ def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(
     desk.slurm.is_away = False
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
     assert len(desk.slurm.submitted()) == 1
+
+
+class ThreePauses(list[float]):
+    """After the third, Slurm answers again."""
+
+    def __init__(self, slurm: FakeSlurm) -> None:
+        super().__init__()
+        self._slurm = slurm
+
+    def append(self, seconds: float) -> None:
+        super().append(seconds)
+        self._slurm.is_away = len(self) < 3
+
+
+def test_a_slurm_that_is_away_for_a_moment_is_asked_again(desk: Desk) -> None:
+    desk.slurm.is_away, desk.paused = True, ThreePauses(desk.slurm)
+    assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
+    assert len(desk.slurm.submitted()) == 1
+    assert [line for line in desk.said if line.endswith("asking again")] != []
+
+
+def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(desk: Desk) -> None:
+    real, lost = desk.slurm._sbatch, list[tuple[str, ...]]()
+
+    def lose(call: tuple[str, ...]) -> object:
+        if "--test-only" in call or lost:
+            return real(call)
+        lost.append(call)
+        return Completed(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)\n")
+
+    desk.slurm._sbatch = lose  # type: ignore[method-assign, assignment]
+    assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
+    assert len(desk.slurm.submitted()) == 2
+    assert len(desk.slurm.jobs) == 1
 
 
 def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults.faulty_chain import RECIPE, FaultyChain
+from tests.cluster.faults.faulty_chain import GRAPH, RECIPE, FaultyChain
 from tests.cluster.harness.cluster import Cluster
 
 
@@ -21,10 +21,7 @@ def chain(cluster: Cluster, shared: Path) -> Iterator[FaultyChain]:
 @pytest.fixture
 def graph(cluster: Cluster, shared: Path) -> Iterator[FaultyChain]:
     """Make one whose phase `side` branches off the first, before the last."""
-    last = "  - {{name: last,"
-    side = "name: side, weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 8"
-    side = f"  - {{{{{side}, snapshot_prefix: {{tmp}}/side}}}}\n"
-    yield from _chain(cluster, shared, RECIPE.replace(last, f"{side}{last} weights: cyc1,"))
+    yield from _chain(cluster, shared, GRAPH)
 
 
 def _chain(cluster: Cluster, shared: Path, recipe: str = RECIPE) -> Iterator[FaultyChain]:
@@ -44,8 +41,10 @@ def make_beside(shared: Path) -> Callable[[FaultyChain], FaultyChain]:
 def make_chain(make_cluster: Callable[..., Cluster]) -> Callable[..., FaultyChain]:
     """Give a function that makes a cluster for one test, with a chain on it."""
 
-    def make(hosts: int = 2, nodes: int = 2, tmp: str = "4g", records: int = 128) -> FaultyChain:
+    def make(
+        hosts: int = 2, nodes: int = 2, tmp: str = "4g", records: int = 128, recipe: str = RECIPE
+    ) -> FaultyChain:
         cluster = make_cluster(hosts, tmp=tmp)
-        return FaultyChain(cluster, cluster.shared / "small", nodes, records)
+        return FaultyChain(cluster, cluster.shared / "small", nodes, records, recipe)
 
     return make

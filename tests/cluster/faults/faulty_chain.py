@@ -15,9 +15,9 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.chain.plan import plan_chain
-from caffe_recipes.generate.tree import write_files
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.plan import plan_chain
 from tests.cluster.harness.cluster import ROOT, Cluster
 
 RECIPE = """\
@@ -40,6 +40,12 @@ phases:
   - {{name: last, net: train_val_noaug, base_lr: 0.01, max_iter: 6, snapshot_prefix: {tmp}/last}}
 evaluation: {{net: train_val, iterations: 1}}
 """
+_SIDE = "name: side, weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 8"
+# Its phase `side` branches off the first, before the last.
+GRAPH = RECIPE.replace(
+    "  - {{name: last,",
+    f"  - {{{{{_SIDE}, snapshot_prefix: {{tmp}}/side}}}}\n  - {{{{name: last, weights: cyc1,",
+)
 PHASES = ("init", "cyc1", "last")
 _STAND_IN = f'#!/bin/sh\nexec "{sys.executable}" -I "{ROOT}/tests/stand_in/caffe.py" "$@"\n'
 _RUN = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "run"]
@@ -156,6 +162,11 @@ class FaultyChain:
     def run(self, *words: str, code: int = 0) -> str:
         """Run to the end, which is `code`; return what was said."""
         return self.start(*words).finish(code)
+
+    def proxies(self) -> list[str]:
+        """Return the paths that hydra's proxy may have, which its ssh starts on each host."""
+        folders = (Path(sys.executable).parent, Path("/usr/bin"))
+        return [str(path) for folder in folders if (path := folder / "hydra_pmi_proxy").exists()]
 
     def signal_ranks(self, host: str, number: signal.Signals, ranks: Sequence[int] | None = None) -> None:
         """Signal all trainers on a host, or those of some ranks."""

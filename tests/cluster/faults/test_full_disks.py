@@ -1,8 +1,11 @@
-"""A /tmp that fills up: while staging, and where rank 0 writes its snapshot."""
+"""A disk that fills up: while staging, where rank 0 writes its snapshot, and where the logs lie."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -47,4 +50,29 @@ def test_a_tmp_that_fills_up_while_it_is_staged_is_named(make_chain: MakeChain) 
     assert not chain.has_event("launched")
     chain.unfill("node3")
     chain.run()
+    chain.check_finished()
+
+
+def test_our_own_disk_that_is_full_for_a_while_ends_no_launch(make_chain: MakeChain) -> None:
+    chain = make_chain()
+    chain.run("--until", "init")
+    logs = chain.run_folder / "logs"
+    mount = 'cp -a "$0" /tmp/logs && mount -t tmpfs -o size=6m tmpfs "$0" && cp -a /tmp/logs/. "$0"'
+    chain.cluster.run("head", ["sh", "-c", mount, str(logs)])
+    there = Path(f"/proc/{chain.cluster.pids['head']}/root{logs}")
+    chain.behave(cyc1={"does": "waits", "at": 4})
+    run = chain.start()
+    run.wait_until(lambda: (there / "cyc1-1.log").exists())
+    run.wait_until(lambda: "Iteration 4, lr" in (there / "cyc1-1.log").read_text())
+    with (there / "full").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(there).f_bavail == 0
+    chain.release()
+    run.wait_until(lambda: "Optimization Done." in (there / "cyc1-1.log").read_text())
+    run.wait_until(lambda: "its disk is full; make room" in run.said())
+    (there / "full").unlink()
+    run.finish()
+    assert chain.trained() == ["init", "cyc1", "last"]
+    chain.cluster.run("head", ["umount", str(logs)])
     chain.check_finished()

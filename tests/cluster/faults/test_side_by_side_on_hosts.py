@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.faults.faulty_chain import FaultyChain, Started
+from tests.cluster.faults.faulty_chain import GRAPH, FaultyChain, Started
 
 pytestmark = pytest.mark.cluster
 
+MakeChain = Callable[..., FaultyChain]
 BOTH = ("cyc1", "side")
 
 
@@ -65,3 +67,17 @@ def test_the_second_ctrl_c_stops_both_at_once(graph: FaultyChain) -> None:
     run.kill(signal.SIGINT)
     run.finish(130)
     assert graph.cluster.leftovers() == {}
+
+
+def test_a_spare_takes_the_place_of_a_branch_s_dead_host(make_chain: MakeChain) -> None:
+    graph = make_chain(3, nodes=1, recipe=GRAPH)
+    graph.behave(cyc1={"does": "waits", "at": 4}, side={"does": "waits", "at": 4})
+    run = graph.start("--side-by-side", "--on-failure", "replace")
+    run.wait_until(lambda: all("Iteration 4, lr" in log(graph, phase) for phase in BOTH))
+    assert graph.ranks_on("node3"), "the branch trains on the last host"
+    graph.cluster.crash("node3")
+    graph.release()
+    said = run.finish()
+    assert "side: node2 takes the place of node3" in said
+    assert sorted(graph.trained()) == ["cyc1", "init", "last", "side", "side"]
+    graph.check_finished()

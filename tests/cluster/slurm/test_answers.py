@@ -8,13 +8,14 @@ from datetime import datetime
 
 import pytest
 
-from caffe_recipes.cluster.slurm.answers import (
+from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm_queries import (
+    parse_partitions,
     parse_sacct,
     parse_scontrol_jobs,
+    parse_sinfo,
     parse_squeue,
 )
-from caffe_recipes.cluster.slurm.jobs import State
-from caffe_recipes.cluster.slurm.partitions import parse_partitions, parse_sinfo
 from caffe_recipes.errors import ClusterError
 
 Recorded = Callable[[str], str]

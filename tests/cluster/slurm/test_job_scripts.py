@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.slurm.jobs import State
-from caffe_recipes.generate.jobs import render_jobs
+from caffe_recipes.cluster.slurm_jobs import State
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.scripts import render_jobs
 from tests.cluster.harness.slurm import Slurm
 
 pytestmark = pytest.mark.cluster

@@ -14,20 +14,19 @@ from typing import Any
 
 import pytest
 
+from caffe_recipes.cluster import slurm_submit
 from caffe_recipes.cluster.launcher import srun_argv
-from caffe_recipes.cluster.slurm import submission
-from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
-from caffe_recipes.cluster.slurm.partitions import default_partition
-from caffe_recipes.cluster.slurm.queries import (
+from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state, failed_nodes
+from caffe_recipes.cluster.slurm_queries import (
     ASK_S,
     SchedulerAway,
     ask_node_groups,
     ask_partitions,
+    default_partition,
     find_jobs,
     has_slurm,
 )
-from caffe_recipes.cluster.slurm.reasons import describe_state
-from caffe_recipes.cluster.slurm.submission import (
+from caffe_recipes.cluster.slurm_submit import (
     Refused,
     Request,
     Submitted,
@@ -182,10 +181,10 @@ def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_ov
 def test_what_slurm_would_not_give_is_told_and_nothing_is_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
-        said = submission.try_submission(site.head, site.request("exit 0", **settings))
+        said = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
         assert said is not None
         assert reason in said
-    assert submission.try_submission(site.head, site.request("exit 0", nodes=4)) is None
+    assert slurm_submit.try_submission(site.head, site.request("exit 0", nodes=4)) is None
     assert site.slurm.jobs() == before
 
 

@@ -4,8 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.cluster.slurm.limits import check_limits, check_nodes_now
-from caffe_recipes.cluster.slurm.partitions import Partition, default_partition, parse_partitions, parse_sinfo
+from caffe_recipes.cluster.slurm_queries import (
+    Partition,
+    check_limits,
+    check_nodes_now,
+    default_partition,
+    parse_partitions,
+    parse_sinfo,
+)
 
 Recorded = Callable[[str], str]
 HOUR = 3600.0

@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.slurm.jobs import State
-from caffe_recipes.cluster.slurm.queries import (
+from caffe_recipes.cluster.slurm_jobs import State
+from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
     SchedulerAway,
     ask_node_groups,

@@ -7,10 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from caffe_recipes.cluster.slurm.answers import parse_sacct, parse_scontrol_jobs, parse_squeue
-from caffe_recipes.cluster.slurm.jobs import Job, State, failed_nodes
-from caffe_recipes.cluster.slurm.partitions import parse_sinfo
-from caffe_recipes.cluster.slurm.reasons import REASONS, describe_state, explain_reason
+from caffe_recipes.cluster.slurm_jobs import REASONS, Job, State, describe_state, explain_reason, failed_nodes
+from caffe_recipes.cluster.slurm_queries import parse_sacct, parse_scontrol_jobs, parse_sinfo, parse_squeue
 
 Recorded = Callable[[str], str]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from caffe_recipes.cluster.slurm.times import parse_limit, parse_moment, render_limit
+from caffe_recipes.cluster.slurm_jobs import parse_limit, parse_moment, render_limit
 from caffe_recipes.errors import ClusterError
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost
-from caffe_recipes.cluster.staging.chain import ChainMeans
-from caffe_recipes.cluster.staging.digests import BLOCK_BYTES
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.stage import StagingMeans
+from caffe_recipes.cluster.staging.ways import ChainMeans
 from caffe_recipes.errors import ClusterError
 
 LMDB = "/node/train lmdb"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.chain import ChainMeans
-from caffe_recipes.cluster.staging.costs import Rates
-from caffe_recipes.cluster.staging.stage import Placed, stage
-from caffe_recipes.cluster.staging.stamps import STAMP
+from caffe_recipes.cluster.staging.plan import CopyRates
+from caffe_recipes.cluster.staging.relay import STAMP
+from caffe_recipes.cluster.staging.stage import StagedHost, stage
+from caffe_recipes.cluster.staging.ways import ChainMeans
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import CONTENT, LMDB, World, local_chain
 
 # On such a cluster a chain is the quickest, and sending from here the slowest.
-QUICK = Rates(link=1e7, shared=1e7, disk=1e9)
+QUICK = CopyRates(link=1e7, shared=1e7, disk=1e9)
 # What a rank is started through: it does this to rank 2, and to the others nothing.
 _ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
 
@@ -38,7 +38,7 @@ def staged(world: World) -> list[str]:
 def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
     world = through(world, "ulimit -f 20000")  # blocks of 512 bytes
     placed = stage(world.hosts, LMDB, world.source, world.means)
-    assert placed[2] == Placed("n2", "failed", "File too large")
+    assert placed[2] == StagedHost("n2", "failed", "File too large")
     assert staged(world) == ["n0", "n1", "n3"]
     assert list((world.hosts[2].folder / "node").iterdir()) == []
 
@@ -121,7 +121,7 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
 
     (world.hosts[0].lmdb / "data.mdb").unlink()
     placed = stage(world.hosts, LMDB, world.source, replace(means, how="chain"))
-    assert placed[0] == Placed("n0", "failed", lacks)
+    assert placed[0] == StagedHost("n0", "failed", lacks)
 
 
 def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:

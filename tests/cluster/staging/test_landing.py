@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.digests import BLOCK_BYTES, file_digest
-from caffe_recipes.cluster.staging.landing import Landing
-from caffe_recipes.cluster.staging.stamps import STAMP
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, Landing, file_digest
 
 PART = ".data.mdb.part-1"
 CONTENT = os.urandom(1000) * (2 * BLOCK_BYTES // 1000) + b"tail"

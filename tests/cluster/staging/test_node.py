@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,19 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed, LocalHost
-from caffe_recipes.cluster.staging.digests import BLOCK_BYTES, file_digest
-from caffe_recipes.cluster.staging.nodes import (
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source
+from caffe_recipes.cluster.staging.plan import (
     NodeRefusal,
     abandon_part,
+    ask_node,
     clean_node,
     commit_part,
     hash_node,
+    node_script,
     probe_node,
     reserve_part,
     take_part,
 )
-from caffe_recipes.cluster.staging.stamps import STAMP, parse_stamp, render_mtime
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
 from caffe_recipes.errors import ClusterError
 
 PART = ".data.mdb.part-1"
@@ -188,11 +192,14 @@ def test_a_link_in_the_place_of_a_part_is_not_written_through(lmdb: Path, tmp_pa
 
 def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
     lmdb.mkdir(parents=True)
-    for folder, said in ((lmdb, "others can write in"), (lmdb.parent, "others can write in")):
+    for folder, said in (
+        (lmdb, ": can be changed"),
+        (lmdb.parent, ": lies under .*made, which can be changed"),
+    ):
         folder.chmod(0o777)
         state = probe_node(HOST, str(lmdb), "/none", 7)
         assert state.kind == "refused"
-        assert said in state.reason
+        assert re.search(f"{said} by anybody", f": {state.reason}")
         with pytest.raises(NodeRefusal, match=said):
             reserve_part(HOST, str(lmdb), PART, 7)
         folder.chmod(0o755)
@@ -204,7 +211,8 @@ def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
-    assert probe_node(HOST, str(lmdb), "/none", 7).reason == "holds what is no LMDB"
+    what = "is not a folder" if made == "file" else "holds something else than an LMDB"
+    assert probe_node(HOST, str(lmdb), "/none", 7).reason == what
     assert path.read_text() == "the user's own"
 
 
@@ -230,6 +238,157 @@ def test_a_host_whose_shell_gives_no_answer_is_one_line() -> None:
         clean_node(Silent("gone"), "/a")
 
 
+SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    argv = SHELLS[request.param]
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{argv[0]} is not installed")
+    return argv
+
+
+def call(shell: list[str], text: str, *words: str, cwd: Path) -> list[str]:
+    """Call functions of `node.sh` by themselves; return the lines that they print."""
+    script = resources.files("caffe_recipes.cluster.staging").joinpath("node.sh")
+    # A script is read with the words of who reads it: without any it only defines its functions.
+    read = 'path=$1; shift; . "$0"; target=$path folder=$path; set -- "$path"; trust_owner_of .'
+    argv = [*shell, "-c", f"{read}; {text}", str(script), *words]
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split("\n")
+
+
+def test_in_any_shell_the_whole_of_a_staging_is_the_same(
+    lmdb: Path, tmp_path: Path, shell: list[str]
+) -> None:
+    class Host(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            return LocalHost().run([*shell, *argv[1:]], timeout_s)
+
+    host, source = Host("here"), tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 100)
+    digest = digest_of(source)
+    assert probe_node(host, str(lmdb), str(source), 25_600).sees_source
+    for _ in range(2):  # the second finds it there
+        assert ask_node(host, "stage", str(lmdb), str(source), "25600", digest) == ["staged"]
+        assert probe_node(host, str(lmdb), str(source), 25_600).digest == digest
+    assert clean_node(host, str(lmdb)) == ("cleaned", "25600")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "shared/ours").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "link").symlink_to("shared/../open")
+    checked = 'check_path "$1"; echo trusted'
+    for path, said in {
+        "shared/ours/new": "trusted",
+        "open": "caffe-recipes: refused can be changed by anybody",
+        "open/x": f"caffe-recipes: refused lies under {tmp_path}/open, which can be changed by anybody",
+        "link/x": f"caffe-recipes: refused leads to {tmp_path}/open, which can be changed by anybody",
+    }.items():
+        assert said in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
+
+
+def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_files(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    other = next((group for group in os.getgroups() if group != os.getgid()), None)
+    if other is None and os.geteuid() != 0:
+        pytest.skip("this user is in one group only")
+    lmdb = tmp_path / "lmdb"
+    lmdb.mkdir()
+    os.chown(lmdb, -1, other or 4242)
+    lmdb.chmod(0o775)
+
+    def judge(shared: str) -> str:
+        return call(shell, f'shared={shared}; check_step "$1"; echo trusted', str(lmdb), cwd=tmp_path)[-2]
+
+    assert judge("no") == "trusted"
+    assert judge("yes").startswith("caffe-recipes: refused can be changed by the group ")
+    os.chown(lmdb, -1, os.getgid())
+    alone = 'is_private_group "$(id -g)" && echo yes; echo no'
+    private = "yes" in call(shell, alone, str(lmdb), cwd=tmp_path)
+    assert (judge("yes") == "trusted") == private
+
+
+def test_who_stages_second_waits_for_the_first_and_finds_its_copy(lmdb: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    argv = [
+        "sh",
+        "-c",
+        node_script(),
+        "caffe-recipes",
+        "stage",
+        str(lmdb),
+        str(tmp_path / "source"),
+        "7",
+        "-",
+    ]
+    several = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    assert [process.communicate()[0] for process in several] == ["\ncaffe-recipes: staged\n"] * 8
+    assert (lmdb / "data.mdb").read_bytes() == b"records"
+    assert not list(lmdb.glob(".data.mdb.part-*"))
+
+
+@pytest.mark.parametrize("planted", ["a link", "an open folder", "a file"])
+def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, planted: str) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    locks = lmdb / ".caffe-recipes-lock"
+    lmdb.mkdir(parents=True)
+    if planted == "a link":
+        (tmp_path / "theirs").mkdir()
+        locks.symlink_to(tmp_path / "theirs")
+    elif planted == "a file":
+        locks.touch()
+    else:
+        locks.mkdir()
+        locks.chmod(0o755)
+    with pytest.raises(
+        NodeRefusal, match="is not a folder of our own that nobody else can open; it belongs to user"
+    ):
+        ask_node(HOST, "stage", str(lmdb), str(tmp_path / "source"), "7", "-")
+    assert [path.name for path in lmdb.iterdir()] == [locks.name]
+    assert not (tmp_path / "theirs/lock").exists()
+
+
+def test_the_digest_of_a_source_is_the_one_that_was_kept_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, cache = tmp_path / "a 'source" / "data.mdb", tmp_path / "cache"
+    data.parent.mkdir()
+    data.write_bytes(b"records")
+    os.utime(data, ns=(1, 1_700_000_000_123_456_789))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
+    kept = hash_source(find_source(data.parent), cache / "caffe-recipes")
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]
+    (cache / "caffe-recipes").chmod(0o777)  # anybody could have written it
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
+    (cache / "caffe-recipes").chmod(0o700)
+    os.utime(data, ns=(1, 1))
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to a group that it is not in")
+def test_a_digest_that_a_group_could_have_planted_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, cache = tmp_path / "data.mdb", tmp_path / "cache"
+    data.write_bytes(b"records")
+    os.utime(data, ns=(1, 1_700_000_000_123_456_789))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    kept = hash_source(find_source(tmp_path), cache / "caffe-recipes")
+    (cache / "caffe-recipes").chmod(0o770)
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]  # root's group is root's alone
+    os.chown(cache / "caffe-recipes", 0, 65534)
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
+
+
 def test_the_script_is_posix_shell_without_findings() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
@@ -252,7 +411,16 @@ def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
     state = probe_node(HOST, f"{checkout}/lmdb", "", 1)
     assert (state.kind, state.reason) == (
         "refused",
-        f"{checkout} belongs to user 65534, who can change what is there",
+        f"lies under {checkout}, which belongs to user nobody (65534), who can change what is there",
     )
     monkeypatch.chdir(checkout)
     assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"
+
+
+def test_a_source_that_cannot_be_looked_at_has_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "caffe-recipes").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for source in ("", str(tmp_path / "gone" / "data.mdb")):
+        assert ask_node(HOST, "manifest", source) == ["manifest", "-"]

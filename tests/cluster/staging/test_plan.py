@@ -2,9 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.staging.costs import How, Rates
-from caffe_recipes.cluster.staging.nodes import NodeState
-from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, plan_chain, plan_staging, render_plan
+from caffe_recipes.cluster.staging.plan import (
+    ChainOrder,
+    CopyRates,
+    How,
+    NodeState,
+    StagingPlan,
+    plan_chain,
+    plan_staging,
+    render_plan,
+)
 from caffe_recipes.errors import ClusterError
 
 GB = 10**9
@@ -18,7 +25,7 @@ def absent(number: int, *, free_bytes: int = 144 * GB, sees_source: bool = True)
 
 def plan(
     *states: NodeState,
-    rates: Rates | None = None,
+    rates: CopyRates | None = None,
     how: How | None = None,
     lacking: dict[How, str] | None = None,
 ) -> StagingPlan:
@@ -28,7 +35,7 @@ def plan(
         source="/scratch/lmdb/data.mdb",
         size_bytes=SIZE,
         digest=DIGEST,
-        rates=rates or Rates(),
+        rates=rates or CopyRates(),
         how=how,
         lacking=lacking,
     )
@@ -40,7 +47,7 @@ def test_one_host_copies_and_many_pass_it_on() -> None:
 
 
 def test_a_shared_file_system_that_serves_all_at_once_is_copied_from() -> None:
-    assert plan(*map(absent, range(64)), rates=Rates(link=1e8, shared=1e12, disk=1e10)).how == "copy"
+    assert plan(*map(absent, range(64)), rates=CopyRates(link=1e8, shared=1e12, disk=1e10)).how == "copy"
 
 
 def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:

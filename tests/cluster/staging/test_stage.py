@@ -11,20 +11,23 @@ from typing import get_args
 
 import pytest
 
-from caffe_recipes.cluster.hosts import COMMAND_S, Completed
-from caffe_recipes.cluster.staging.copies import load_copies
-from caffe_recipes.cluster.staging.costs import How
-from caffe_recipes.cluster.staging.digests import file_digest
-from caffe_recipes.cluster.staging.manifest import Manifest, find_source, hash_source, load_manifest, only_one
-from caffe_recipes.cluster.staging.nodes import NodeState
-from caffe_recipes.cluster.staging.plan import plan_staging
-from caffe_recipes.cluster.staging.stage import Cleaned, Placed, clean, stage, survey
-from caffe_recipes.cluster.staging.stamps import STAMP
-from caffe_recipes.cluster.staging.ways import Job, send_to_each
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.staging.manifest import (
+    Manifest,
+    find_source,
+    hash_source,
+    load_copies,
+    load_manifest,
+    only_one,
+)
+from caffe_recipes.cluster.staging.plan import How, NodeState, plan_staging
+from caffe_recipes.cluster.staging.relay import STAMP, file_digest
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, stage, survey
+from caffe_recipes.cluster.staging.ways import StagingJob, send_to_each
 from caffe_recipes.errors import ClusterError, DataError
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
 
-SENT = tuple(Placed(f"n{number}", "sent") for number in range(4))
+SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(4))
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_kno
     source, size = str(world.source / "data.mdb"), len(CONTENT)
     state = NodeState("n0", "absent", free_bytes=2 * size, sees_source=True)
     plan = plan_staging([state], lmdb=LMDB, source=source, size_bytes=size, digest=None, how="copy")
-    assert send_to_each(Job({"n0": host}, plan, ".data.mdb.part-1", "here", print), known) == {}
+    assert send_to_each(StagingJob({"n0": host}, plan, ".data.mdb.part-1", "here", print), known) == {}
     assert host.verbs == ["take", "commit"]
     assert_whole(host)
 
@@ -182,7 +185,7 @@ def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(content)
     placed = stage(world.hosts, LMDB, world.source, replace(world.means, how="chain"))
-    assert placed == (SENT[0], Placed("n1", "failed", reason), SENT[2], SENT[3])
+    assert placed == (SENT[0], StagedHost("n1", "failed", reason), SENT[2], SENT[3])
     assert (lmdb / "data.mdb").read_bytes() == content
     assert names_in(lmdb) == ["data.mdb"]
 
@@ -204,7 +207,7 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
 def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> None:
     hosts = world.host(down=True)
     placed = stage(hosts, LMDB, world.source, replace(world.means, how="chain"))
-    assert placed == (SENT[0], Placed("n1", "failed", "cannot be reached by ssh"), SENT[2], SENT[3])
+    assert placed == (SENT[0], StagedHost("n1", "failed", "cannot be reached by ssh"), SENT[2], SENT[3])
 
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:

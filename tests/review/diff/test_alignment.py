@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.review.diff.alignment import longest_common, match_by_keys
+from caffe_recipes.review.diff.messages import longest_common, match_by_keys
 
 words = st.text("abcd", max_size=14)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import format_prototxt, parse_prototxt, render_prototxt
-from caffe_recipes.review.diff import presence
+from caffe_recipes.review.diff import messages as diff_messages_module
 from caffe_recipes.review.diff.messages import diff_messages, fingerprint
 
 examples = settings(max_examples=80, deadline=None, database=None, derandomize=True)
@@ -295,13 +295,16 @@ def test_a_weight_of_a_layer_that_is_no_loss_is_a_change() -> None:
 
 
 def test_every_name_in_the_tables_of_presence_is_the_schema_s() -> None:
-    tables = [*((m, f) for m, fields in presence.ASKED.items() for f in fields), *presence.STARTS]
+    tables = [
+        *((m, f) for m, fields in diff_messages_module.ASKED.items() for f in fields),
+        *diff_messages_module.STARTS,
+    ]
     for message, field in tables:
         assert field in getattr(pb, message).DESCRIPTOR.fields_by_name, f"{message}.{field}"
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(presence).failed == 0
+    assert doctest.testmod(diff_messages_module).failed == 0
 
 
 def flip(line: str) -> tuple[str, str]:
@@ -388,3 +391,49 @@ def test_labels_go_by_their_number_and_not_by_their_place() -> None:
 def test_text_with_line_breaks_stays_on_one_line() -> None:
     [line] = lines("", 'snapshot_prefix: "a\\nb"', pb.SolverParameter)
     assert line == 'snapshot_prefix not set -> "a\\nb"'
+
+
+SAME = [
+    (pb.ConvolutionParameter, "kernel_size: 11 stride: 4",
+     "kernel_h: 11 kernel_w: 11 stride_h: 4 stride_w: 4"),
+    (pb.ConvolutionParameter, "kernel_size: 1 kernel_size: 7 pad: [0, 3]",
+     "kernel_h: 1 kernel_w: 7 pad_h: 0 pad_w: 3"),
+    (pb.ConvolutionParameter, "kernel_size: 3", "kernel_size: [3, 3] pad_h: 0 pad_w: 0 dilation: [1, 1]"),
+    (pb.PoolingParameter, "kernel_size: 3",
+     "kernel_h: 3 kernel_w: 3 pad_h: 0 pad_w: 0 stride_h: 1 stride_w: 1"),
+    (pb.PriorBoxParameter, "min_size: 30 step: 8 img_size: 300",
+     "min_size: 30 step_h: 8 step_w: 8 img_h: 300 img_w: 300"),
+    (pb.ConcatParameter, "axis: 2", "concat_dim: 2"),
+    (pb.ConcatParameter, "", "concat_dim: 1"),
+    (pb.SliceParameter, "axis: 0 slice_point: 2", "slice_dim: 0 slice_point: 2"),
+    (pb.LayerParameter, "include { phase: TEST }", "exclude { phase: TRAIN }"),
+    (pb.SolverParameter, "net: 'a' test_iter: [4, 5]",
+     "train_net: 'a' test_net: 'a' test_net: 'a' test_iter: [4, 5]"),
+    (pb.SolverParameter, "net: 'a'", "train_net: 'a'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "one", "other"), SAME)
+def test_two_ways_of_writing_one_thing_are_no_difference(cls: type[Message], one: str, other: str) -> None:
+    assert lines(one, other, cls) == lines(other, one, cls) == []
+    assert fingerprint(parse_prototxt(one, cls)) == fingerprint(parse_prototxt(other, cls))
+    assert lines(one, other, cls, defaults=True) != []
+
+
+@pytest.mark.parametrize(
+    ("cls", "one", "other", "line"),
+    [
+        (pb.ConvolutionParameter, "kernel_size: 11", "kernel_h: 7 kernel_w: 7", "kernel_size 11 -> 7"),
+        (pb.ConvolutionParameter, "kernel_h: 11 kernel_w: 3", "kernel_h: 7 kernel_w: 3", "kernel_h 11 -> 7"),
+        (pb.LayerParameter, "include { phase: TRAIN }", "exclude { phase: TRAIN }",
+         "include[0].phase TRAIN -> TEST"),
+        (pb.LayerParameter, "", "exclude { phase: TRAIN }", "exclude[0] not set -> { phase: TRAIN }"),
+        (pb.SolverParameter, "net: 'a'", "train_net: 'b'", 'net "a" -> "b"'),
+        (pb.SolverParameter, "test_net: 'a' test_iter: 1", "train_net: 'a' test_net: 'a' test_iter: 1",
+         'train_net not set -> "a"'),
+    ],
+)  # fmt: skip
+def test_two_ways_of_writing_two_things_show_what_differs(
+    cls: type[Message], one: str, other: str, line: str
+) -> None:
+    assert lines(one, other, cls) == [line]

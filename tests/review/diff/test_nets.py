@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
-from caffe_recipes.generate.nets import build_net
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.nets import build_net
 from caffe_recipes.review.diff.changes import Change
-from caffe_recipes.review.diff.layers import match_layers, title_of
-from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.diff.nets import diff_nets, match_layers, title_of
 
 AUTHORS = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 HEAD = """
@@ -330,3 +329,70 @@ def test_long_nets_of_different_length_align_around_what_was_taken_out() -> None
     old, new = long_net(3000, "a", 1), long_net(3000, "a", 1)
     del new.layer[1000:1600]
     assert [change.kind for change in diff_nets(old, new)] == ["removed"] * 600
+
+
+def siamese(*names: tuple[str, str]) -> str:
+    return "".join(
+        f'layer {{ name: "{layer}" type: "InnerProduct" bottom: "data" top: "{layer}"'
+        f" param {{ {name} lr_mult: 1 }} inner_product_param {{ num_output: 2 }} }}\n"
+        for layer, name in names
+    )
+
+
+SHARED = siamese(("ip", 'name: "w"'), ("ip_p", 'name: "w"'), ("ip_n", 'name: "w"'))
+
+
+def test_sharing_names_that_change_alike_are_no_difference() -> None:
+    assert changes(SHARED, SHARED.replace('"w"', '"weights"')) == []
+
+
+def test_a_sharing_name_that_nobody_shares_says_nothing() -> None:
+    assert changes(siamese(("ip", 'name: "w"')), siamese(("ip", ""))) == []
+    assert changes(siamese(("ip", 'name: "w"')), siamese(("ip", 'name: "v"'))) == []
+
+
+def test_a_sharing_name_mistyped_in_one_branch_says_that_its_weights_are_no_longer_shared() -> None:
+    broken = siamese(("ip", 'name: "w"'), ("ip_p", 'name: "w_"'), ("ip_n", 'name: "w"'))
+    assert changes(SHARED, broken) == [
+        'changed ip_p: param[0].name "w" -> "w_" (no longer shared with ip, ip_n)'
+    ]
+    assert changes(broken, SHARED) == ['changed ip_p: param[0].name "w_" -> "w" (now shared with ip, ip_n)']
+
+
+def test_a_removed_sharing_is_told_with_whom() -> None:
+    removed = siamese(("ip", ""), ("ip_p", ""), ("ip_n", ""))
+    assert changes(SHARED, removed) == [
+        'changed ip: param[0] { name: "w" lr_mult: 1 } -> not set (no longer shared with ip_p, ip_n)',
+        'changed ip_p: param[0] { name: "w" lr_mult: 1 } -> not set (no longer shared with ip, ip_n)',
+        'changed ip_n: param[0] { name: "w" lr_mult: 1 } -> not set (no longer shared with ip, ip_p)',
+    ]
+
+
+def test_weights_that_change_their_partner_say_both() -> None:
+    old = siamese(("a", 'name: "x"'), ("b", 'name: "x"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
+    new = siamese(("a", 'name: "x"'), ("b", 'name: "y"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
+    assert changes(old, new) == [
+        'changed b: param[0].name "x" -> "y" (no longer shared with a; now shared with c, d)'
+    ]
+
+
+def test_sharing_names_swapped_between_two_pairs_are_no_difference() -> None:
+    old = siamese(("a", 'name: "x"'), ("b", 'name: "x"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
+    new = siamese(("a", 'name: "y"'), ("b", 'name: "y"'), ("c", 'name: "x"'), ("d", 'name: "x"'))
+    assert changes(old, new) == []
+
+
+def test_kernels_and_rules_in_other_words_are_no_difference() -> None:
+    sides = "kernel_h: 3 kernel_w: 3 pad_h: 1 pad_w: 1"
+    new = SMALL.replace("kernel_size: 3 pad: 1", sides).replace(
+        "include { phase: TEST }", "exclude { phase: TRAIN }"
+    )
+    assert changes(SMALL, new) == changes(new, SMALL) == []
+
+
+def test_ten_thousand_layers_of_one_weight_are_no_wait() -> None:
+    old = siamese(*((f"ip{k}", 'name: "w"') for k in range(10_000)))
+    assert changes(old, old.replace('"w"', '"v"')) == []
+    apart = old.replace('"w"', '"v"', 1)
+    note = "no longer shared with ip1, ip2, ip3, 9996 more"
+    assert changes(old, apart) == [f'changed ip0: param[0].name "w" -> "v" ({note})']

@@ -11,7 +11,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.caffe.rates import lr_at
 from caffe_recipes.review.diff.changes import RateChange
-from caffe_recipes.review.diff.solvers import Scale, diff_rates, diff_solvers, find_rate_problem
+from caffe_recipes.review.diff.documents import diff_documents
+from caffe_recipes.review.diff.solvers import EpochScale, diff_rates, diff_solvers, find_rate_problem
 
 AUTHORS = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara" / "resnet50_custom_lr"
 INIT = (
@@ -24,8 +25,10 @@ def solver(text: str) -> pb.SolverParameter:
     return parse_prototxt(text, pb.SolverParameter)
 
 
-def rates(old: str, new: str, *scales: Scale) -> dict[str, RateChange]:
-    found = diff_rates(solver(old), solver(new), (scales[0], scales[1]) if scales else (Scale(), Scale()))
+def rates(old: str, new: str, *scales: EpochScale) -> dict[str, RateChange]:
+    found = diff_rates(
+        solver(old), solver(new), (scales[0], scales[1]) if scales else (EpochScale(), EpochScale())
+    )
     return {rate.name: rate for rate in found}
 
 
@@ -34,7 +37,7 @@ def test_the_published_phases_show_their_rates_and_epochs() -> None:
     old, new = (
         load_prototxt(AUTHORS / f"solver_{name}.prototxt", pb.SolverParameter) for name in ("init", "cyc2")
     )
-    found = {rate.name: rate for rate in diff_rates(old, new, (Scale(1281167, 4096),) * 2)}
+    found = {rate.name: rate for rate in diff_rates(old, new, (EpochScale(1281167, 4096),) * 2)}
     shown = {name: (f"{rate.old:.6g}", f"{rate.new:.6g}") for name, rate in found.items()}
     assert shown["start"] == ("0.1", "0.255")
     assert shown["end of warm-up"] == ("1.59904", "0.763491")
@@ -68,7 +71,7 @@ def test_the_greatest_ratio_of_a_long_run_is_that_of_every_iteration() -> None:
 
 def test_epochs_count_what_iter_size_and_an_early_stop_make_of_them() -> None:
     text = 'lr_policy: "fixed" base_lr: 1 max_iter: 100 iter_size: 2'
-    found = rates(text, text, Scale(1000, 10), Scale(1000, 10, iterations=50))
+    found = rates(text, text, EpochScale(1000, 10), EpochScale(1000, 10, iterations=50))
     assert (found["epochs"].old, found["epochs"].new) == (2.0, 1.0)
     assert (found["iterations"].new, found["end"].iterations) == (50, (99, 49))
 
@@ -97,3 +100,15 @@ def test_nets_within_a_solver_are_compared_layer_by_layer() -> None:
     new = old.replace('name: "a" type: "ReLU"', 'name: "a" type: "TanH"')
     [change] = diff_solvers(solver(old), solver(new))
     assert (change.layer, change.field) == ("net_param: a", "type")
+
+
+def test_a_rate_in_other_words_is_said_to_stay() -> None:
+    step = "base_lr: 1 gamma: 0.1 max_iter: 100000 lr_policy: 'step' stepsize: 40000"
+    multistep = "base_lr: 1 gamma: 0.1 max_iter: 100000 lr_policy: 'multistep' stepvalue: [40000, 80000]"
+    notes = []
+    for other in (multistep, multistep.replace("80000", "80001"), f"{step} display: 3"):
+        old, new = parse_prototxt(step, pb.SolverParameter), parse_prototxt(other, pb.SolverParameter)
+        found = diff_documents(old, new, "solver.prototxt")
+        assert found is not None
+        notes.append(found.note)
+    assert notes == ["the rate of every iteration stays as it is", "", ""]

@@ -14,8 +14,8 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, shape_of
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.estimate.estimates import Known, estimate_shapes, model_bytes, read_logs
-from caffe_recipes.review.estimate.text import estimate_values, render_estimate, render_sweep
+from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
+from caffe_recipes.review.inspect.estimates import Known, estimate_shapes, model_bytes, read_logs
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.estimate.paper import Comparison, compare_tables
-from caffe_recipes.review.estimate.paper_text import render_tables, table_values
+from caffe_recipes.review.inspect.estimate_tables import TableRow, compare_tables, render_tables, table_values
 
 ALL = compare_tables()
 
 
-def of(table: str) -> list[Comparison]:
+def of(table: str) -> list[TableRow]:
     return [each for each in ALL if each.table == table]
 
 

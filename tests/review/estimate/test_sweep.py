@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.pace import Shape
-from caffe_recipes.review.estimate.sweep import parse_sweep, sweep_shapes
+from caffe_recipes.review.inspect.estimates import parse_sweep, sweep_shapes
 
 OWN = Shape(64, 2, 32)
 

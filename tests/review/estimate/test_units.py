@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from caffe_recipes.review.estimate import units
-from caffe_recipes.review.estimate.units import unit_of, write_number, write_time
+from caffe_recipes import units
+from caffe_recipes.units import unit_of, write_number, write_time
 
 YEAR_S = 365.25 * 86_400
 

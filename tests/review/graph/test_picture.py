@@ -14,11 +14,10 @@ from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions w
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.graph.boxes import build_graph
-from caffe_recipes.review.graph.labels import text_width
+from caffe_recipes.review.graph.boxes import build_graph, text_width
 from caffe_recipes.review.graph.layout import Layout, PlacedBox, lay_out
 from caffe_recipes.review.graph.picture import draw_graph
-from caffe_recipes.review.summary import Options, ReadNet, read_net, summarize
+from caffe_recipes.review.inspect.summary import ReadNet, SummaryOptions, read_net, summarize
 
 ROOT = Path(__file__).parents[3]
 RESNET50 = ROOT / "prototxt" / "stampede2-64n-72ep" / "train_val.prototxt"
@@ -208,7 +207,7 @@ def net_in(folder: Path, name: str, **options: object) -> ReadNet:
     else:
         path = folder / f"{name}.prototxt"
         path.write_text(render_prototxt(L.net(name, *NETS[name]())))
-    return read_net(str(path), Options(**options))  # type: ignore[arg-type]
+    return read_net(str(path), SummaryOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["resnet50", "resnet50_noaug", *NETS])
@@ -410,7 +409,7 @@ def test_what_was_read_before_an_in_place_layer_keeps_a_box_of_its_own(tmp_path:
     path = tmp_path / "net.prototxt"
     layers = [image(1, 3, 9, 9), conv("a", "data"), conv("b", "a"), L.relu("relu", "a"), conv("c", "a")]
     path.write_text(render_prototxt(L.net("n", *layers)))
-    graph = build_graph(read_net(str(path), Options()))
+    graph = build_graph(read_net(str(path), SummaryOptions()))
     names = [box.lines[0].name for box in graph.boxes]
     assert names == ["data", "a", "b", "relu", "c"]
     assert [(names[edge.source], names[edge.target]) for edge in graph.edges] == [
@@ -481,7 +480,7 @@ def test_names_of_any_kind_come_out_as_text(tmp_path: Path) -> None:
         bottom = f"t{index}"
     path = tmp_path / "names.prototxt"
     path.write_text(render_prototxt(pb.NetParameter(name="<net> & co", layer=layers)))
-    root = draw(read_net(str(path), Options()))
+    root = draw(read_net(str(path), SummaryOptions()))
     texts = {text.text for text in root.iter(f"{SVG}text")}
     assert {"a <b> & \"c\" 'd'", "層é", "tab\\there", "]]>", "(no name)", "<net> & co"} <= texts
     assert "x" * 200 in {title.text for title in root.iter(f"{SVG}title")}
@@ -493,7 +492,7 @@ def test_unknown_shapes_are_question_marks(tmp_path: Path) -> None:
     path.write_text(
         render_prototxt(L.net("n", L.layer("p", "Python", top="x"), L.layer("q", "ReLU", "x", "y")))
     )
-    graph = build_graph(read_net(str(path), Options()))
+    graph = build_graph(read_net(str(path), SummaryOptions()))
     assert [edge.shape for edge in graph.edges] == ["?"]
 
 
@@ -501,7 +500,7 @@ def test_a_phase_whose_shapes_do_not_fit_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     wrong = L.eltwise_sum("sum", ["data", "c"], include={"phase": "TEST"})
     path.write_text(render_prototxt(L.net("n", *data(9), conv("c", "data"), wrong)))
-    net = read_net(str(path), Options())
+    net = read_net(str(path), SummaryOptions())
     assert summarize(net).phase == "TRAIN"
     with pytest.raises(PrototxtError, match="layer 'sum'"):
         build_graph(net)
@@ -513,6 +512,6 @@ def test_a_net_of_more_layers_than_anybody_can_look_at_is_not_drawn(tmp_path: Pa
     path.write_text(
         'layer { type: "Input" top: "b0" input_param { shape { dim: 1 dim: 2 } } }\n' + "".join(relus)
     )
-    net = read_net(str(path), Options())
+    net = read_net(str(path), SummaryOptions())
     with pytest.raises(InputError, match=r"has 5,001 layers, and a picture shows 5,000 at most; leave --gr"):
         draw_graph(net, summarize(net))

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import parse_document
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets import NET_RULES, check_net
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import lint
+from caffe_recipes.caffe.prototxt import parse_document
+from caffe_recipes.review.lint.check import NET_RULES, check_net
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import Finding
 
 CheckText = Callable[..., dict[str, Finding]]
 Change = Callable[[dict[str, Any]], object]
@@ -50,6 +50,6 @@ def lint_recipe(tmp_path: Path) -> LintRecipe:
         change(raw)
         path = tmp_path / "changed.yaml"
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
-        return lint([str(path)], Options())
+        return lint([str(path)], LintOptions())
 
     return run

@@ -9,8 +9,8 @@ import pytest
 import caffe_recipes as cr
 from caffe_recipes.caffe.dialects import load_dialects
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.findings import SEVERITIES, Finding
-from caffe_recipes.review.lint.dialect import DIALECT_RULES, check_dialect
+from caffe_recipes.review.lint.check import DIALECT_RULES, check_dialect
+from caffe_recipes.review.lint.rules import SEVERITIES, Finding
 
 AUTHORS = Path(__file__).resolve().parents[4] / "shared/reference/surfsara"
 OTHERS = ("intel", "bvlc", "nvcaffe")

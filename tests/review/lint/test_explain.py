@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.explain import _EXPLAINED, _PARTS, explain, judged_by
-from caffe_recipes.review.lint.reading.targets import all_rules
+from caffe_recipes.review.lint.check import _EXPLAINED, _PARTS, explain, judged_by
+from caffe_recipes.review.lint.folders import all_rules
 from caffe_recipes.review.lint.rules import RULES
 
 

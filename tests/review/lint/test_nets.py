@@ -10,10 +10,10 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import load_document, parse_document
+from caffe_recipes.caffe.prototxt import load_document, parse_document
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.findings import SEVERITIES
-from caffe_recipes.review.lint.nets import NET_RULES, check_net
+from caffe_recipes.review.lint.check import NET_RULES, check_net
+from caffe_recipes.review.lint.rules import SEVERITIES
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 NETS = sorted((Path(__file__).parent / "zoo").glob("*.prototxt"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from caffe_recipes.review.lint.report import render_findings, render_json, render_rules
-from caffe_recipes.review.lint.rules import RULES, finding
+from caffe_recipes.review.lint.rules import RULES, finding, render_findings, render_json, render_rules
 
 ONE = finding(
     "join-jump", "a/s.prototxt:4:1", "it jumps", "it shakes", "base_lr: 1", "b", before=1.0, after=2.0

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 import caffe_recipes.review.lint
-from caffe_recipes.review.findings import SEVERITIES
-from caffe_recipes.review.lint.chains.schedule import _FAULTS
-from caffe_recipes.review.lint.dialect import DIALECT_RULES
-from caffe_recipes.review.lint.nets import NET_RULES
-from caffe_recipes.review.lint.reading.targets import all_rules
-from caffe_recipes.review.lint.rules import RULES, finding
+from caffe_recipes.review.lint.check import DIALECT_RULES, NET_RULES
+from caffe_recipes.review.lint.folders import all_rules
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, finding
+from caffe_recipes.review.lint.solver_rules import _FAULTS
 
 FILES = sorted(Path(caffe_recipes.review.lint.__path__[0]).rglob("*.py"))
 

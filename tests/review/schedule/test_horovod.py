@@ -7,13 +7,14 @@ import json
 import pytest
 
 import caffe_recipes as cr
-from caffe_recipes.review.schedule.horovod import (
+from caffe_recipes.review.inspect.show import (
     horovod_arithmetic,
     horovod_lines,
     horovod_values,
     of_another_run,
+    recipe_values,
+    render_recipe,
 )
-from caffe_recipes.review.schedule.show import recipe_values, render_recipe
 
 RECIPE = cr.load_recipe("tf-256n-90ep")
 

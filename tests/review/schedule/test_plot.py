@@ -16,10 +16,8 @@ from click.testing import CliRunner, Result
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli.plot import plot
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.pictures import format_of
-from caffe_recipes.review.schedule.labels import Label, place_labels
-from caffe_recipes.review.schedule.plot import render_plot
-from caffe_recipes.review.schedule.schedules import Schedule, schedule_solvers
+from caffe_recipes.review.inspect.plots import Label, format_of, place_labels, render_plot
+from caffe_recipes.review.inspect.schedules import PlottedSchedule, schedule_solvers
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
@@ -42,7 +40,7 @@ def texts_in(svg: Path) -> list[str]:
     return re.findall(r"<!-- (.*?) -->", svg.read_text())
 
 
-def fixed(**fields: object) -> Schedule:
+def fixed(**fields: object) -> PlottedSchedule:
     solver = pb.SolverParameter(**{"lr_policy": "fixed", "base_lr": 1.0, "max_iter": 10} | fields)  # type: ignore[arg-type]
     return schedule_solvers("a", [("x", solver)], None)
 

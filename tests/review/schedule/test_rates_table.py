@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from caffe_recipes.caffe import pb
 from caffe_recipes.cli.lr import lr
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.schedule import rates_table
-from caffe_recipes.review.schedule.rates_table import rate_rows, render_rates
+from caffe_recipes.review.inspect import schedules
+from caffe_recipes.review.inspect.schedules import rate_rows, render_rates
 
 Floats = npt.NDArray[np.float32]
 
@@ -200,4 +200,15 @@ def test_a_table_of_many_rows_is_whole(write: Write) -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(rates_table).failed == 0
+    assert doctest.testmod(schedules).failed == 0
+
+
+def test_a_solver_without_max_iter_takes_the_iterations_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "bare.prototxt").write_text("base_lr: 0.1 lr_policy: 'step' gamma: 0.1 stepsize: 2")
+    (tmp_path / "whole.prototxt").write_text("base_lr: 0.5 lr_policy: 'fixed' max_iter: 1")
+    done = call(tmp_path / "bare.prototxt")
+    assert str(done.exception).endswith("give max_iter; lr takes --iterations")
+    done = call(tmp_path / "bare.prototxt", "--iterations", "3", "--csv")
+    assert done.output == "iter,lr\n0,0.1\n1,0.1\n2,0.010000001\n"
+    done = call(tmp_path / "whole.prototxt", "--iterations", "3", "--csv")
+    assert done.output == "iter,lr\n0,0.5\n"

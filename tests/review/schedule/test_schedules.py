@@ -13,9 +13,9 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.schedule import curves, schedules
-from caffe_recipes.review.schedule.curves import Mark, curve_of, marks_of
-from caffe_recipes.review.schedule.schedules import (
+from caffe_recipes.review.inspect import plots, schedules
+from caffe_recipes.review.inspect.plots import Mark, curve_of, marks_of
+from caffe_recipes.review.inspect.schedules import (
     load_schedules,
     load_solvers,
     schedule_recipe,
@@ -189,6 +189,6 @@ def test_a_solver_may_be_as_large_as_the_user_says(write: Write) -> None:
         load_schedules([solver], max_bytes=9)
 
 
-@pytest.mark.parametrize("module", [schedules, curves])
+@pytest.mark.parametrize("module", [schedules, plots])
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

@@ -10,8 +10,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caffe_recipes.cli.recipes import show
-from caffe_recipes.recipe.source import load_recipe, parse_recipe, shipped_recipes
-from caffe_recipes.review.schedule.show import recipe_values, render_list, render_recipe, summarize_phase
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe, summarize_phase
 
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import Document, parse_document
-from caffe_recipes.review.lint.chains.chain import (
+from caffe_recipes.caffe.prototxt import Document, parse_document
+from caffe_recipes.review.lint.chain import (
     Chain,
     Link,
     Start,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.chains.chain import Chain
-from caffe_recipes.review.lint.chains.check import check_chain, sort_findings, split_place
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.chain import Chain
+from caffe_recipes.review.lint.check import check_chain, sort_findings, split_place
+from caffe_recipes.review.lint.rules import Finding, finding
 
 ONE = finding("join-jump", "a", "it jumps", "it shakes", "base_lr: 1")
 

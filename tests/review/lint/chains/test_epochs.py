@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.chains.epochs import Basis, check_title, parse_basis, parse_claims
+from caffe_recipes.review.lint.recipe_rules import Basis, check_title, parse_basis, parse_claims
 from tests.review.conftest import LintSolvers
 
 BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
@@ -139,8 +139,30 @@ def test_sub_batches_are_images_of_an_iteration_too(lint_solvers: LintSolvers) -
     }
     last = {"base_lr": 0.501, "max_iter": "1000 # 2 epochs"}
     assert lint_solvers({"a": halved, "b": last}) == []
-    (found,) = lint_solvers({"a": halved, "b": {**last, "iter_size": 2}})
+    (found, batch) = lint_solvers({"a": halved, "b": {**last, "iter_size": 2}})
+    assert (batch.id, batch.values["after"]) == ("batch-changes", 64)
     assert (found.id, found.phase) == ("epochs-claim", "b")
     assert found.values["epochs"] == pytest.approx(4)
     both = lint_solvers({"a": {**halved, "iter_size": 2}, "b": {**last, "iter_size": 2}})
     assert both == []
+
+
+@pytest.mark.parametrize(
+    ("solver", "options", "images"),
+    [
+        ({"test_iter": 10}, {"test_images": 3200}, 3200),
+        ({"test_iter": "10 # 100 = 3200/32"}, {}, 3200),
+        ({"test_iter": 100}, {"test_images": 3200}, 0),
+        ({"test_iter": 10}, {}, 0),
+    ],
+)
+def test_a_test_of_a_part_of_the_images_is_found(
+    lint_solvers: LintSolvers, solver: dict[str, object], options: dict[str, int], images: int
+) -> None:
+    found = lint_solvers({"a": {**solver, "test_interval": 100}}, **options)
+    assert [(one.id, one.values["images"]) for one in found] == [("test-images-left", images)] * bool(images)
+
+
+def test_images_over_batch_at_a_test_iter_are_not_those_of_training(lint_solvers: LintSolvers) -> None:
+    comment = {"test_interval": 100, "test_iter": "1563 # 50000/32"}
+    assert lint_solvers({"a": {**comment, "max_iter": "1000 # 5 epochs"}}) == []

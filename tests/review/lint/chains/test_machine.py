@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import Document, parse_document
-from caffe_recipes.review.lint.chains.chain import Chain, Link, Setting
-from caffe_recipes.review.lint.chains.machine import busy_cores, check_cores, check_tmp
+from caffe_recipes.caffe.prototxt import Document, parse_document
+from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
+from caffe_recipes.review.lint.recipe_rules import busy_cores, check_cores, check_tmp
 from tests.review.conftest import LintSolvers, net_text
 
 AUTHORS = (39, 38, 43, 42)
@@ -17,8 +17,8 @@ AUTHORS = (39, 38, 43, 42)
 
 def setting(
     threads: int | None = 22, cores: tuple[int, ...] = AUTHORS, sockets: int | None = 2, each: int | None = 24
-) -> Setting:
-    return Setting(
+) -> ChainFacts:
+    return ChainFacts(
         ranks_per_node=2,
         omp_num_threads=threads,
         mlsl_cores=cores,
@@ -40,7 +40,7 @@ def setting(
         (setting(cores=()), ()),
     ],
 )
-def test_cores_below_the_number_of_threads_are_busy(known: Setting, busy: tuple[int, ...]) -> None:
+def test_cores_below_the_number_of_threads_are_busy(known: ChainFacts, busy: tuple[int, ...]) -> None:
     assert busy_cores(known) == busy
     found = list(check_cores(known, "r.yaml:5"))
     assert [one.values["cores"] for one in found] == ([",".join(map(str, busy))] if busy else [])

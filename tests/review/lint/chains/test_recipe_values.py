@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caffe_recipes.data import digits
-from caffe_recipes.review.lint.chains.recipe_values import DIGITS_CLASSES, DIGITS_SIDE_PX
+from caffe_recipes.review.lint.recipe_rules import DIGITS_CLASSES, DIGITS_SIDE_PX
 from tests.review.lint.conftest import LintRecipe
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.review.findings import Finding
+from caffe_recipes.review.lint.rules import Finding
 from tests.review.conftest import LintSolvers
 
 FIRST = {"lr_policy": '"fixed"', "power": None, "snapshot": 300}

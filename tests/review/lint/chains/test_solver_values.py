@@ -10,7 +10,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.rates import POLICY_NEEDS
 from caffe_recipes.engine.settings import _faults
-from caffe_recipes.review.lint.chains.solver_values import _POLICIES_READING
+from caffe_recipes.review.lint.solver_rules import _POLICIES_READING
 from tests.review.conftest import LintSolvers, solver_text
 
 MULTISTEP = {"lr_policy": '"multistep"', "power": None, "gamma": 1e-6}
@@ -41,6 +41,8 @@ TESTS = {"test_interval": 10}
         ({"type": '"AdaGrad"', "momentum": 0.9}, "solver-value-refused", "AdaGrad with momentum 0.9"),
         ({"type": '"AdaGrad"', "delta": 0}, "solver-value-refused", "delta is 0"),
         ({"clip_gradients": 0}, "solver-value-refused", "clip_gradients is 0"),
+        ({"train_net": '"own/a"'}, "solver-value-refused", "net and train_net each name a net"),
+        ({"engine": '"FOO"'}, "solver-value-refused", "engine is 'FOO'"),
         ({"momentum": 9}, "solver-share-range", "momentum is 9"),
         ({"momentum": 1}, "solver-share-range", "grow without bound"),
         ({"momentum": -0.9}, "solver-share-range", "momentum: 0.9"),
@@ -151,3 +153,26 @@ def test_a_snapshot_folder_is_looked_for_under_the_caffe_root(
     assert found.write.startswith("mkdir -p snapshots")
     (tmp_path / "snapshots").mkdir()
     assert lint_solvers({"a": prefix}, caffe_root=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"test_iter": 1, "test_interval": 1001}, ["test-never-fires"]),
+        ({"test_iter": 1, "test_interval": 1000}, []),
+        ({"test_iter": "1 test_iter: 1", "test_interval": 10}, ["tested-twice"]),
+        ({"test_iter": "1 test_iter: 1", "test_interval": 10, "test_state": "{} test_state {}"}, []),
+        ({"clip_gradients": -35}, ["solver-value-negative"]),
+        ({"clip_gradients": -1}, []),
+    ],
+)
+def test_a_value_that_does_not_do_what_it_says_is_a_warning(
+    lint_solvers: LintSolvers, changes: dict[str, object], rules: list[str]
+) -> None:
+    found = lint_solvers({"a": changes})
+    assert [(one.id, one.severity) for one in found] == [(rule, "warning") for rule in rules]
+
+
+def test_bvlcs_caffe_names_snapshots_by_the_solver(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": {"snapshot_prefix": None, "snapshot": 50}}, dialect="bvlc")
+    assert "snapshot-prefix-missing" not in {one.id for one in found}

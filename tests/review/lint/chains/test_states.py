@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import parse_document
+from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.review.lint.chains.states import (
-    State,
-    has_source,
-    restrict_net,
-    train_state,
-)
-from caffe_recipes.review.lint.chains.states import test_states as states_of_tests
+from caffe_recipes.review.lint.chain import NetState, has_source, restrict_net, train_state
+from caffe_recipes.review.lint.chain import test_states as states_of_tests
 
 
 def parse_solver(text: str) -> pb.SolverParameter:
@@ -27,9 +22,9 @@ def parse_net(text: str) -> pb.NetParameter:
 def test_a_solver_adds_its_stages_to_those_of_the_net() -> None:
     solver = parse_solver("train_state { stage: 'b' level: 2 } test_state { stage: 'c' } test_state { }")
     net = parse_net("state { stage: 'a' }")
-    assert train_state(solver, net) == State(pb.TRAIN, 2, ("a", "b"))
-    assert states_of_tests(solver, net) == (State(pb.TEST, 0, ("a", "c")), State(pb.TEST, 0, ("a",)))
-    assert states_of_tests(parse_solver(""), parse_net("")) == (State(pb.TEST),)
+    assert train_state(solver, net) == NetState(pb.TRAIN, 2, ("a", "b"))
+    assert states_of_tests(solver, net) == (NetState(pb.TEST, 0, ("a", "c")), NetState(pb.TEST, 0, ("a",)))
+    assert states_of_tests(parse_solver(""), parse_net("")) == (NetState(pb.TEST),)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def test_data_of_a_stage_or_level_are_there_in_it_only(
     rule: str, stages: tuple[str, ...], level: int, *, expected: bool
 ) -> None:
     net = parse_net(f"layer {{ name: 'd' type: 'Data' top: 'd' {rule} }}")
-    assert has_source(net, State(pb.TEST, level, stages)) is expected
+    assert has_source(net, NetState(pb.TEST, level, stages)) is expected
 
 
 @pytest.mark.parametrize(

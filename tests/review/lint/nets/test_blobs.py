@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets.blobs import RULES
+from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.review.lint.wiring_rules import BLOB_RULES
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -22,7 +22,12 @@ layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
 LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }'
 RIGHT = DATA + FC + LOSS
 SIDE = 'layer { name: "side" type: "Softmax" bottom: "fc" top: "side" }\n'
-RELU = 'layer { name: "relu" type: "ReLU" bottom: "fc" top: "fc" }\n'
+RELU = 'layer { name: "relu" type: "TanH" bottom: "fc" top: "fc" }\n'
+TANH = RELU.replace("relu", "tanh")
+POWER = TANH.replace("tanh", "power").replace("TanH", "Power")
+DROP = TANH.replace("tanh", "drop").replace("TanH", "Dropout")
+BELOW = FC.replace("fc", "fc2").replace('"data"', '"fc"')
+LOSS2 = LOSS.replace('"fc"', '"fc2"')
 
 CASES: dict[str, tuple[str, str]] = {
     "unknown-bottom": (RIGHT.replace('bottom: "fc"', 'bottom: "fcc"'), RIGHT),
@@ -32,6 +37,8 @@ CASES: dict[str, tuple[str, str]] = {
         DATA + FC.replace('top: "fc"', 'top: "data"') + LOSS.replace('"fc"', '"data"'),
         RIGHT,
     ),
+    "in-place-gradient": (DATA + FC + POWER + BELOW + LOSS2, DATA + FC + TANH + BELOW + LOSS2),
+    "in-place-overwrites": (DATA + FC + TANH + DROP + BELOW + LOSS2, DATA + FC + DROP + TANH + BELOW + LOSS2),
     "no-top": (RIGHT.replace('top: "fc"', ""), RIGHT.replace('top: "loss"', "")),
     "unused-top": (RIGHT + FC.replace("fc", "spare"), RIGHT + SIDE),
     "weights-name-twice": (
@@ -43,7 +50,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == BLOB_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -71,7 +78,7 @@ def test_an_unknown_bottom_that_the_other_phase_makes_says_so(check_text: CheckT
 
 
 def test_a_layer_may_work_in_place_where_all_readers_are_below(check_text: CheckText) -> None:
-    assert check_text(DATA + FC + RELU + RELU.replace("relu", "relu2") + SIDE + LOSS) == {}
+    assert check_text(DATA + FC + RELU + DROP.replace("Dropout", "ReLU") + BELOW + LOSS2) == {}
 
 
 def test_an_unused_label_is_told_and_silence_mends_it(check_text: CheckText) -> None:
@@ -96,3 +103,39 @@ def test_layers_of_one_name_in_different_phases_are_right(check_text: CheckText)
         FC.replace('type: "', f'include {{ phase: {phase} }} type: "', 1) for phase in ("TRAIN", "TEST")
     )
     assert check_text(DATA + both + LOSS) == {}
+
+
+@pytest.mark.parametrize(
+    ("layer", "ids"),
+    [
+        ('type: "AbsVal"', ["in-place-type"]),
+        ('type: "SpatialDropout"', ["in-place-type"]),
+        ('type: "BNLL"', ["in-place-gradient"]),
+        ('type: "Log"', ["in-place-gradient"]),
+        ('type: "ReLU" relu_param { negative_slope: -1 }', ["in-place-gradient"]),
+        ('type: "ReLU" relu_param { negative_slope: 0.1 }', []),
+        ('type: "Exp"', []),
+        ('type: "PReLU"', []),
+        ('type: "Zyzzyva"', ["unknown-layer-type"]),
+    ],
+)
+def test_each_type_works_in_place_as_its_passes_allow(
+    check_text: CheckText, layer: str, ids: list[str]
+) -> None:
+    assert list(check_text(DATA + FC + POWER.replace('type: "Power"', layer) + BELOW + LOSS2)) == ids
+
+
+def test_an_in_place_layer_that_no_gradient_passes_is_right(check_text: CheckText) -> None:
+    on_images = POWER.replace('"fc"', '"data"')
+    assert check_text(DATA + on_images + FC + LOSS) == {}
+
+
+def test_a_written_loss_weight_reads_a_top_as_a_layer_does(check_text: CheckText) -> None:
+    weighted = FC.replace('top: "fc"', 'top: "fc" loss_weight: 1')
+    found = check_text(DATA + weighted + TANH + LOSS)
+    assert "which the loss reads too" in found["in-place-shared"].what
+
+
+def test_a_loss_without_a_weight_or_a_top_gets_a_top_of_its_own(check_text: CheckText) -> None:
+    quiet = LOSS.replace('top: "loss"', "loss_weight: 0").replace('"loss"', '"quiet"')
+    assert "no-top" not in check_text(RIGHT + quiet)

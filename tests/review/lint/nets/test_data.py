@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets import data, transforms
+from caffe_recipes.review.lint import data_rules
+from caffe_recipes.review.lint.rules import Finding
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -57,9 +57,13 @@ CASES: dict[str, tuple[str, str]] = {
         PLAIN.replace("crop_size: 6", "crop_size: 6 force_color: true force_gray: true"),
         PLAIN.replace("crop_size: 6", "crop_size: 6 force_color: true"),
     ),
+    "mean-value-alone": (
+        PLAIN.replace("crop_size: 6", "force_color: true mean_value: 1"),
+        PLAIN.replace("crop_size: 6", "force_gray: true mean_value: 1"),
+    ),
     "mean-values-misfit": (
         PLAIN.replace("crop_size: 6", "force_color: true mean_value: 1 mean_value: 2"),
-        PLAIN.replace("crop_size: 6", "force_color: true mean_value: 1"),
+        PLAIN.replace("crop_size: 6", "force_color: true mean_value: 1 mean_value: 2 mean_value: 3"),
     ),
     "crop-above-image": (NET.replace("min_size: 8 max_size: 8", "min_size: 5 max_size: 5"), NET),
     "resize-range": (
@@ -73,7 +77,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 def test_every_rule_has_a_case() -> None:
     own = {"raw-datums-scrambled"}
-    assert CASES.keys() | own == data.RULES.keys() | transforms.RULES.keys()
+    assert CASES.keys() | own == data_rules.DATA_RULES.keys() | data_rules.TRANSFORM_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import parse_document
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets import check_net
-from caffe_recipes.review.lint.nets.labels import RULES
+from caffe_recipes.caffe.prototxt import parse_document
+from caffe_recipes.review.lint.check import check_net
+from caffe_recipes.review.lint.data_rules import LABEL_RULES
+from caffe_recipes.review.lint.rules import Finding
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -40,6 +40,13 @@ CASES: dict[str, tuple[str, str]] = {
     "top-k-all-outputs": (outputs(10, 10), NET),
     "single-output-softmax": (outputs(1), NET),
     "label-not-label": (NET.replace('bottom: "label" top: "loss"', 'bottom: "fc" top: "loss"'), NET),
+    "relu-on-scores": (
+        NET.replace(
+            '\nlayer { name: "loss"',
+            '\nlayer { name: "r" type: "ReLU" bottom: "fc" top: "fc" }\nlayer { name: "loss"',
+        ),
+        NET,
+    ),
     "activation-twice": (
         NET.replace('\nlayer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc', SOFTMAX),
         NET,
@@ -54,7 +61,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == LABEL_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.nets.learning import RULES
+from caffe_recipes.review.lint.weight_rules import LEARNING_RULES
 from tests.review.lint.conftest import CheckText
 
 NET = """
@@ -20,10 +20,21 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: 
 layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "accuracy"
   include { phase: TEST } }
 """
+TWICE = 'layer { name: "twice" type: "Silence" bottom: "loss" }'
 FROZEN = NET.replace("lr_mult: 1", "lr_mult: 0").replace("lr_mult: 2", "lr_mult: 0")
+SCORES_LEARN = "".join(FROZEN.rsplit("param { lr_mult: 0 } param { lr_mult: 0 }", 1))
 
 CASES: dict[str, tuple[str, str]] = {
-    "nothing-learns": (FROZEN, FROZEN.replace("param { lr_mult: 0 } param { lr_mult: 0 }", "", 1)),
+    "nothing-learns": (FROZEN, SCORES_LEARN),
+    "no-backward": (NET.replace('type: "ReLU"', 'type: "Threshold"'), NET),
+    "loss-counted-twice": (NET + TWICE, NET.replace("loss_weight: 1", "") + TWICE),
+    "scores-frozen": (
+        NET.replace(
+            "param { lr_mult: 1 } param { lr_mult: 2 }\n  inner_product_param { num_output: 4",
+            "param { lr_mult: 0 } param { lr_mult: 0 }\n  inner_product_param { num_output: 4",
+        ),
+        NET,
+    ),
     "rate-negative": (NET.replace("lr_mult: 1", "lr_mult: -1", 1), NET),
     "loss-weight-negative": (NET.replace("loss_weight: 1", "loss_weight: -1"), NET),
     "accuracy-elsewhere": (NET.replace('Accuracy" bottom: "ip2"', 'Accuracy" bottom: "ip1"'), NET),
@@ -35,7 +46,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == LEARNING_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -46,7 +57,28 @@ def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: 
 
 
 def test_one_blob_that_learns_is_enough(check_text: CheckText) -> None:
-    assert check_text(FROZEN.replace("lr_mult: 0", "lr_mult: 1", 1)) == {}
+    assert check_text(SCORES_LEARN) == {}
+    assert list(check_text(FROZEN.replace("lr_mult: 0", "lr_mult: 1", 1))) == ["scores-frozen"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "ids"),
+    [
+        ('type: "ReLU"', 'type: "ArgMax"', ["no-backward"]),
+        ('bottom: "label" top: "loss"', 'bottom: "label" top: "loss" PROPAGATE', ["no-backward"]),
+        ('bottom: "label" top: "accuracy"', 'bottom: "label" top: "accuracy" loss_weight: 1', []),
+        ("lr_mult: 1 } param { lr_mult: 2 }", "lr_mult: 0 } param { lr_mult: 0 }", []),
+    ],
+)
+def test_only_what_a_gradient_comes_to_needs_a_backward_pass(
+    check_text: CheckText, old: str, new: str, ids: list[str]
+) -> None:
+    new = new.replace("PROPAGATE", "propagate_down: true propagate_down: true")
+    net = NET.replace(old, new, 1)
+    if not ids:
+        net = net.replace('type: "ReLU"', 'type: "Threshold"') if "lr_mult" in old else net
+    found = check_text(net)
+    assert [one for one in found if one == "no-backward"] == ids
 
 
 def test_a_negative_decay_is_found_at_its_field(check_text: CheckText) -> None:

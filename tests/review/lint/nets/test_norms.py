@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets.norms import RULES
+from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.review.lint.weight_rules import NORM_RULES
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -47,9 +47,24 @@ RIGHT = DATA + conv("x", "data") + conv("y", "x") + FC % "y"
 TWO_BLOCKS = DATA + block("r1", "data", ZERO) + block("r2", "r1", ZERO) + FC % "r2"
 SIX = DATA + "".join(conv(f"c{i}", f"c{i - 1}" if i else "data") for i in range(6)) + FC % "c5"
 PARAMS = RIGHT.replace('top: "x" batch', 'top: "x" param { lr_mult: 0 } param { lr_mult: 0 } batch')
+ENGINE = 'engine: "MKLDNN"\n'
+# In TRAIN alone another layer reads what the BatchNorm of x makes.
+APART = RIGHT.replace('bottom: "x" top: "x" batch', 'bottom: "x" top: "bn" batch').replace(
+    'type: "Scale" bottom: "x" top: "x"', 'type: "Scale" bottom: "bn" top: "sx"'
+)
+APART = APART.replace('bottom: "x" top: "y"', 'bottom: "sx" top: "y"')
+SIDE = """
+layer { name: "quiet" type: "Silence" bottom: "bn" include { phase: TRAIN } }
+"""
 
 CASES: dict[str, tuple[str, str]] = {
-    "batch-norm-learned": (PARAMS.replace("param { lr_mult: 0 }", "param { decay_mult: 0 }", 1), PARAMS),
+    "batch-norm-learned": (
+        ENGINE + PARAMS.replace("param { lr_mult: 0 }", "param { decay_mult: 0 }", 1),
+        ENGINE + PARAMS,
+    ),
+    "batch-norm-multipliers": (PARAMS.replace("param { lr_mult: 0 }", "param { }", 1), PARAMS),
+    "fold-refused": (RIGHT.replace("bias_term: true", "bias_term: true axis: 0 num_axes: 2", 1), RIGHT),
+    "folds-differ": (APART + SIDE, APART + SIDE.replace('"bn"', '"y"')),
     "batch-norm-frozen": (
         RIGHT.replace("batch_norm_param {", "batch_norm_param { use_global_stats: true"),
         RIGHT,
@@ -72,7 +87,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == NORM_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -82,8 +97,30 @@ def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: 
     assert check_text(mended) == {}
 
 
-def test_three_params_of_a_batch_norm_are_an_old_net_s_and_become_0(check_text: CheckText) -> None:
-    assert check_text(PARAMS.replace("} batch", "} param { } batch", 1)) == {}
+def test_three_params_of_a_batch_norm_become_0_in_bvlcs_caffe_alone(check_text: CheckText) -> None:
+    three = PARAMS.replace("} batch", "} param { } batch", 1)
+    assert check_text(three, dialect="bvlc") == {}
+    assert list(check_text(three)) == ["batch-norm-multipliers"]
+    assert "batch-norm-learned" in check_text(ENGINE + three)
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_found"),
+    [
+        ("bias_term: false", True),
+        ("bias_term: true axis: 0", True),
+        ("bias_term: true num_axes: -1", True),
+        ("bias_term: true axis: -3", False),
+    ],
+)
+def test_a_scale_is_folded_if_it_has_a_factor_and_a_summand_for_each_channel(
+    check_text: CheckText, scale: str, is_found: bool
+) -> None:
+    net = RIGHT.replace("scale_param { bias_term: true", f"scale_param {{ {scale}", 1)
+    assert ("fold-refused" in check_text(net)) is is_found
+    assert "fold-refused" not in check_text(net, dialect="bvlc")
+    kept = net.replace("batch_norm_param {", "batch_norm_param { use_global_stats: false")
+    assert "fold-refused" not in check_text(kept)
 
 
 def test_many_layers_are_one_finding_with_their_number_and_names(check_text: CheckText) -> None:
@@ -126,8 +163,8 @@ def test_a_product_and_a_sum_without_norms_are_no_residual_blocks(check_text: Ch
 
 def test_a_slip_is_one_among_many_not_a_way_of_building(check_text: CheckText) -> None:
     plain = SIX.replace("bias_term: true", "bias_term: false")
-    assert check_text(plain) == {}
-    assert check_text(plain.replace("bias_term: false }", "bias_term: true }", 1)) == {}
+    for text in (plain, plain.replace("bias_term: false }", "bias_term: true }", 1)):
+        assert "scale-bias-missing" not in check_text(text)
 
 
 @pytest.mark.parametrize(

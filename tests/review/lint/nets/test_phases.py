@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets.phases import RULES
+from caffe_recipes.review.lint.layer_rules import PHASE_RULES
+from caffe_recipes.review.lint.rules import Finding
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -27,6 +27,7 @@ layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
 LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }'
 RIGHT = data("TRAIN") + data("TEST") + FC + LOSS
 OTHER_CROP = RIGHT.replace("crop_size: 8", "crop_size: 6", 1)
+DROP = 'layer { name: "drop" type: "Dropout" bottom: "fc" top: "drop" }'
 OTHER_MEAN = RIGHT.replace("mean_value: 1", "mean_value: 7", 1)
 
 CASES: dict[str, tuple[str, str]] = {
@@ -45,6 +46,8 @@ CASES: dict[str, tuple[str, str]] = {
         RIGHT,
     ),
     "phase-transforms-differ": (OTHER_MEAN, RIGHT),
+    "phase-crops-differ": (OTHER_CROP, RIGHT),
+    "dropout-test-only": (RIGHT + DROP.replace("bottom", "include { phase: TEST } bottom", 1), RIGHT),
     "phase-weights-differ": (OTHER_CROP, RIGHT),
     "test-on-train": (RIGHT.replace('source: "TEST"', 'source: "TRAIN"'), RIGHT),
 }
@@ -73,7 +76,7 @@ def test_means_of_other_channels_in_one_phase_are_one_finding(
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == PHASE_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -102,9 +105,13 @@ def test_another_crop_in_test_fits_where_the_pooling_is_global(check_text: Check
         'layer { name: "p" type: "Pooling" bottom: "data" top: "p" pooling_param { global_pooling: true } }'
     )
     net = data("TRAIN") + data("TEST") + pool + FC.replace('bottom: "data"', 'bottom: "p"') + LOSS
-    assert check_text(net.replace("crop_size: 8", "crop_size: 6", 1)) == {}
+    assert list(check_text(net.replace("crop_size: 8", "crop_size: 6", 1))) == ["phase-crops-differ"]
 
 
 def test_both_means_are_told(check_text: CheckText) -> None:
     what = check_text(OTHER_MEAN)["phase-transforms-differ"].what
     assert what == "layer 'data' (Data) has mean_value 1, 2, 3 in TEST and 7, 2, 3 in TRAIN"
+
+
+def test_images_that_one_phase_does_not_crop_may_be_of_the_others_size(check_text: CheckText) -> None:
+    assert "phase-crops-differ" not in check_text(RIGHT.replace("crop_size: 8", "", 1))

@@ -8,9 +8,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets import fillers, reads, refusals
-from caffe_recipes.review.lint.nets.blocks import block_readers
+from caffe_recipes.review.lint import layer_rules, weight_rules
+from caffe_recipes.review.lint.net_view import block_readers
+from caffe_recipes.review.lint.rules import Finding
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -38,6 +38,21 @@ layer { name: "f2" type: "InnerProduct" bottom: "f1" top: "f2"
   inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "f2" bottom: "label" top: "loss" }
 """
+IMAGES = """layer { name: "d" type: "ImageData" top: "a"
+  image_data_param { source: "list" batch_size: 2 new_height: 8 new_width: 8 } }"""
+DUMMY = """layer {{ name: "d" type: "DummyData" top: "d"
+  dummy_data_param {{ shape {{ dim: 2 dim: 3 dim: 4 dim: 5 }} {} }} }}"""
+INFOGAIN = (
+    TRAINED.replace("{", "{{")
+    .replace("}", "}}")
+    .replace('SoftmaxWithLoss"', 'InfogainLoss" infogain_loss_param {{ {} }}')
+)
+SMOOTH = TRAINED.replace("{", "{{").replace("}", "}}") + (
+    'layer {{ name: "s" type: "SmoothL1Loss" bottom: "f1" bottom: "f2" top: "s" {} }}'
+)
+CONV_FILLER = (
+    'type: "Convolution" convolution_param {{ num_output: 2 kernel_size: 3 weight_filler {{ type: {} }} }}'
+)
 FILLER = 'weight_filler { type: "xavier" }'
 
 CASES: dict[str, tuple[str, str]] = {
@@ -56,14 +71,60 @@ CASES: dict[str, tuple[str, str]] = {
     "zero-weights": (TRAINED.replace(FILLER, "", 1), TRAINED),
     "no-fillers": (TRAINED.replace(FILLER, ""), TRAINED),
     "size-given-twice": (CONV.replace("kernel_size: 3", "kernel_size: 3 kernel_h: 3 kernel_w: 3"), CONV),
+    "size-half-given": (POOL.replace("pad: 1", "pad_h: 1"), POOL.replace("pad: 1", "pad_h: 1 pad_w: 0")),
+    "axis-given-twice": (
+        net('type: "Concat" concat_param { axis: 1 concat_dim: 1 }'),
+        net('type: "Concat" concat_param { concat_dim: 1 }'),
+    ),
+    "pooling-stochastic": (
+        POOL.replace("kernel_size", "pool: STOCHASTIC kernel_size").replace("pad: 1", ""),
+        POOL,
+    ),
+    "engine-unknown": (
+        CONV.replace('bottom: "a"', 'bottom: "a" engine: "FOO"'),
+        CONV.replace('bottom: "a"', 'bottom: "a" engine: "MKLDNN:CPU"'),
+    ),
+    "filler-range": (
+        CONV.replace('"msra"', '"gaussian" std: -1'),
+        CONV.replace('"msra"', '"gaussian" std: 1'),
+    ),
+    "layer-value-refused": (
+        net('type: "Log" log_param { base: 1 }'),
+        net('type: "Log" log_param { base: 2 }'),
+    ),
+    "value-not-finite": (
+        net('type: "Power" power_param { shift: nan }'),
+        net('type: "Power" power_param { shift: 1 }'),
+    ),
+    "value-overflows": (
+        net('type: "LRN" lrn_param { local_size: 4000000001 }'),
+        net('type: "LRN" lrn_param { local_size: 5 }'),
+    ),
+    "value-large": (CONV.replace('"x"', '"x" param { lr_mult: 1e9 }', 1), CONV),
+    "input-ignored": (
+        net('type: "Power" power_param { scale: 0 }'),
+        net('type: "Power" power_param { scale: 2 }'),
+    ),
+    "filler-sparse": (
+        CONV.replace('"msra"', '"xavier" sparse: 3'),
+        CONV.replace('"msra"', '"gaussian" std: 0.1 sparse: 2'),
+    ),
     "global-pooling-sized": (
         POOL.replace("kernel_size", "global_pooling: true kernel_size"),
         net('type: "Pooling" pooling_param { global_pooling: true }'),
     ),
     "dropout-ratio": (
         net('type: "Dropout" dropout_param { dropout_ratio: 50 }'),
-        net('type: "Dropout" dropout_param { dropout_ratio: 0.5 }'),
+        net('type: "Dropout" dropout_param { dropout_ratio: 0 }'),
     ),
+    "tops-count": (IMAGES, IMAGES.replace('top: "a"', 'top: "a" top: "b"')),
+    "dummy-shapes": (DUMMY.format("data_filler { } data_filler { }"), DUMMY.format("")),
+    "infogain-source": (INFOGAIN.format(""), INFOGAIN.format('source: "H"')),
+    "filler-misfit": (
+        CONV.replace('"msra"', '"gaussian" std: 1 sparse: 3'),
+        CONV.replace('"msra"', '"gabor"'),
+    ),
+    "loss-weight-missing": (SMOOTH.format(""), SMOOTH.format("loss_weight: 1")),
     "eltwise-coeff": (SUM.replace("coeff: 1", ""), SUM),
     "loss-weight-count": (
         net('type: "EuclideanLoss" loss_weight: 1 loss_weight: 2', 'bottom: "a" bottom: "a"'),
@@ -81,7 +142,10 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == reads.RULES.keys() | fillers.RULES.keys() | refusals.RULES.keys()
+    assert (
+        CASES.keys()
+        == layer_rules.READ_RULES.keys() | weight_rules.FILLER_RULES.keys() | layer_rules.REFUSAL_RULES.keys()
+    )
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -191,3 +255,92 @@ def test_layers_alike_are_one_finding(check_text: CheckText) -> None:
 def test_weights_that_are_not_trained_or_shared_need_no_filler(check_text: CheckText) -> None:
     frozen = TRAINED.replace(FILLER, "", 1).replace('top: "f1"', 'top: "f1" param { lr_mult: 0 }')
     assert check_text(frozen) == {}
+
+
+@pytest.mark.parametrize(
+    ("type_", "engine", "is_found"),
+    [
+        ("ReLU", "FOO", True),
+        ("ReLU", "CUDNN", False),
+        ("Power", "FOO", False),
+        ("Dropout", "FOO", False),
+    ],
+)
+def test_an_engine_is_looked_up_by_the_types_that_have_several(
+    check_text: CheckText, type_: str, engine: str, is_found: bool
+) -> None:
+    text = net(f'type: "{type_}" engine: "{engine}"')
+    assert ("engine-unknown" in check_text(text)) is is_found
+    assert "engine-unknown" not in check_text(text, dialect="bvlc")
+
+
+def test_an_engine_of_gpus_is_refused_by_a_build_for_cpus(check_text: CheckText) -> None:
+    text = CONV.replace("num_output", "engine: CUDNN num_output")
+    assert check_text(text)["engine-unknown"].where.startswith("net.prototxt:2:")
+    assert check_text(text, dialect="bvlc") == {}
+    assert check_text(CONV.replace("num_output", "engine: MKLDNN num_output")) == {}
+    assert "'FOO', the net's" in check_text(f'engine: "FOO"\n{CONV}')["engine-unknown"].what
+
+
+@pytest.mark.parametrize(
+    ("layer", "field"),
+    [
+        (
+            'type: "InnerProduct" inner_product_param { num_output: 2 weight_filler { type: "bilinear" } }',
+            "type",
+        ),
+        (
+            'type: "Deconvolution" convolution_param { num_output: 2 kernel_h: 2 kernel_w: 4 '
+            'weight_filler { type: "bilinear" } }',
+            "type",
+        ),
+        (CONV_FILLER.format('"gaussian" std: 1 sparse: 3'), "sparse"),
+    ],
+)
+def test_a_filler_that_caffe_stops_at_is_found(check_text: CheckText, layer: str, field: str) -> None:
+    found = check_text(net(layer))["filler-misfit"]
+    assert found.severity == "error"
+    assert found.what
+    assert field in ("type", "sparse")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        CONV_FILLER.format('"gaussian" std: 0.1 sparse: 2'),
+        CONV_FILLER.format('"msra" } bias_term: false bias_filler { type: "none" '),
+        'type: "ReLU" convolution_param { weight_filler { type: "none" } }',
+    ],
+)
+def test_a_filler_that_is_not_read_is_not_refused(check_text: CheckText, layer: str) -> None:
+    assert not {"unknown-filler", "filler-misfit", "filler-range"} & check_text(net(layer)).keys()
+
+
+@pytest.mark.parametrize(
+    ("dims", "is_found"),
+    [
+        ("num: 2 num: 2 channels: 1 height: 1 width: 1", False),
+        ("num: 2 num: 2 num: 2 channels: 1 height: 1 width: 1", True),
+        ("num: 2 channels: 1 height: 1", True),
+        ("shape { dim: 1 } shape { dim: 1 } shape { dim: 1 }", True),
+        ("shape { dim: 1 } data_filler { } data_filler { } data_filler { }", True),
+    ],
+)
+def test_dims_of_dummy_data_come_once_or_for_each_top(
+    check_text: CheckText, dims: str, is_found: bool
+) -> None:
+    text = f'layer {{ name: "d" type: "DummyData" top: "a" top: "b" dummy_data_param {{ {dims} }} }}'
+    assert ("dummy-shapes" in check_text(text)) is is_found
+
+
+def test_a_loss_of_this_caffe_that_reads_no_loss_param_says_so(check_text: CheckText) -> None:
+    text = TRAINED.replace("SoftmaxWithLoss", "SigmoidCrossEntropyLoss").replace(
+        'top: "loss"', 'top: "loss" loss_param { ignore_label: 1 }'
+    )
+    assert "block-unread" in check_text(text)
+    assert "block-unread" not in check_text(text, dialect="bvlc")
+
+
+def test_a_field_that_the_named_engine_ignores_is_told(check_text: CheckText) -> None:
+    text = POOL.replace("pad: 1", "avg_include_pad: false pool: AVE engine: CAFFE")
+    assert list(check_text(text)) == ["field-unread"]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.documents import parse_document
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.nets import check_net
-from caffe_recipes.review.lint.nets.shapes import RULES
+from caffe_recipes.caffe.prototxt import parse_document
+from caffe_recipes.review.lint.check import check_net
+from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.review.lint.wiring_rules import SIZE_RULES
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -35,17 +35,19 @@ PARAM = "param { lr_mult: 1 } "
 NAMED = 'param { name: "w" lr_mult: 1 } '
 RIGHT = INPUT + conv("x", "a") + conv("y", "b") + add("x", "y")
 SHARED = INPUT + conv("x", "a", 4, NAMED) + conv("y", "b", 4, NAMED)
+SIAMESE = SHARED + "".join(conv(f"{name}2", name, 4, 'param { name: "w_y" } ') for name in "xy")
 
 CASES: dict[str, tuple[str, str]] = {
     "shape-misfit": (INPUT + conv("x", "a") + conv("y", "b", 5) + add("x", "y"), RIGHT),
     "too-many-params": (INPUT + conv("x", "a", 4, PARAM * 3), INPUT + conv("x", "a", 4, PARAM * 2)),
     "shared-shapes-differ": (INPUT + conv("x", "a", 4, NAMED) + conv("y", "b", 5, NAMED), SHARED),
+    "share-name-alone": (SIAMESE.replace('"w_y"', '"w_z"', 1), SIAMESE),
     "shared-rates-differ": (SHARED.replace("lr_mult: 1", "lr_mult: 2", 1), SHARED),
 }
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == RULES.keys()
+    assert CASES.keys() == SIZE_RULES.keys()
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -81,7 +83,7 @@ def test_layers_of_unknown_type_stop_nothing(check_text: CheckText) -> None:
 def test_a_batch_norm_of_the_engine_may_have_five_params(check_text: CheckText) -> None:
     norm = """
     layer { name: "n" type: "BatchNorm" bottom: "x" top: "x" %s }
-    layer { name: "s" type: "Scale" bottom: "x" top: "x" }
+    layer { name: "s" type: "Scale" bottom: "x" top: "x" scale_param { bias_term: true } }
     """
     zeros = "param { lr_mult: 0 } " * 3
     net = INPUT + conv("x", "a").replace("kernel_size", "bias_term: false kernel_size")
@@ -116,3 +118,15 @@ def test_a_dilated_kernel_is_as_wide_as_its_holes(check_text: CheckText) -> None
 def test_a_layer_that_learns_nothing_has_no_params(check_text: CheckText) -> None:
     relu = f'layer {{ name: "r" type: "ReLU" bottom: "a" top: "r" {PARAM} }}'
     assert "learns no blobs" in check_text(INPUT + relu)["too-many-params"].what
+
+
+def test_caffe_forces_the_colors_of_what_it_decodes_alone(check_text: CheckText) -> None:
+    net = """layer { name: "d" type: "Data" top: "d" top: "l" transform_param { force_gray: true }
+      data_param { source: "a" batch_size: 2 backend: LMDB } }
+    layer { name: "q" type: "Silence" bottom: "l" }
+    layer { name: "c" type: "Convolution" bottom: "d" top: "c" convolution_param { num_output: 3 group: 3
+      kernel_size: 1 weight_filler { type: "msra" } } }"""
+    raw = pb.Datum(channels=3, height=8, width=8, data=bytes(192))
+    encoded = pb.Datum(encoded=True, data=b"jpeg")
+    assert check_text(net, datum_of=lambda source: raw) == {}
+    assert list(check_text(net, datum_of=lambda source: encoded)) == ["shape-misfit"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import lint
+from caffe_recipes.render.tree import generate
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import Finding
 from tests.review.conftest import net_text, solver_text
 
 FIRST = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": "500 # 32000 / 64 * 1 epoch", "lr_iter": 1000}
@@ -32,8 +32,8 @@ def lint_both_ways(tmp_path: Path, text: str, solvers: Solvers = SOLVERS) -> lis
         )
     script.write_text(text)
     files = [str(own / f"solver_{name}.prototxt") for name in solvers]
-    found = lint(files, Options(script=script))
-    folder = lint([str(own)], Options(script=script))
+    found = lint(files, LintOptions(script=script))
+    folder = lint([str(own)], LintOptions(script=script))
     assert [one for one in folder if one.id != "order-guessed"] == found
     return found
 
@@ -113,9 +113,9 @@ def test_the_model_of_our_own_script_is_judged(tmp_path: Path) -> None:
     script = tmp_path / "jobs" / "digits-local" / "run.sh"
     folder = str(tmp_path / "prototxt" / "digits-local")
     rules = ("test-weights-unknown", "test-weights-not-final", "test-without-weights")
-    assert not {*ids(lint([folder], Options(script=script)))} & {*rules}
+    assert not {*ids(lint([folder], LintOptions(script=script)))} & {*rules}
     text = script.read_text()
     script.write_text(text.replace("MODEL=digits_collapse_iter_112", "MODEL=digits_collapse_iter_113"))
-    (found,) = [one for one in lint([folder], Options(script=script)) if one.id in rules]
+    (found,) = [one for one in lint([folder], LintOptions(script=script)) if one.id in rules]
     line = text[: text.index("readonly MODEL=")].count("\n") + 1
     assert (found.id, found.where) == ("test-weights-unknown", f"{script}:{line}")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.review.lint.reading.files import find_training
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.script import parse_script
-from caffe_recipes.review.lint.reading.targets import lint
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions, find_training
+from caffe_recipes.review.lint.scripts import parse_script
 from tests.review.conftest import LintSolvers, net_text, solver_text
 
 HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000}
@@ -19,7 +18,7 @@ HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000}
 def test_the_order_given_is_the_order_of_the_chain(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []
     paths = [str(tmp_path / "own" / f"solver_{name}.prototxt") for name in "ba"]
-    assert [one.id for one in lint(paths, Options())] == ["join-jump", "final-rate-high"]
+    assert [one.id for one in lint(paths, LintOptions())] == ["join-jump", "final-rate-high"]
 
 
 def test_alone_a_solver_is_no_last_phase(lint_solvers: LintSolvers) -> None:
@@ -35,7 +34,7 @@ def test_several_solvers_in_one_file_are_a_chain(lint_solvers: LintSolvers, tmp_
         for changes in (HALF, {"base_lr": 0.9, "snapshot_prefix": '"/tmp/b"'})
     )
     (own / "solvers.prototxt").write_text(pairs)
-    (found,) = lint([str(own / "solvers.prototxt")], Options())
+    (found,) = lint([str(own / "solvers.prototxt")], LintOptions())
     assert found.id == "join-jump"
     assert found.values["before"] == pytest.approx(0.501)
     assert found.where == f"{own / 'solvers.prototxt'}:14:1"
@@ -46,14 +45,14 @@ def test_a_net_that_several_phases_use_is_looked_at_once(lint_solvers: LintSolve
     path.write_text(net_text("TRAIN", "TEST").replace("shuffle: true", ""))
     found = lint_solvers({"a": HALF, "b": {"base_lr": 0.5}})
     assert [one.id for one in found] == ["train-unshuffled"]
-    again = lint([*(str(path) for path in sorted((tmp_path / "own").iterdir()))], Options())
+    again = lint([*(str(path) for path in sorted((tmp_path / "own").iterdir()))], LintOptions())
     assert [one.id for one in again] == ["train-unshuffled"]
 
 
 def test_a_net_of_its_own_is_looked_at_without_a_solver(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     path = tmp_path / "own" / "train_val.prototxt"
-    assert lint([str(path)], Options()) == []
-    assert [one.id for one in lint([str(path)], Options(classes=11))] == ["outputs-below-classes"]
+    assert lint([str(path)], LintOptions()) == []
+    assert [one.id for one in lint([str(path)], LintOptions(classes=11))] == ["outputs-below-classes"]
 
 
 def test_a_net_of_the_old_format_is_taken_as_caffe_upgrades_it(
@@ -138,7 +137,7 @@ def test_the_nets_of_2014_are_looked_at_in_their_own_phase(lint_solvers: LintSol
     assert [one.id for one in found] == ["train-unshuffled"]
     assert "train.prototxt" in found[0].where
     files = [own / name for name in ("solver_a.prototxt", "train.prototxt", "test.prototxt")]
-    assert [one.id for one in lint([str(path) for path in files], Options())] == ["train-unshuffled"]
+    assert [one.id for one in lint([str(path) for path in files], LintOptions())] == ["train-unshuffled"]
 
 
 def test_a_test_net_that_is_not_under_the_caffe_root_is_an_error(
@@ -147,3 +146,54 @@ def test_a_test_net_that_is_not_under_the_caffe_root_is_an_error(
     (found,) = lint_solvers({"a": {"test_net": '"own/no.prototxt"', "test_iter": 1, "test_interval": 1}},
                             caffe_root=tmp_path)  # fmt: skip
     assert (found.id, found.severity) == ("net-missing", "error")
+
+
+def test_unrelated_solvers_are_taken_alone_and_said_to_be(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    solvers = {"lenet": "", "lenet_cyc2": "", "alex": "alex", "vgg": "vgg"}
+    for name, net in solvers.items():
+        (own / f"{net or 'lenet'}.prototxt").write_text(net_text("TRAIN", "TEST"))
+        text = solver_text({"net": f'"own/{net or "lenet"}.prototxt"', "snapshot_prefix": f'"/tmp/x/{name}"'})
+        (own / f"{name}_solver.prototxt").write_text(text)
+    found = lint([str(own / f"{name}_solver.prototxt") for name in solvers], LintOptions())
+    (apart,) = [one for one in found if one.id == "taken-alone"]
+    assert "lenet_solver.prototxt, lenet_cyc2_solver.prototxt as one chain; " in apart.what
+    assert "alex_solver.prototxt, vgg_solver.prototxt each alone" in apart.what
+    assert {one.phase for one in found if one.id == "join-jump"} == {"lenet_cyc2"}
+
+
+def test_a_deploy_net_that_is_no_longer_its_train_nets_is_found(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.prototxt" for name in ("train_val", "deploy")]
+    ip = """layer { name: "%s" type: "InnerProduct" bottom: "%s" top: "%s"
+      inner_product_param { num_output: %d weight_filler { type: "xavier" } } }"""
+    fed = """layer { name: "data" type: "Input" top: "data"
+      input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }"""
+    data = """layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+      transform_param { crop_size: 8 } data_param { source: "a" batch_size: 2 backend: LMDB
+      shuffle: true } }"""
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "b" bottom: "label" top: "loss" }'
+    paths[0].write_text(data + ip % ("a", "data", "a", 5) + ip % ("b", "a", "b", 4) + loss)
+    for deploy, ids in (
+        (ip % ("a", "data", "a", 5) + ip % ("b", "a", "b", 4), []),
+        (ip % ("a", "data", "a", 5) + ip % ("b", "a", "b", 3), ["deploy-misfit"]),
+        (ip % ("a", "data", "a", 5) + ip % ("c", "a", "c", 4), ["deploy-missing"]),
+        (ip % ("b", "data", "b", 4), ["deploy-missing", "deploy-misfit"]),
+    ):
+        paths[1].write_text(fed + deploy)
+        found = lint([str(path) for path in paths], LintOptions())
+        assert sorted(one.id for one in found) == sorted(ids)
+        assert lint([str(tmp_path)], LintOptions()) == found
+
+
+@pytest.mark.parametrize("old", ['layers { name: "x" }', 'input: "data"'])
+def test_a_net_inside_a_solver_is_not_upgraded(lint_solvers: LintSolvers, old: str) -> None:
+    (found,) = lint_solvers({"a": {"net": None, "net_param": f"{{ {old} }}"}})
+    assert (found.id, found.severity) == ("inline-net-old", "error")
+    assert f"`{old.split()[0].rstrip(':')}`" in found.what
+
+
+def test_text_that_old_protobufs_refuse_is_a_note(lint_solvers: LintSolvers) -> None:
+    found = lint_solvers({"a": {"test_iter": "[]", "debug_info": "True"}})
+    assert [(one.id, one.severity) for one in found] == [("newer-text", "note")] * 2
+    assert "caffe-recipes fmt" in found[0].write
+    assert "protobuf 2.5" in found[0].effect

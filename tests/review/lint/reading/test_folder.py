@@ -9,11 +9,10 @@ from typing import NoReturn
 import pytest
 
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.commands import name_of
-from caffe_recipes.review.lint.reading.folder import name_rank
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import lint
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.review.lint.snapshot_rules import name_of, name_rank
 from tests.review.conftest import net_text, solver_text
 
 HALF = {
@@ -38,7 +37,7 @@ def lint_folder(tmp_path: Path) -> LintFolder:
         for name, content in files.items():
             (own / name).parent.mkdir(exist_ok=True)
             (own / name).write_text(content if isinstance(content, str) else solver_text(content))
-        return lint([str(own)], Options(**options))  # type: ignore[arg-type]
+        return lint([str(own)], LintOptions(**options))  # type: ignore[arg-type]
 
     return run
 
@@ -170,4 +169,4 @@ def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> 
 
 def test_a_folder_without_prototxts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no \.prototxt file; give a folder with"):
-        lint([str(tmp_path)], Options())
+        lint([str(tmp_path)], LintOptions())

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.generate.files import generate
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.recipe.translate import translate
-from caffe_recipes.review.lint.reading.own_script import parse_steps
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.script import parse_script
-from caffe_recipes.review.lint.reading.targets import lint
+from caffe_recipes.render.tree import generate
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.scripts import parse_script, parse_steps
 
 NAMES = ("digits-local", "stampede2-64n-72ep", "stampede2-448n-90ep")
 
@@ -41,7 +40,7 @@ def test_a_folder_that_it_is_of_is_understood_whole(tmp_path: Path) -> None:
         (tmp_path / path).write_text(text)
     folder = tmp_path / "prototxt" / "stampede2-448n-90ep"
     script = tmp_path / "jobs" / "stampede2-448n-90ep" / "run.sh"
-    found = lint([str(folder)], Options(script=script))
+    found = lint([str(folder)], LintOptions(script=script))
     assert [one.id for one in found if one.severity != "note"] == ["warmup-end-jump", "join-jump"]
     assert "order-guessed" not in [one.id for one in found]
     (join,) = [one for one in found if one.id == "join-jump"]

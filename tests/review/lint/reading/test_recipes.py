@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.generate.files import generate
-from caffe_recipes.generate.tree import write_files
-from caffe_recipes.recipe.source import load_recipe, shipped_recipes
-from caffe_recipes.review.findings import Finding
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import is_at_least, lint
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import generate, write_files
+from caffe_recipes.review.lint.folders import is_at_least, lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.review.lint.rules import Finding
 from tests.review.lint.conftest import LintRecipe
 
 AS_PUBLISHED = ("digits-local", "stampede2-448n-90ep", "stampede2-64n-72ep")
@@ -32,7 +32,7 @@ def grave(found: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
-    found = lint([name], Options())
+    found = lint([name], LintOptions())
     assert grave(found) == []
     accepted = {one.id for one in found if one.accepted}
     if name in AS_PUBLISHED:
@@ -43,7 +43,7 @@ def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
 
 
 def test_a_finding_of_a_row_is_placed_in_that_row() -> None:
-    found = lint(["paper-t9-65536-128n"], Options())
+    found = lint(["paper-t9-65536-128n"], LintOptions())
     text = shipped_recipes()["paper-t9-65536-128n"].file.read_text("utf-8").splitlines()
     (decay,) = [one for one in found if one.id == "collapse-weight-decay"]
     file, _, line = decay.where.partition(":")
@@ -56,13 +56,13 @@ def test_the_generated_solvers_of_a_row_are_read_with_the_nets_that_it_shares(
 ) -> None:
     write_files(generate(load_recipe("paper-t8-4096-128n-collapse")), tmp_path)
     monkeypatch.chdir(tmp_path)
-    found = {one.id for one in lint(["prototxt/paper-t8-4096-128n-collapse"], Options())}
+    found = {one.id for one in lint(["prototxt/paper-t8-4096-128n-collapse"], LintOptions())}
     assert "bias-before-norm" in found
     assert "net-not-found" not in found
 
 
 def test_the_64_node_recipe_accepts_the_published_findings_and_no_other() -> None:
-    found = [one for one in lint(["stampede2-64n-72ep"], Options()) if one.severity != "note"]
+    found = [one for one in lint(["stampede2-64n-72ep"], LintOptions()) if one.severity != "note"]
     assert [(one.id, one.phase) for one in found] == [
         ("warmup-end-jump", "init"),
         ("join-jump", "cyc1"),
@@ -147,14 +147,14 @@ def test_a_solver_that_generate_refuses_is_refused(lint_recipe: LintRecipe) -> N
 
 
 def test_a_dialect_that_cannot_do_the_same_says_what_stands_in_the_way() -> None:
-    found = lint(["digits-local"], Options(dialect="bvlc"))
+    found = lint(["digits-local"], LintOptions(dialect="bvlc"))
     assert {"dialect-lr-policy", "dialect-field"} <= set(grave(found))
 
 
 def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
-    found = lint(["stampede2-64n-72ep"], Options(dialect="intel"))
+    found = lint(["stampede2-64n-72ep"], LintOptions(dialect="intel"))
     assert grave(found) == []
-    ours = lint(["stampede2-64n-72ep"], Options())
+    ours = lint(["stampede2-64n-72ep"], LintOptions())
     assert [(one.id, one.phase) for one in found if one.accepted] == [
         (one.id, one.phase) for one in ours if one.accepted
     ]
@@ -185,10 +185,10 @@ def test_a_place_is_in_the_generated_file_where_that_is_as_generated(
     for path, text in generate(load_recipe("digits-local")).items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
-    jumps = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    jumps = [one.where for one in lint(["digits-local"], LintOptions()) if one.id == "join-jump"]
     assert jumps[0].startswith("prototxt/digits-local/solver_cyc1.prototxt:")
     Path("prototxt/digits-local/solver_cyc1.prototxt").write_text("stale")
-    stale = [one.where for one in lint(["digits-local"], Options()) if one.id == "join-jump"]
+    stale = [one.where for one in lint(["digits-local"], LintOptions()) if one.id == "join-jump"]
     assert stale[0].startswith("digits-local.yaml:")
     assert stale[1:] == jumps[1:]
 

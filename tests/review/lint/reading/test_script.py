@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.reading.script import Script, Untold, load_script, parse_script
+from caffe_recipes.review.lint.scripts import Script, Untold, load_script, parse_script
 
 # As in a README: a line break without its backslash, a stray quote behind the last command, quoted values.
 README = """# Training

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.reading.script import parse_script
-from caffe_recipes.review.lint.reading.shell import expand_lines
+from caffe_recipes.review.lint.scripts import expand_lines, parse_script
 
 PHASES = ["solver_init.prototxt", "solver_cyc1.prototxt", "solver_cyc2.prototxt"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.review.lint.reading.reader import Options
-from caffe_recipes.review.lint.reading.targets import explain_rule, is_at_least, is_recipe, lint
+from caffe_recipes.review.lint.folders import explain_rule, is_at_least, is_recipe, lint
+from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import finding
 from tests.review.conftest import LintSolvers
 
@@ -28,7 +28,7 @@ def test_a_shipped_name_goes_before_a_folder_of_that_name(
 
 def test_an_unknown_name_is_no_recipe() -> None:
     with pytest.raises(RecipeError, match="unknown recipe 'digits-lokal'; did you mean 'digits-local'"):
-        lint(["digits-lokal"], Options())
+        lint(["digits-lokal"], LintOptions())
 
 
 def test_recipes_are_linted_one_after_the_other_and_files_after_them(
@@ -37,10 +37,9 @@ def test_recipes_are_linted_one_after_the_other_and_files_after_them(
     lint_solvers({"a": {}})
     net = tmp_path / "own" / "train_val.prototxt"
     net.write_text(net.read_text().replace("shuffle: true", ""))
-    found = lint(["stampede2-448n-90ep", str(net), "digits-local"], Options())
-    folders = [one.where.split("/")[1] for one in found if one.where.startswith("prototxt/")]
-    assert list(dict.fromkeys(folders)) == ["stampede2-448n-90ep", "digits-local"]
-    assert found[-1].where.startswith(str(net))
+    found = lint(["stampede2-448n-90ep", str(net), "digits-local"], LintOptions())
+    targets = dict.fromkeys(one.where.partition(":")[0] for one in found)
+    assert list(targets) == ["stampede2-448n-90ep.yaml", "digits-local.yaml", str(net)]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_recipes_are_linted_one_after_the_other_and_files_after_them(
 def test_options_of_files_are_refused_for_recipes(given: dict[str, object]) -> None:
     (name,) = given
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for files"):
-        lint(["digits-local"], Options(**given))  # type: ignore[arg-type]
+        lint(["digits-local"], LintOptions(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +74,4 @@ def test_an_unknown_rule_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("targets", [[""], [" "], ["digits-local", ""]])
 def test_an_empty_name_is_refused(targets: list[str]) -> None:
     with pytest.raises(InputError, match="an empty name is given; is a variable unset"):
-        lint(targets, Options())
+        lint(targets, LintOptions())

@@ -1,0 +1,336 @@
+"""A folder of solvers and nets as a recipe that generates them again, equal as messages.
+
+A solver's file as the keys of a recipe's phase.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from caffe_recipes.authoring.adopt_files import (
+    NOTHING,
+    Adopted,
+    Begin,
+    Said,
+    batch_of,
+    count_classes,
+    data_values,
+    find_cluster,
+    find_images,
+    find_trainer,
+    guess_nets,
+    has_classifier,
+    own_net,
+    read_folder,
+    variant_values,
+)
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.text.writer import float_text
+from caffe_recipes.config import Location, YamlSource, validate
+from caffe_recipes.errors import CaffeRecipesError, InputError
+from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.review.diff.messages import diff_messages
+from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.lint.chain import Link, Net, Solver
+from caffe_recipes.review.naming import is_file
+
+_KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
+_NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
+
+
+def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a phase, and what is to be said of it.
+
+    Raises InputError, with the solver's file and field, for what no phase of a recipe can say.
+    """
+    link, begin = found.links[index], found.begins[index]
+    settings, notes = solver_values(link)
+    before = found.links[index - 1].name if index else ""
+    values = {
+        "name": link.name,
+        "net": PurePosixPath(link.net.path).stem if link.net else "",
+        **_start(begin, before, is_first=not index),
+        **settings,
+    }
+    _check(link.solver, values)
+    return values, notes
+
+
+def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a phase's solver as keys of its own, and what of them generates otherwise."""
+    solver = link.solver
+    values: dict[str, Any] = {}
+    for field, value in solver.message.ListFields():
+        if field.name == "net":
+            continue
+        if field.name not in _KEYS:
+            hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "take it out"
+            what = f"{field.name}: a recipe has no key for it"
+            raise InputError(solver.where(_place(field)), what, hint)
+        values[field.name] = _plain(solver, field, value)
+    missing = [key for key in _NEEDED if key not in values]
+    if missing:
+        raise InputError(solver.path, f"{missing[0]}: is missing", "every phase of a recipe has it")
+    notes = []
+    if link.last_iter != solver.message.max_iter:
+        values["stop_iter"] = link.last_iter
+    if not values.get("snapshot"):
+        note = f"is written with snapshot {link.last_iter}, where Caffe makes its last one anyway"
+        notes = [f"{link.name} {note}"]
+    if values.get("snapshot", 0) in (0, link.last_iter):
+        values.pop("snapshot", None)
+    return values, notes
+
+
+def _start(begin: Begin, before: str, *, is_first: bool) -> dict[str, Any]:
+    at = {"weights_iter": begin.iteration} if begin.iteration is not None else {}
+    if begin.phase:
+        return at if begin.phase == before else {"weights": begin.phase, **at}
+    if begin.file:
+        return {"weights": begin.file}
+    return {} if is_first else {"weights": "none"}
+
+
+def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - as the field is
+    if field.name == "test_iter":
+        if len(value) > 1:
+            what = f"test_iter: is given {len(value)} times, and a recipe has one test net"
+            raise InputError(solver.where("test_iter[1]"), what, "keep one")
+        return value[0]
+    if field.is_repeated:
+        return tuple(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    is_float = field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
+    return float(float_text(value)) if is_float else value
+
+
+def _place(field: FieldDescriptor) -> str:
+    return f"{field.name}[0]" if field.is_repeated else field.name
+
+
+def _check(solver: Solver, values: Mapping[str, Any]) -> None:
+    """Let the model of a phase judge the values; what is wrong is told by the solver's file and line."""
+    lines: dict[Location, int] = {(): 1}
+    for key in values:
+        place = solver.where(key if key in solver.offsets else f"{key}[0]")
+        line = place.rsplit(":", 2)[1:2] if place != solver.path else []
+        if line:
+            lines[(key,)] = int(line[0])
+    validate(YamlSource(solver.path, "solver of a recipe", values, lines, InputError), Phase)
+
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def adopt(
+    folder: Path,
+    said: Said = NOTHING,
+    *,
+    name: str | None = None,
+    script: Path | None = None,
+    home: Path = Path(),
+) -> NewRecipe:
+    """Make a recipe of a folder's files; `home` is the folder that its YAML is to stand in.
+
+    Raises InputError or PrototxtError, with file and field, for what a recipe cannot say.
+    """
+    found = read_folder(folder, script, said.caffe_root)
+    first = found.links[0].net
+    assert first is not None  # read_folder finds the net of each
+    values, comments, notes = _values(found, first, said, name)
+    classes, counted = said.classes, count_classes(first)
+    if classes and classes != counted and has_classifier(first):
+        raise InputError("--classes", f"the net tells {counted:,} apart, not {classes:,}", "leave it out")
+    classes = classes or counted
+    if not classes:
+        raise InputError(first.path, "has no layer that tells classes apart", "give --classes N")
+    recipe, origin = _with_net(values, found, first, classes, home, _options(said))
+    comments |= {("net",): [origin]}
+    _check_same(recipe, found)
+    return NewRecipe(recipe, write_recipe(recipe, comments), (*found.notes, *notes, f"net: {origin}"))
+
+
+def _values(
+    found: Adopted, first: Net, said: Said, name: str | None
+) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
+    """Return a recipe's values but for its net, the comments that say where they are from, and notes."""
+    folder = found.folder.absolute().name
+    trainer, trainer_from = find_trainer(found)
+    data, data_notes = _data(found, first, said)
+    cluster, cluster_notes = find_cluster(found, said, batch_of(first))
+    prototxt_dir, mended = _prototxt_dir(found)
+    phases, notes = [], [*cluster_notes, *data_notes, *mended]
+    comments: dict[Location, list[str]] = {
+        (): [f"Adopted from the files in {folder}: `caffe-recipes generate` makes them again."],
+        ("trainer",): [trainer_from],
+        ("prototxt_dir",): mended,
+        ("cluster",): cluster_notes,
+        ("data",): data_notes,
+    }
+    for index, link in enumerate(found.links):
+        phase, said_of = phase_values(found, index)
+        phases.append(phase)
+        notes += said_of
+        why = found.begins[index].why
+        file = Path(link.solver.path).name
+        comments[("phases", index)] = [f"{file}: {why}" if why else file, *said_of]
+    values = {
+        "name": name or _NAME.sub("-", folder).strip("._-") or "adopted",
+        "title": f"{first.message.name or 'A net'} in {_phases(len(phases))}, adopted from {folder}",
+        "trainer": trainer,
+        "prototxt_dir": prototxt_dir,
+        "nets": {each: variant_values(net) for each, net in found.nets.items()},
+        "data": data,
+        "cluster": cluster,
+        "phases": phases,
+    }
+    evaluation = _evaluation(found, data)
+    if evaluation:
+        values["evaluation"] = evaluation
+    return values, {place: said for place, said in comments.items() if said}, notes
+
+
+def _options(said: Said) -> dict[str, str]:
+    """Return the option that an iteration of more images than there are is from, if one is given."""
+    given = [option for option, value in (("--ranks", said.ranks), ("--images", said.images)) if value]
+    return {"cluster.batch_per_rank": given[0]} if given else {}
+
+
+def _phases(count: int) -> str:
+    return "1 phase" if count == 1 else f"{count} phases"
+
+
+def _data(found: Adopted, first: Net, said: Said) -> tuple[dict[str, Any], list[str]]:
+    """Return the data of the first net; of TEST, of the first net that has any."""
+    data = data_values(first)
+    tested = next((test for net in found.nets.values() if (test := data_values(net)["test"])), None)
+    data["test"] = tested or {"lmdb": "none", "batch_size": 1}
+    source = tested["lmdb"] if tested else ""
+    train, test, notes = find_images(found, said, data["train"]["lmdb"], source, data["test"]["batch_size"])
+    data["train"]["images"], data["test"]["images"] = train, test
+    if tested is None:
+        notes.append("no net has data for TEST: `test` stands for none")
+    return data, notes
+
+
+def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
+    """Return the folder that the solvers name; one that names another, where no net is, is mended.
+
+    InputError for solvers whose nets lie in several folders.
+    """
+    folders = [posixpath.dirname(link.solver.message.net) for link in found.links]
+    own = found.folder.absolute().name
+    ranked = sorted(
+        dict.fromkeys(folders), key=lambda one: (-folders.count(one), posixpath.basename(one) != own)
+    )
+    chosen, notes = ranked[0], []
+    for link, folder in zip(found.links, folders, strict=True):
+        if folder == chosen:
+            continue
+        given = link.solver.message.net
+        beside = found.folder / posixpath.basename(given)
+        if is_file(Path(given)) or not is_file(beside):
+            what = f"net: lies in {folder or '.'}, and those of other solvers in {chosen or '.'}"
+            raise InputError(link.solver.where("net"), what, "a recipe's nets lie in one folder")
+        notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, where none is: mended")
+    if not chosen:
+        notes.append("the solvers name their nets without a folder: they are written with ./")
+    return chosen or ".", notes
+
+
+def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is tested at the end: what the script tests, else the last phase's net, else any."""
+    able = [name for name, net in found.nets.items() if variant_values(net).get("test", True)]
+    last = found.links[-1].net
+    wanted = [found.tested, Path(last.path).stem if last else "", *able]
+    net = next((name for name in wanted if name in able), None)
+    if net is None:
+        return None
+    return {"net": net, "iterations": math.ceil(data["test"]["images"] / data["test"]["batch_size"])}
+
+
+def _with_net(
+    values: Mapping[str, Any],
+    found: Adopted,
+    first: Net,
+    classes: int,
+    home: Path,
+    options: Mapping[str, str],
+) -> tuple[Recipe, str]:
+    """Return the recipe with a builder of ours if one makes every net, else with the first net's own file."""
+    for guess in guess_nets(first, classes):
+        try:
+            recipe = make_recipe(_with(values, guess), str(found.folder))
+            if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
+                return recipe, f"equal to what the builder {guess['builder']} makes"
+        except CaffeRecipesError:  # a guess; what is really wrong is told below
+            continue
+    own = own_net(first, classes, home)
+    recipe = make_recipe(_with(values, own), str(found.folder), home, options)
+    return recipe, f"the user's own, {Path(first.path).name}; its data layers are the recipe's"
+
+
+def _with(values: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "nets":
+            result["net"] = net
+        result[key] = value
+    return result
+
+
+def _check_same(recipe: Recipe, found: Adopted) -> None:
+    """Refuse a recipe that does not generate the files again, but for what is told."""
+    for name, net in found.nets.items():
+        made = build_net(recipe, name)
+        if made != net.message:
+            raise _other(net, net.message, made)
+    for link, phase in zip(found.links, recipe.phases, strict=True):
+        solver = build_solver(recipe, phase)
+        given = _as_told(link, recipe)
+        if solver != given:
+            raise _other(link.solver, given, solver)
+
+
+def _as_told(link: Link, recipe: Recipe) -> pb.SolverParameter:
+    """Return a solver with what is told to be written otherwise: the net's folder, a snapshot for none."""
+    solver = pb.SolverParameter()
+    solver.CopyFrom(link.solver.message)
+    solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
+    if not solver.snapshot:
+        solver.snapshot = link.last_iter
+    return solver
+
+
+def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
+    """Name the first field that a recipe generates otherwise."""
+    changes = _changes(given, made)
+    change = next(changes, None)
+    if change is None:
+        return InputError(
+            document.path, "a recipe writes it otherwise", "compare them by `caffe-recipes diff`"
+        )
+    return InputError(document.path, f"{change}", "a recipe cannot say it: write all files alike, or by hand")
+
+
+def _changes(given: Message, made: Message) -> Iterator[str]:
+    if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
+        found = diff_nets(given, made, defaults=True)
+    else:
+        found = diff_messages(given, made, defaults=True)
+    for change in found:
+        layer = f"layer '{change.layer}' " if change.layer else ""
+        field = change.field or change.kind
+        yield f"{layer}{field}: {change.old.text}, and a recipe makes it {change.new.text}"

@@ -1,0 +1,387 @@
+"""A new recipe by the authors' rules: each number with its source beside it, and rates that meet.
+
+Where the numbers of a new recipe's phases are from, in the comments of its YAML.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
+from caffe_recipes.authoring.scale import join
+from caffe_recipes.authoring.shape import (
+    check_batch,
+    check_batch_per_rank,
+    check_classes,
+    find_shape,
+    find_warnings,
+    node_values,
+    tell_unsaid,
+)
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.config import Location
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe import rules
+from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
+
+_HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
+_COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
+_LINEAR = "Ours: that share, and an end at 2/3 of the epochs before the cycles, as is 30 of the paper's 45."
+_LARGE_WARMUP = "7 to 10 from 16K on (section V-C), which of them for which batch is ours"
+_LARGEST_SCALED = 12_288  # of the paper's own runs
+
+_Place = tuple[str, ...]
+
+
+def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
+    """Say why a recipe does not warm up.
+
+    >>> no_warmup()
+    'no warm-up: the peak is no higher than 0.1, where it would start'
+    """
+    return f"no warm-up: the peak is no higher than {start:g}, where it would start"
+
+
+def rate_lines(recipe: Recipe, joins: int) -> list[str]:
+    """Say why rises are phases of their own, or that there is no warm-up, and what joins cost."""
+    updates = 1 / (1 - rules.MOMENTUM)
+    iterations = sum(phase.max_iter for phase in recipe.phases)
+    goes_on = "The rate goes on at every join; the published one jumps."
+    if any(phase.warmup_iter for phase in recipe.phases):
+        goes_on = (
+            "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as its "
+            "policy's, so that a solver's rate drops where its warm-up ends. Here it goes on at every join; "
+            "the published one jumps."
+        )
+    where = "the join" if joins == 1 else f"each of the {joins} joins"
+    cost = (
+        f"What it costs: the history of momentum starts at 0 at {where}, and is back after some "
+        f"{updates:.0f} updates, of {iterations:,} in all."
+    )
+    none = [] if recipe.phases[0].warmup_iter else [f"{no_warmup().capitalize()}."]
+    return [*none, f"{goes_on} {cost}"]
+
+
+def branch_lines(recipe: Recipe) -> list[str]:
+    """Say what the collapses are that branch off, and what they cost."""
+    model, more = model_epochs(recipe), total_epochs(recipe) - model_epochs(recipe)
+    return [
+        f"c1 to {recipe.phases[-1].name} branch off the end of the decay and of each cycle (section VI):",
+        f"{model:.2f} epochs are behind the last model, and the other collapses are {more:.2f} more.",
+        "What all of the models predict, `caffe-recipes ensemble` averages.",
+    ]
+
+
+def collapse_lines() -> list[str]:
+    """Say how long a collapse is that nobody asked for."""
+    share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}".replace("%", " %"), rules.COLLAPSE_EPOCHS
+    return [
+        f"A collapse is {share} of the run, but {least} to {most} epochs: section V-B has 5 to 7 %, and VI",
+        f"{least} to {most} epochs; the {share} are ours.",
+    ]
+
+
+def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
+    """Say of a phase, and of its keys, by which rule they are so."""
+    batch, images = recipe.cluster.global_batch, recipe.data.train.images
+    epochs = f"{epochs_of(phase.max_iter, batch, images):.2f} epochs"
+    peak: dict[_Place, list[str]] = {("base_lr",): _peak_lines(batch)}
+    name = phase.name.rstrip("0123456789")
+    about: dict[_Place, list[str]] = {}
+    if name == "warmup":
+        rule = "5 (section IV-D)" if batch < rules.LARGE_BATCH else _LARGE_WARMUP
+        about[()] = [f"{epochs} of warm-up: the rule is {rule}."]
+        about[("warmup_start_lr",)] = ["As in both published recipes, after Goyal et al., arXiv:1706.02677."]
+        return about | peak
+    cycles = schedule.cycles
+    said = {
+        "main": ["with power 1 (section IV-D).", _HORIZON],
+        "init": [f"with power 1 (section VI), to {cycles.linear_to:g} of the peak.", _LINEAR, _HORIZON],
+        "decay": [f"with power 2, to {cycles.square_to:g} of the peak (section VI).", _HORIZON],
+        "rise": [f"up {cycles.rise_times:g}-fold over {cycles.rise_epochs:g} (section VI)."],
+        "cyc": [f"down {cycles.fall_times:g}-fold over {cycles.fall_epochs:g} with power 2 (section VI)."],
+        "c": [f"off the end of {phase.weights}, {_COLLAPSED}"],
+        "collapse": [_COLLAPSED],
+    }[name]
+    is_first = recipe.phases[0] is phase
+    about[()] = [f"{epochs} {said[0]}", *said[1:]]
+    return about | (peak if is_first else {})
+
+
+def _peak_lines(batch: int) -> list[str]:
+    """Say where the highest rate is from, and where the sources depart from it."""
+    linear, highest = rules.scaled_lr(batch), rules.HIGHEST_LR
+    rule = "0.1 for each 256 images: section IV-D, after Goyal et al., arXiv:1706.02677."
+    if batch <= _LARGEST_SCALED:
+        return [rule]
+    if batch < rules.LARGE_BATCH:
+        return [
+            rule,
+            "The published 448-node recipe has less, 4.8 for 14,336 images, where this would be 5.6.",
+        ]
+    return [
+        f"{highest:g} from {rules.LARGE_BATCH:,} images on: section V-C; 0.1 for each 256 is {linear:g}.",
+        "The TensorFlow run of 24,576 images halved that, 9.6, instead, to 4.8.",
+    ]
+
+
+_LEAST_EPOCHS = 1.0  # of any part: a shorter one would be none
+_LINEAR_SHARE = 2 / 3  # of what is before the cycles: 30 of the paper's 45 epochs
+_MOST_CYCLES = 100
+_TEST_BATCH = 50
+_MOST_ITERATIONS = 2**31 - 1
+_PAPERS_DEPTH = 50
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants trained; None follows from the rules, or from the profile.
+
+    A `collapse` ends the last cycle, or each of them: then `epochs` are those behind the last model, and the
+    other collapses come on top.
+    """
+
+    images: int
+    batch: int
+    epochs: float
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    batch_per_rank: int | None = None
+    cycles: int = 0
+    collapse: Literal["last", "each"] = "last"
+    collapse_epochs: float | None = None
+    classes: int = 1000
+    test_images: int = 50_000
+    lmdb: str = "/tmp/ilsvrc12_train_lmdb"
+    test_lmdb: str = "examples/imagenet/ilsvrc12_val_lmdb"
+    name: str | None = None
+    profile: Profile | None = None
+    depth: int = _PAPERS_DEPTH
+
+
+def make_new(wish: Wish) -> NewRecipe:
+    """Make a recipe by the rules, continuous at every join.
+
+    Raises InputError for what does not fit: a batch above the images, nodes that do not divide it, a schedule
+    whose parts are longer than the run.
+    """
+    check_batch(wish.batch, wish.images)
+    if wish.collapse == "each" and not wish.cycles:
+        raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
+    sockets = wish.profile.node.sockets if wish.profile else None
+    ranks_per_node = wish.ranks_per_node or sockets or 1
+    nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)
+    check_batch_per_rank(batch_per_rank)
+    check_classes(wish.classes, batch_per_rank, wish.depth)
+    schedule = find_schedule(wish)
+    try:
+        planned = plan_phases(schedule, wish.batch, wish.images).phases
+    except ValueError as error:
+        raise InputError("--epochs", str(error), "take more, or a smaller batch") from None
+    longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
+    if longest > _MOST_ITERATIONS:
+        what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    name = wish.name or f"resnet{wish.depth}-{wish.batch}-{wish.epochs:g}ep"
+    settings = join([one.settings for one in planned], _starts(planned))
+    node, said_of_node = node_values(wish.profile, ranks_per_node)
+    cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
+    phases = [
+        {
+            "name": one.name,
+            "net": _net(one),
+            **_weights(one),
+            **each,
+            "snapshot_prefix": f"/tmp/{name}_{one.name}",
+        }
+        for one, each in zip(planned, settings, strict=True)
+    ]
+    values = _values(wish, name, cluster, phases)
+    draft = make_recipe(values, "--name" if wish.name else "new")
+    title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
+    if wish.collapse == "each":
+        title += f", {len(find_leaves(draft))} collapses for an ensemble"
+    recipe = make_recipe(values | {"title": title}, name)
+    warnings = tuple(_warnings(wish, recipe))
+    comments = _comments(wish, recipe, schedule, said_of_node, warnings)
+    notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
+    told = (*notes, *(f"warning: {one}" for one in warnings), *tell_unsaid(wish.profile))
+    return NewRecipe(recipe, write_recipe(recipe, comments), told)
+
+
+def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
+    is_papers = wish.depth == _PAPERS_DEPTH
+    if not is_papers:
+        yield f"ResNet-{wish.depth}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
+    # How many epochs another net needs, they do not tell.
+    yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
+
+
+def find_schedule(wish: Wish) -> Schedule:
+    """Lay out the epochs: warm-up, power 1, with cycles power 2 and the cycles, and the collapse.
+
+    Raises InputError where they do not fit.
+    """
+    collapse = wish.collapse_epochs or rules.collapse_epochs(wish.epochs)
+    # To 0.1, where it begins, there is nothing to rise to.
+    warmup = rules.warmup_epochs(wish.batch) if rules.peak_lr(wish.batch) > rules.WARMUP_START_LR else 0.0
+    cycle = Cycles()
+    in_cycles = wish.cycles * (cycle.rise_epochs + cycle.fall_epochs)
+    before = wish.epochs - in_cycles - collapse
+    linear = before * _LINEAR_SHARE if wish.cycles else before
+    square = before - linear if wish.cycles else _LEAST_EPOCHS
+    if wish.cycles > _MOST_CYCLES:
+        raise InputError("--cycles", f"{wish.cycles:,} are too many", f"take {_MOST_CYCLES} or fewer")
+    if linear < warmup + _LEAST_EPOCHS or square < _LEAST_EPOCHS:
+        _refuse(wish, warmup, collapse, in_cycles)
+    if not wish.cycles:
+        return Schedule(
+            epochs=wish.epochs,
+            warmup_epochs=warmup,
+            warmup="own-phase",
+            collapse=True,
+            collapse_epochs=collapse,
+        )
+    # As the paper's 120 epochs: one off the end of the decay, and of each cycle.
+    branches = {"collapse_epochs": (collapse,) * (wish.cycles + 1)}
+    line = {"last_collapse_epochs": collapse}
+    cycles = Cycles(
+        count=wish.cycles,
+        linear_epochs=linear,
+        square_epochs=square,
+        **(branches if wish.collapse == "each" else line),
+    )
+    return Schedule(decay="cycles", warmup="own-phase", warmup_epochs=warmup, cycles=cycles)
+
+
+def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> None:
+    """Say what does not fit, and what would."""
+    parts = [
+        f"{epochs:g} of {what}" for epochs, what in ((warmup, "warm-up"), (collapse, "collapse")) if epochs
+    ]
+    if wish.cycles:
+        parts.insert(-1, f"{in_cycles:g} of {wish.cycles} cycles")
+    least = warmup + _LEAST_EPOCHS
+    if wish.cycles:
+        least = max(least / _LINEAR_SHARE, _LEAST_EPOCHS / (1 - _LINEAR_SHARE))
+    needed = math.ceil(least + in_cycles + collapse)
+    while needed < least + in_cycles + (wish.collapse_epochs or rules.collapse_epochs(needed)):
+        needed += 1
+    what = f"{wish.epochs:g} epochs do not hold {', '.join(parts)}, and a decay"
+    hint = f"take --epochs {needed}" + (
+        ", or fewer --cycles" if wish.cycles else ", or less --collapse-epochs"
+    )
+    raise InputError("--cycles" if wish.cycles else "--epochs", what, hint)
+
+
+def _net(planned: PlannedPhase) -> str:
+    return "train_val" if planned.is_augmented else "train_val_noaug"
+
+
+def _weights(planned: PlannedPhase) -> dict[str, str]:
+    return {"weights": planned.weights} if planned.weights else {}
+
+
+def _starts(planned: Sequence[PlannedPhase]) -> list[int | None]:
+    """Say from which phase each starts, by index."""
+    names = [one.name for one in planned]
+    starts = [names.index(one.weights) if one.weights else index - 1 for index, one in enumerate(planned)]
+    return [None, *starts[1:]]
+
+
+def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]) -> dict[str, Any]:
+    test_batch = _divisor(wish.test_images)
+    values: dict[str, Any] = {
+        "name": name,
+        "title": f"ResNet-{wish.depth}, batch {wish.batch:,} of {wish.images:,} images",
+        "source": "caffe-recipes new: the rules of arXiv:1711.04291",
+        "trainer": "./build/tools/caffe",
+        "prototxt_dir": f"prototxt/{name}",
+        "net": {
+            "name": f"ResNet-{wish.depth}",
+            "classes": wish.classes,
+            "builder": f"resnet{wish.depth}",
+            "zero_init": "every-block",
+        },
+        "nets": {
+            "train_val": {"random_aspect_ratio": {"min_area_ratio": 0.08, "aspect_ratio_change": 0.75}},
+            "train_val_noaug": {"test": False},
+        },
+        "data": {
+            "train": {"lmdb": wish.lmdb, "images": wish.images, "shuffle": True, "prefetch": 2},
+            "test": {
+                "lmdb": wish.test_lmdb,
+                "images": wish.test_images,
+                "batch_size": test_batch,
+                "shorter_side_px": 256,
+            },
+            "crop_size": 224,
+            "mirror": True,
+            "mean_value": [104, 117, 123],
+            "scale": 0.0078125,
+        },
+        "cluster": cluster,
+        "solver": {"momentum": rules.MOMENTUM, "display": 40, "solver_mode": "CPU"},
+        "phases": phases,
+        "evaluation": {"net": "train_val", "iterations": math.ceil(wish.test_images / test_batch)},
+    }
+    accept = list(_accept(phases))
+    return values | ({"accept": accept} if accept else {})
+
+
+def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield the findings of lint that the rules bring with them."""
+    if any("weights" in phase for phase in phases):
+        yield {"finding": "weights-of-other-phase", "reason": "a collapse branches off the end of each cycle"}
+    last = phases[-1]["max_iter"]
+    if (1 / last) ** 2 > _END_IS_HIGH:
+        reason = f"power 2 to 0 over so few as {last} iterations ends at 1 / {last}^2 of base_lr"
+        yield {"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}
+
+
+_END_IS_HIGH = 1e-5  # as lint has it
+
+
+def _divisor(images: int) -> int:
+    """Return the test batch: 50, or the largest below it down to 10 that counts each image once.
+
+    >>> _divisor(50_000), _divisor(10_010), _divisor(7)
+    (50, 35, 7)
+    """
+    sizes = range(min(_TEST_BATCH, images), min(_TEST_BATCH, images) // 5, -1)
+    return next((size for size in sizes if images % size == 0), sizes[0])
+
+
+def _comments(
+    wish: Wish, recipe: Recipe, schedule: Schedule, said_of_node: list[str], warnings: tuple[str, ...]
+) -> dict[Location, list[str]]:
+    """Say where each number is from."""
+    joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
+    ranks = f"{recipe.cluster.ranks:,} rank{'s' if recipe.cluster.ranks > 1 else ''}"
+    comments: dict[Location, list[str]] = {
+        (): [
+            "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
+            *warnings,
+        ],
+        ("net",): ["zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."],
+        ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
+        ("data",): ["The transformation is that of the published nets."],
+        ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
+        ("solver", "momentum"): ["Section IV-B."],
+        ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
+        ("phases",): [
+            *rate_lines(recipe, joins),
+            *(branch_lines(recipe) if len(leaves) > 1 else []),
+            *(collapse_lines() if wish.collapse_epochs is None else []),
+        ],
+    }
+    for index, phase in enumerate(recipe.phases):
+        comments |= {
+            ("phases", index, *at): lines for at, lines in said_of_phase(recipe, phase, schedule).items()
+        }
+    return comments

@@ -1,0 +1,289 @@
+"""A recipe's YAML as a person would write it: in the model's order, without defaults, with comments.
+
+A recipe as the plain values that its YAML is to hold: no defaults, and once what its phases share.
+
+Where a recipe that was made goes: a file that is not there yet, with its notes, or standard output.
+
+What `adopt`, `new` and `rescale` return.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from caffe_recipes.config import FileName, Loader, Location
+from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.recipe.model import Recipe, SolverSettings
+from caffe_recipes.recipe.source import parse_recipe
+from caffe_recipes.render.tree import write_file
+from caffe_recipes.review.naming import RECIPE_SUFFIXES
+
+_WIDTH = 118
+_COMMENT_WIDTH = 108
+_INDENT = "  "
+_MOST_BESIDE = 70  # characters of a part that stands on its key's line
+
+Comments = Mapping[Location, Sequence[str]]
+
+
+def render_yaml(values: Mapping[str, Any], comments: Comments) -> str:
+    """Write plain values as YAML that `load_recipe` reads back; a comment stands above what it is about.
+
+    That of the location () stands at the top.
+
+    >>> print(render_yaml({"name": "a", "net": {"classes": 10}}, {("net",): ["Ten digits."]}), end="")
+    name: a
+    <BLANKLINE>
+    # Ten digits.
+    net:
+      classes: 10
+    """
+    lines = list(_above((), "", comments))
+    was_plain = True
+    for key, value in values.items():
+        block = list(_entry(key, value, (), comments))
+        is_plain = len(block) == 1
+        if lines and not (is_plain and was_plain):
+            lines.append("")
+        lines += block
+        was_plain = is_plain
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: str, value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401 - as in YAML
+    place, indent = (*at, key), _INDENT * len(at)  # an item of a list is indented once more than its key
+    yield from _above(place, indent, comments)
+    name = _scalar(key)
+    beside = _flow(value) if _is_small(value, place, comments) else ""
+    if beside and len(indent) + len(name) + 2 + len(beside) <= _WIDTH:
+        yield f"{indent}{name}: {beside}"
+    elif isinstance(value, Mapping) and value:
+        yield f"{indent}{name}:"
+        for inner, item in value.items():
+            yield from _entry(inner, item, place, comments)
+    elif isinstance(value, list | tuple) and value:
+        yield f"{indent}{name}:"
+        for index, item in enumerate(value):
+            yield from _item(item, (*place, index), comments)
+    else:
+        yield f"{indent}{name}: {beside or _flow(value)}"
+
+
+def _above(at: Location, indent: str, comments: Comments) -> Iterator[str]:
+    for comment in comments.get(at, ()):
+        lines = textwrap.wrap(comment, _COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{indent}# {line}" for line in lines)
+
+
+def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401
+    """Write an item of a list: its first key stands behind the dash."""
+    indent = _INDENT * (len(at) - 1)
+    yield from _above(at, indent, comments)
+    if not isinstance(value, Mapping):
+        yield f"{indent}- {_flow(value)}"
+        return
+    for number, (key, item) in enumerate(value.items()):
+        lines = list(_entry(key, item, at, comments))
+        if number == 0:
+            lines[0] = f"{indent}- {lines[0].lstrip(' ')}"
+        yield from lines
+
+
+def _is_small(value: Any, at: Location, comments: Comments) -> bool:  # noqa: ANN401
+    """Whether a value goes on its key's line: a scalar, scalars, or a few of them within a part."""
+    if isinstance(value, Mapping):
+        has_comment = any(place[: len(at)] == at and place != at for place in comments)
+        plain = all(_is_small(item, (), {}) and not isinstance(item, Mapping) for item in value.values())
+        return len(at) > 1 and plain and not has_comment and len(_flow(value)) <= _MOST_BESIDE
+    if isinstance(value, list | tuple):
+        return not any(isinstance(item, Mapping | list | tuple) for item in value)
+    return True
+
+
+def _flow(value: Any) -> str:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_inner(key)}: {_inner(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inner, value)) + "]"
+    return _scalar(value)
+
+
+def _inner(value: Any) -> str:  # noqa: ANN401
+    return _flow(value) if isinstance(value, Mapping | list | tuple) else _scalar(value, is_inner=True)
+
+
+def _scalar(value: Any, *, is_inner: bool = False) -> str:  # noqa: ANN401
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, int):
+        return str(value)
+    return value if _is_read_back(value, is_inner) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_read_back(text: str, is_inner: bool) -> bool:
+    """Whether text without quotes is read as itself."""
+    written = f"[{text}, {text}]" if is_inner else f"{text}"
+    try:
+        read = yaml.load(written, Loader=Loader)
+        beside = yaml.load(f"k: {text}", Loader=Loader) if not is_inner else {"k": text}
+    except (yaml.YAMLError, UnicodeEncodeError):  # the latter for a name that is not UTF-8
+        return False
+    return bool(read == ([text, text] if is_inner else text) and beside == {"k": text})
+
+
+def _number(value: float) -> str:
+    """Write a number without an exponent, unless it is very large or small.
+
+    >>> _number(0.00005), _number(1.0), _number(4.8), _number(1e-12)
+    ('0.00005', '1', '4.8', '1e-12')
+    """
+    if value and not 1e-9 < abs(value) < 1e15:
+        return repr(value)
+    return str(int(value)) if value == int(value) else format(Decimal(repr(value)), "f")
+
+
+# What tells phases apart stays with each of them.
+_OWN = (
+    "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "max_iter",
+    "lr_iter", "warmup_iter", "warmup_start_lr",
+)  # fmt: skip
+_FIRST = ("name", "net", "weights", "weights_iter", *_OWN)
+_SHARED = tuple(key for key in SolverSettings.model_fields if key not in _OWN)
+
+
+def recipe_values(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe's YAML needs to hold, in the model's order."""
+    values = recipe.model_dump(exclude_defaults=True, exclude_none=True)
+    phases = [dict(phase) for phase in values.pop("phases")]
+    values.pop("solver", None)
+    solver, phases = share_settings(phases)
+    result: dict[str, Any] = {}
+    for key in Recipe.model_fields:
+        if key == "solver" and solver:
+            result[key] = solver
+        elif key == "phases":
+            result[key] = [_in_order(phase) for phase in phases]
+        elif key in values:
+            result[key] = values[key]
+    return result
+
+
+def share_settings(phases: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Take out of phases what all of them give, and most give alike; return that, and what is left of each.
+
+    >>> share_settings([{"name": "a", "display": 1}, {"name": "b", "display": 1, "max_iter": 9}])
+    ({'display': 1}, [{'name': 'a'}, {'name': 'b', 'max_iter': 9}])
+    """
+    shared: dict[str, Any] = {}
+    for key in _SHARED:
+        given = [phase[key] for phase in phases if key in phase]
+        if len(given) < len(phases):
+            continue
+        value, count = Counter(given).most_common(1)[0]
+        if count > len(phases) // 2:
+            shared[key] = value
+    left = [
+        {key: value for key, value in phase.items() if key not in shared or shared[key] != value}
+        for phase in phases
+    ]
+    return shared, left
+
+
+def write_recipe(recipe: Recipe, comments: Comments) -> str:
+    """Write a recipe's YAML, from which the same is generated."""
+    return render_yaml(recipe_values(recipe), comments)
+
+
+def make_recipe(
+    values: Mapping[str, Any],
+    where: str,
+    folder: Path = Path(),
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Recipe:
+    """Make a recipe of plain values; RecipeError for what contradicts itself, told by its key.
+
+    `options` gives, by keys, the options that their values are from, as `name` is from --name: the error is
+    told of the option then.
+    """
+    text = render_yaml(values, {})
+    if not _is_utf8(text):
+        raise RecipeError(where, "a name or path is not UTF-8, as a recipe has to be", "name it otherwise")
+    try:
+        return parse_recipe(text, where, folder)
+    except RecipeError as error:
+        # The line is one of a text that nobody sees.
+        place, _, line = error.where.rpartition(":")
+        if place != where or not line.isdigit():
+            raise
+        key, _, what = error.what.partition(": ")
+        if key in ("name", *options):
+            raise RecipeError(options.get(key, "--name"), what, error.hint) from None
+        raise RecipeError(where, error.what, error.hint) from None
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether text can be written: a name that is not UTF-8 comes as surrogates from the command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a phase's keys as people write them: what it is first, then its rate, then all else."""
+    first = {key: phase[key] for key in _FIRST if key in phase}
+    return first | {key: value for key, value in phase.items() if key not in first}
+
+
+def check_output(path: Path) -> None:
+    """Refuse a name that no recipe is read by, and a file that is there; raises InputError."""
+    if not path.name.endswith(RECIPE_SUFFIXES):
+        raise InputError(path, "is no recipe's name", "end it in .yaml")
+    if os.path.lexists(path):
+        raise InputError(path, "is there already", "remove it, or give another --out")
+    if not path.absolute().parent.is_dir():
+        raise InputError(path, "its folder is not there", "make it first")
+
+
+def choose_name(name: str | None, path: Path | None) -> str | None:
+    """Return a recipe's name: as it is given, else as its file is called, so that its jobs find it.
+
+    None without either. Raises InputError for a file whose name no recipe can have.
+    """
+    if name is not None or path is None:
+        return name
+    try:
+        return TypeAdapter(FileName).validate_python(path.stem)
+    except ValidationError:
+        what = f"'{path.stem[:100]}' is no recipe's name: letters, digits, '.', '_' and '-' are"
+        raise InputError(path, what, "give another --out, or a --name") from None
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a recipe's YAML in one step where nothing was; raises InputError."""
+    check_output(path)
+    write_file(path, text.encode())
+
+
+@dataclass(frozen=True)
+class NewRecipe:
+    """A recipe that was made, its YAML, and what is to be told of it."""
+
+    recipe: Recipe
+    text: str
+    notes: tuple[str, ...]

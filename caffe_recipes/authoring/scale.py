@@ -1,0 +1,390 @@
+"""A recipe's phases for another batch and length: iterations and rates by the authors' rules.
+
+Phases whose rates go on where they jumped: warm-ups of their own, and decays to the next one's start.
+
+Phases whose rates meet: the last update of each is at the rate of the next one's first.
+
+In this Caffe the iterations of a warm-up count as its policy's, and a decay never reaches the rate that it
+has at `max_iter`: the last update is one iteration short of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe import rules
+from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.rules import decay_horizon
+from caffe_recipes.review.lint.solver_rules import is_jump
+
+Settings = dict[str, Any]
+
+_FIELDS = ("base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "max_iter", "lr_iter",
+           "warmup_iter", "warmup_start_lr")  # fmt: skip
+_DECAYING = ("poly", "poly_cyc")
+
+
+def solver_of(settings: Mapping[str, Any]) -> pb.SolverParameter:
+    """Return a solver of the keys that its rate depends on."""
+    return pb.SolverParameter(**{key: settings[key] for key in _FIELDS if settings.get(key) is not None})
+
+
+def first_rate(settings: Mapping[str, Any]) -> float:
+    """Return the rate of a phase's first update, in the digits that are written.
+
+    >>> first_rate({"base_lr": 1.6, "warmup_iter": 5, "warmup_start_lr": 0.1}), first_rate({"base_lr": 1.6})
+    (0.1, 1.6)
+    """
+    rate = settings.get("warmup_start_lr", 0.0) if settings.get("warmup_iter") else settings["base_lr"]
+    return float(rate)
+
+
+def last_rate(settings: Mapping[str, Any], iteration: int | None = None) -> float:
+    """Return the rate of the update that a snapshot ends with, in six digits."""
+    rate = lr_at(solver_of(settings), (iteration or settings["max_iter"]) - 1)
+    return float(f"{rate:.6g}")
+
+
+def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[Settings]:
+    """Make the rates of phases meet; `before` says from which each starts, by index, if from any.
+
+    A warm-up of its own reaches its peak with its last update. A decay goes to the rate at which the next
+    phase starts, if that is lower, by its `lr_iter`. What still differs, by the rounding of `lr_iter`, the
+    next phase takes over as it is.
+    """
+    following: dict[int, float] = {}
+    for phase, index in zip(phases, before, strict=True):
+        if index is not None:
+            following.setdefault(index, first_rate(phase))
+    joined: list[Settings] = []
+    for number, phase in enumerate(phases):
+        settings = dict(phase)
+        index = before[number]
+        if index is not None:
+            start_at(settings, last_rate(joined[index]))
+        _reach_peak(settings)
+        if number in following:
+            _end_at(settings, following[number])
+        joined.append(settings)
+    return joined
+
+
+def start_at(settings: Settings, rate: float) -> None:
+    """Change a phase's keys so that its first update is at a rate."""
+    settings["warmup_start_lr" if settings.get("warmup_iter") else "base_lr"] = rate
+
+
+def _reach_peak(settings: Settings) -> None:
+    """Let a phase that is all warm-up be at its peak with the last update."""
+    if settings.get("warmup_iter") != settings["max_iter"]:
+        return
+    settings["warmup_iter"] -= 1
+    if not settings["warmup_iter"]:
+        del settings["warmup_iter"], settings["warmup_start_lr"]
+
+
+def _end_at(settings: Settings, rate: float) -> None:
+    """Let a decay reach a rate with its last update, if it is one that goes so low."""
+    steps = settings["max_iter"] - 1
+    if settings["lr_policy"] not in _DECAYING or settings.get("warmup_iter") or steps < 1:
+        return
+    if not 0 < rate < settings["base_lr"] or not settings.get("power"):
+        return
+    times = settings["base_lr"] / rate
+    if times ** (-1 / settings["power"]) == 1:
+        return
+    horizon = decay_horizon(steps, times, settings["power"])
+    settings["lr_policy"] = "poly_cyc"
+    settings["lr_iter"] = min(max(round(horizon), settings["max_iter"]), 2**31 - 1)
+
+
+_MOST_ITERATIONS = 2**31 - 1
+# What speaks of the source's own run.
+_DROPPED = {"comment", "reported"}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many times as many iterations there are, of the first warm-up and of all else; and the rate.
+
+    A run of `own_epochs` + `rest_epochs` * rest is as many epochs long.
+    """
+
+    warmup: float
+    rest: float
+    rate: float
+    own_epochs: float = 0.0
+    rest_epochs: float = 0.0
+
+    def epochs_for(self, rest: float) -> int:
+        """Return the least whole epochs of a run that takes the rest more than `rest` times."""
+        return math.floor(self.own_epochs + self.rest_epochs * rest) + 1
+
+
+def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
+    """Return how a recipe's phases change with its batch, and with the epochs behind its last model.
+
+    The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on: of one that
+    was longer at least the rule's 5 stay. The rest takes what is left. InputError where nothing is.
+    """
+    old, images = recipe.cluster.global_batch, recipe.data.train.images
+    by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
+    warmup = warmup_epochs(recipe)
+    if warmup:
+        by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
+    whole = model_epochs(recipe)
+    own = sum(
+        epochs_of(phase.last_iter, old, images)
+        for phase in recipe.phases
+        if recipe.starts_from(phase) is None and is_all_warmup(phase)
+    )
+    wanted = whole if epochs is None else epochs
+    left, rest_epochs = wanted - own * by_rule, (whole - own) / by_batch
+    rate = rules.peak_lr(batch) / rules.peak_lr(old)
+    rest = left / rest_epochs if rest_epochs else by_batch
+    scale = Scale(by_batch * by_rule, rest, rate, own * by_rule, rest_epochs)
+    if left <= 0:
+        what = f"{wanted:g} epochs do not hold {own * by_rule:.3g} of warm-up"
+        raise InputError("--epochs", what, f"take {scale.epochs_for(0)} or more")
+    return scale
+
+
+def warmup_epochs(recipe: Recipe) -> float:
+    """Return the epochs of the warm-up that a recipe begins with, 0 without one."""
+    first = recipe.phases[0]
+    if recipe.starts_from(first) is not None:
+        return 0.0
+    return (first.warmup_iter or 0) * images_per_iter(recipe, first) / recipe.data.train.images
+
+
+def is_all_warmup(phase: Phase) -> bool:
+    """Whether a phase does nothing but warm up, but perhaps for its last update."""
+    return phase.warmup_iter is not None and phase.warmup_iter >= phase.last_iter - 1
+
+
+def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
+    """Return the keys of a recipe's phases at another scale; no rate jumps where the source's did not.
+
+    InputError for a phase that its warm-up outgrows, and for more iterations than Caffe counts.
+    """
+    result: list[Settings] = []
+    for phase in recipe.phases:
+        settings = _scale_phase(recipe, phase, scale)
+        start = recipe.starts_from(phase)
+        if isinstance(start, Phase):
+            index = recipe.phases.index(start)
+            if phase.weights_iter is not None:
+                settings["weights_iter"] = _snapshot_iter(start, result[index], phase.weights_iter, scale)
+            _keep_join(start, phase, result[index], settings)
+        result.append(settings)
+    return result
+
+
+def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings) -> None:
+    """Start a phase at the rate of the one before, if they met in the source and would no longer."""
+    old, own = start.model_dump(exclude_none=True), phase.model_dump(exclude_none=True)
+    if "plateau" in (start.lr_policy, phase.lr_policy):
+        return
+    if is_jump(last_rate(old, phase.weights_iter or start.last_iter), first_rate(own)):
+        return
+    rate = last_rate(before, settings.get("weights_iter") or last_iter(before))
+    if rate > 0 and is_jump(rate, first_rate(settings)):
+        start_at(settings, rate)
+
+
+def last_iter(settings: Mapping[str, Any]) -> int:
+    """Return the iterations that a phase's keys make it train."""
+    return int(settings.get("stop_iter") or settings["max_iter"])
+
+
+def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
+    settings = phase.model_dump(exclude_defaults=True, exclude_none=True, exclude=_DROPPED)
+    is_first = recipe.starts_from(phase) is None
+    is_ramp = is_all_warmup(phase)
+    times = scale.warmup if is_first and is_ramp else scale.rest
+    if phase.snapshot and phase.snapshot < phase.last_iter:
+        settings["snapshot"] = _count(phase, phase.snapshot, times)
+    else:
+        settings.pop("snapshot", None)
+    for key in ("max_iter", "stop_iter"):
+        if key in settings:
+            settings[key] = _of_snapshots(phase, settings, settings[key], times)
+    if phase.stop_iter and settings["stop_iter"] >= settings["max_iter"]:
+        settings["max_iter"] = settings["stop_iter"] + 1
+    for key in ("stepsize", "test_interval", "lr_iter"):
+        if key in settings:
+            settings[key] = _count(phase, settings[key], times)
+    if phase.lr_iter and phase.lr_iter >= phase.max_iter:
+        settings["lr_iter"] = max(settings["lr_iter"], settings["max_iter"])
+    for key in ("stepvalue", "plateau_winsize"):
+        if key in settings:
+            settings[key] = tuple(_count(phase, number, times) for number in settings[key])
+    _scale_gamma(settings, times)
+    settings["base_lr"] = _six_digits(phase.base_lr * scale.rate)
+    if phase.warmup_iter is not None:
+        _scale_warmup(phase, settings, scale, is_first=is_first, is_ramp=is_ramp)
+    return settings
+
+
+def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: bool, is_ramp: bool) -> None:
+    assert phase.warmup_iter is not None
+    start = phase.warmup_start_lr or 0.0
+    if is_first and settings["base_lr"] <= start:  # nothing to rise to
+        settings.pop("warmup_iter")
+        settings.pop("warmup_start_lr")
+        return
+    if is_ramp:
+        settings["warmup_iter"] = last_iter(settings) - max(phase.last_iter - phase.warmup_iter, 0)
+    else:
+        settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
+        _check_warmup(phase, settings, scale)
+    # The first one rises from where the rule has it begin; others from where the phase before ends.
+    settings["warmup_start_lr"] = _six_digits(start if is_first else start * scale.rate)
+    if settings["warmup_iter"] < 1:
+        del settings["warmup_iter"], settings["warmup_start_lr"]
+
+
+def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
+    """Raise InputError where a warm-up lasts until the phase ends, or until its rate first steps down."""
+    assert phase.warmup_iter is not None
+    warmup, old, new = settings["warmup_iter"], _first_step(phase.model_dump()), _first_step(settings)
+    outgrown = [("end", phase.last_iter, last_iter(settings))]
+    if old is not None and new is not None and phase.warmup_iter < old:
+        outgrown.append(("step down", old, new))
+    does, before, at = outgrown[-1]  # the first of these, and so what takes the most epochs
+    if warmup < at:
+        return
+    # Each snapshot up to the end may be rounded down by half an iteration.
+    rounded = max(phase.last_iter // phase.snapshot if phase.snapshot else 0, 1) / 2
+    what = f"phase '{phase.name}' is to {does} at {at}, within its warm-up of {warmup} iterations"
+    hint = f"take {scale.epochs_for((warmup + rounded) / before)} or more"
+    raise InputError("--epochs", what, hint)
+
+
+def _first_step(settings: Mapping[str, Any]) -> int | None:
+    """Return the iteration at which a rate first steps down; None for one that does not."""
+    steps = {"step": settings.get("stepsize"), "multistep": next(iter(settings.get("stepvalue") or ()), None)}
+    return steps.get(settings["lr_policy"])
+
+
+def _scale_gamma(settings: Settings, times: float) -> None:
+    """Let a rate that falls by iterations fall as far in as many times their number."""
+    if settings["lr_policy"] == "exp":
+        settings["gamma"] **= 1 / times
+    elif settings["lr_policy"] in ("inv", "sigmoid"):
+        settings["gamma"] /= times
+
+
+def _snapshot_iter(start: Phase, before: Settings, iteration: int, scale: Scale) -> int:
+    if iteration == start.last_iter:
+        return last_iter(before)
+    times = before["snapshot"] / start.snapshot if start.snapshot else scale.rest
+    return _of_snapshots(start, before, iteration, times)
+
+
+def _of_snapshots(phase: Phase, settings: Mapping[str, Any], iteration: int, times: float) -> int:
+    """Scale an iteration; one at which a snapshot fires stays the snapshot of that number."""
+    if "snapshot" in settings and phase.snapshot and iteration % phase.snapshot == 0:
+        return _checked(phase, iteration // phase.snapshot * int(settings["snapshot"]))
+    return _count(phase, iteration, times)
+
+
+def _count(phase: Phase, iterations: int, times: float) -> int:
+    return _checked(phase, max(round(iterations * times), 1))
+
+
+def _checked(phase: Phase, iterations: int) -> int:
+    if iterations > _MOST_ITERATIONS:
+        what = f"phase '{phase.name}' counts to {iterations:,} iterations, and Caffe to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    return iterations
+
+
+def _six_digits(rate: float) -> float:
+    return float(f"{rate:.6g}")
+
+
+def smooth(phases: Sequence[Settings]) -> list[Settings]:
+    """Make the rates of phases meet at every join, and where a warm-up ends.
+
+    A phase that others leave before its end, ends there. InputError for one that is left at several
+    iterations, and for a rate that depends on the loss.
+    """
+    unknown = next((phase["name"] for phase in phases if phase["lr_policy"] == "plateau"), None)
+    if unknown is not None:
+        what = f"the rate of phase '{unknown}' depends on the loss"
+        raise InputError("--smooth", what, "leave --smooth out")
+    split: list[Settings] = []
+    before: list[int | None] = []
+    ends: dict[str, int] = {}
+    for index, phase in enumerate(phases):
+        settings = {key: value for key, value in phase.items() if key != "weights_iter"}
+        weights = settings.get("weights", phases[index - 1]["name"] if index else None)
+        start = ends.get(weights) if weights else None
+        for part in _parts(_cut(settings, _left_at(phases, index))):
+            split.append(part)
+            before.append(start)
+            start = len(split) - 1
+        ends[phase["name"]] = len(split) - 1
+    return join(split, before)
+
+
+def _left_at(phases: Sequence[Settings], index: int) -> int | None:
+    """Return the iteration at which all that start from a phase leave it; None for its end."""
+    own = phases[index]
+    last = last_iter(own)
+    left = set()
+    for number, phase in enumerate(phases[index + 1 :], index + 1):
+        if phase.get("weights", phases[number - 1]["name"]) == own["name"]:
+            left.add(phase.get("weights_iter", last))
+    if len(left) > 1:
+        what = f"phases start from iterations {', '.join(map(str, sorted(left)))} of {own['name']}"
+        raise InputError("--smooth", what, "its rate can meet that of one: leave --smooth out")
+    return left.pop() if left else None
+
+
+def _cut(settings: Settings, left_at: int | None) -> Settings:
+    """End a phase where it is left, or stopped; its rate goes on as if it did not."""
+    end = min(left_at or last_iter(settings), last_iter(settings))
+    if end == settings["max_iter"]:
+        return settings
+    result = {key: value for key, value in settings.items() if key not in ("stop_iter", "snapshot")}
+    if settings["lr_policy"] == "poly":
+        result |= {"lr_policy": "poly_cyc", "lr_iter": settings["max_iter"]}
+    return result | {"max_iter": end}
+
+
+def _parts(settings: Settings) -> list[Settings]:
+    """Split a phase whose rate drops where its warm-up ends into that and the rest."""
+    warmup = settings.get("warmup_iter", 0)
+    if settings["lr_policy"] not in _DECAYING or not 0 < warmup < settings["max_iter"]:
+        return [settings]
+    if not is_jump(settings["base_lr"], lr_at(solver_of(settings), warmup)):
+        return [settings]
+    name = f"{settings['name']}-warmup"
+    shared = ("power", "lr_iter", "stop_iter", "snapshot")
+    rise = {key: value for key, value in settings.items() if key not in shared}
+    rise |= {
+        "name": name,
+        "lr_policy": "fixed",
+        "max_iter": warmup,
+        "snapshot_prefix": f"{settings['snapshot_prefix']}-warmup",
+    }
+    rest = _without(settings, ("warmup_iter", "warmup_start_lr", "weights"))
+    rest["max_iter"] = settings["max_iter"] - warmup
+    if "lr_iter" in settings:
+        rest["lr_iter"] = max(settings["lr_iter"] - warmup, rest["max_iter"])
+    if "snapshot" in rest:
+        del rest["snapshot"]
+    return [rise, rest]
+
+
+def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> Settings:
+    return {key: value for key, value in settings.items() if key not in keys}

@@ -1,0 +1,210 @@
+"""How a global batch is spread: nodes, ranks on each, images of each rank; and the node's own keys.
+
+What a batch, and so many epochs of it, are known to cost: the paper's accuracies, and runs with LARS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_EPOCHS, lars_epochs
+
+_USUAL_BATCH = 32
+_FITTING = range(64, 7, -1)
+# What a ResNet's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
+_NUMBERS_AN_IMAGE = 64 * 112 * 112
+_MOST_NUMBERS = 2**31 - 1
+_MOST_PER_RANK = _MOST_NUMBERS // _NUMBERS_AN_IMAGE
+_LEAST_CLASSES = 2
+_BOTTLENECKS_FROM = 50  # whose last blocks make four times the features
+
+
+def check_batch(batch: int, images: int, option: str = "--batch") -> None:
+    """Refuse a batch of more images than there are; raises InputError."""
+    if batch > images:
+        there = "1 image" if images == 1 else f"{images:,} images"
+        raise InputError(option, f"a batch of {batch:,} is more than the {there}", "take a smaller one")
+
+
+def find_shape(
+    batch: int,
+    nodes: int | None,
+    ranks_per_node: int,
+    batch_per_rank: int | None,
+    *,
+    option: str | None = None,
+) -> tuple[int, int]:
+    """Return nodes and the batch of a rank that make a global batch.
+
+    What is not given follows; of neither, ranks of 32 images as in the 64-node recipe, else of another number
+    up to 64, else one node. Raises InputError where they do not divide it, of the `option` that asked for it.
+
+    >>> find_shape(4096, None, 2, None), find_shape(4096, 16, 2, None), find_shape(100, None, 2, None)
+    ((64, 32), (16, 128), (1, 50))
+    """
+    option = option or ("--nodes" if nodes else "--batch-per-rank" if batch_per_rank else "--batch")
+    if nodes is None and batch_per_rank is None:
+        sizes = (_USUAL_BATCH, *_FITTING)
+        batch_per_rank = next((size for size in sizes if batch % (ranks_per_node * size) == 0), None)
+        nodes = 1 if batch_per_rank is None else None
+    if nodes is None and batch_per_rank is not None:
+        if batch % (ranks_per_node * batch_per_rank):
+            what = f"{ranks_per_node} x {batch_per_rank:,} images a node do not divide a batch of {batch:,}"
+            sizes_of = "" if option == "--batch-per-rank" else "--batch-per-rank "
+            raise InputError(option, what, _near(batch, ranks_per_node, batch_per_rank, sizes_of))
+        nodes = batch // (ranks_per_node * batch_per_rank)
+    nodes = nodes or 1
+    ranks = nodes * ranks_per_node
+    each = batch_per_rank or batch // ranks
+    if not each or each * ranks != batch:
+        counted = f"{nodes:,} node{'s' if nodes > 1 else ''}"
+        shared = f"{counted} x {ranks_per_node:,} rank{'s' if ranks_per_node > 1 else ''}"
+        if batch_per_rank:
+            what = f"{shared} of {batch_per_rank:,} images are not a batch of {batch:,}"
+            raise InputError(option, what, "leave one of them out")
+        near = _near(batch, ranks_per_node, nodes, "" if option == "--nodes" else "--nodes ")
+        raise InputError(option, f"{shared} do not divide a batch of {batch:,}", near)
+    return nodes, each
+
+
+def check_batch_per_rank(each: int, option: str = "--nodes") -> None:
+    """Refuse a batch of a rank with which a ResNet's blobs are too large for Caffe; raises InputError."""
+    if each > _MOST_PER_RANK:
+        what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in the ResNet"
+        raise InputError(option, what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
+
+
+def check_classes(classes: int, batch_per_rank: int, depth: int) -> None:
+    """Refuse classes of which there are too few to tell apart, or too many for Caffe; raises InputError.
+
+    The last layer's scores are of each image, and its weights of each feature.
+    """
+    if classes < _LEAST_CLASSES:
+        raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
+    features = 2048 if depth >= _BOTTLENECKS_FROM else 512
+    most = _MOST_NUMBERS // max(batch_per_rank, features)
+    if classes > most:
+        what = f"{classes:,} make a blob of more than 2^31 - 1 numbers in the ResNet's last layer"
+        raise InputError("--classes", what, f"give {most:,} or fewer")
+
+
+def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
+    """Suggest the numbers near to one that was wanted that divide what a batch leaves for them.
+
+    They are `of` an option, named where the error is told of another.
+    """
+    whole = batch // ranks_per_node if batch % ranks_per_node == 0 else 0
+    below = next((number for number in range(min(wanted, whole), 0, -1) if whole % number == 0), 0)
+    if not below:
+        return "give another batch, or --ranks-per-node"
+    above = next(
+        (number for number in range(wanted + 1, min(2 * wanted, whole) + 1) if whole % number == 0), 0
+    )
+    return f"take {of}{below:,}" + (f" or {above:,}" if above else "")
+
+
+def find_threads(profile: Profile | None) -> int | None:
+    """Return the OpenMP threads of all ranks of a node, without MLSL's cores; None if nobody says."""
+    if profile is None:
+        return None
+    if profile.omp_num_threads:  # of a rank, one on each socket
+        return profile.omp_num_threads * (profile.node.sockets or 1)
+    taken = set(profile.mlsl.server_affinity) if profile.mlsl else ()
+    return max(profile.node.cores - len(taken), 1) if profile.node.cores else None
+
+
+def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a cluster that a machine decides, and what is to be said of them."""
+    threads = find_threads(profile)
+    if threads is None:
+        said = "omp_num_threads: as no --profile says more."
+    else:
+        said = f"omp_num_threads: the profile's {threads} of a node over {ranks_per_node} ranks."
+    values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
+    if profile is None:
+        return values, [said]
+    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}.", said]
+    if profile.kmp_affinity:
+        values["kmp_affinity"] = profile.kmp_affinity
+    if profile.mlsl and profile.mlsl.num_servers:
+        values["mlsl"] = profile.mlsl.model_dump(exclude_defaults=True)
+    pairs = (
+        ("sockets_per_node", node.sockets),
+        ("cores_per_socket", node.cores_per_socket),
+        ("tmp_gb", node.tmp_gb),
+    )
+    values |= {key: value for key, value in pairs if value is not None}
+    return values | {"copy_with": profile.copy_with}, notes
+
+
+def tell_unsaid(profile: Profile | None) -> Iterator[str]:
+    """Yield what of the machine the recipe, and its run.sh, do not hold."""
+    if find_threads(profile) is None:
+        who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"
+        hint = "give one that does (docs/running.md), or mend it in the recipe"
+        yield f"warning: omp_num_threads is 1: {who} a node's cores; {hint}"
+    if profile is None:
+        return
+    left = {
+        f"launcher.environment ({', '.join(profile.launcher.environment)})": profile.launcher.environment,
+        "modules": profile.modules,
+        "container": profile.container,
+    }
+    named = " and ".join(name for name, value in left.items() if value)
+    if named:
+        hint = "give --profile to `run` and `submit`"
+        yield f"the profile's {named}: not in the recipe, nor in its run.sh; {hint}"
+
+
+_FALLS_ABOVE = ACCURACY[0][0]
+_LARGEST = ACCURACY[-1][0]
+# Whose epochs may be compared with those that others needed on ImageNet-1K.
+IMAGENET_IMAGES = range(1_000_000, 1_500_000)
+
+
+def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
+    """Yield what is known to be lost at a batch, and on ImageNet with fewer epochs than others need.
+
+    >>> [line.partition(":")[0] for line in find_warnings(16384, 40, 1281167)]
+    ['batch 16,384', '40 epochs']
+    """
+    if batch > _FALLS_ABOVE:
+        table = ", ".join(f"{top1:g} % at {size:,}" for size, top1 in ACCURACY)
+        what = f"batch {batch:,}: the paper's accuracy falls above 8K (section V-B): {table} (Table X)"
+        yield f"{what}; {_what_it_did(batch)}"
+    needed = lars_epochs(batch)
+    if images not in IMAGENET_IMAGES:
+        return
+    if needed is None:
+        size, most = LARS_EPOCHS[-1]
+        yield f"batch {batch:,}: above {size:,}, where runs with LARS take {most:g} epochs, nothing is known"
+    elif epochs < needed * 0.995:
+        what = f"MLPerf's runs with LARS take {_lars(batch, needed)}"
+        yield f"{epochs:.4g} epochs: {what}, and this SGD is no better at it"
+
+
+def _lars(batch: int, needed: float) -> str:
+    """Say what is published of a batch, or of those around it.
+
+    >>> _lars(8192, 42), _lars(16384, 49)
+    ('42 to 75.9 % at a batch of 8,192', '42 to 75.9 % at 8,192 and 56 at 32,768, by our line 49 at 16,384')
+    """
+    least = LARS_EPOCHS[0][0]
+    if batch <= least or batch in dict(LARS_EPOCHS):
+        return f"{needed:.3g} to 75.9 % at a batch of {max(batch, least):,}"
+    (low, before), (high, after) = next(pair for pair in pairwise(LARS_EPOCHS) if batch <= pair[1][0])
+    return f"{before:g} to 75.9 % at {low:,} and {after:g} at {high:,}, by our line {needed:.3g} at {batch:,}"
+
+
+def _what_it_did(batch: int) -> str:
+    """Say how the paper held against it."""
+    did = "it halved the weight decay and collapsed the end"
+    if batch >= LARGE_BATCH:
+        did += f", kept the rate at {HIGHEST_LR:g} and warmed up for 7 to 10 epochs (section V-C)"
+    if batch >= _LARGEST:
+        did += ", and let the weight decay grow in steps, as paper-t9-65536-128n does"
+    return did

@@ -1,0 +1,495 @@
+"""What Caffe checks of one layer when it sets it up, and stops at, as far as the layer alone shows.
+
+Shapes that do not fit are `shapes.py`'s. Facts from the layers' LayerSetUp, layer.hpp, layer_factory.cpp and
+filler.hpp of Intel's and SURFsara's Caffe on CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+
+# Layers whose first top counts as a loss, with weight 1, where no loss_weight is written; such a layer gets
+# a top of its own where it has none.
+IMPLICIT_LOSSES = frozenset(
+    (
+        "ContrastiveLoss",
+        "EuclideanLoss",
+        "HingeLoss",
+        "InfogainLoss",
+        "MultinomialLogisticLoss",
+        "SigmoidCrossEntropyLoss",
+        "SoftmaxWithLoss",
+    )
+)
+
+# Their tops have the shape of their bottoms, and their forward pass may write the one over the other.
+_IN_PLACE_WORDS = """
+    BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MnActivation PReLU Power Python ReLU Scale
+    Sigmoid Softmax Swish TanH Threshold
+"""
+IN_PLACE = frozenset(_IN_PLACE_WORDS.split())
+
+# The types that a factory makes by their `engine`, and the block that holds the type's own; others read none.
+ENGINE_BLOCKS = {
+    "BatchNorm": "batch_norm_param",
+    "Concat": "concat_param",
+    "Convolution": "convolution_param",
+    "Deconvolution": "convolution_param",
+    "Eltwise": "eltwise_param",
+    "InnerProduct": "inner_product_param",
+    "LRN": "lrn_param",
+    "Pooling": "pooling_param",
+    "ReLU": "relu_param",
+    "Sigmoid": "sigmoid_param",
+    "Softmax": "softmax_param",
+    "Split": "split_param",
+    "TanH": "tanh_param",
+}
+ENGINES = ("CAFFE", "CUDNN", "MKL2017", "MKLDNN")
+_DEFAULT, _CUDNN = 0, 2  # in each block's own enum that has them
+
+_WINDOWS = {
+    "Convolution": "convolution_param",
+    "Deconvolution": "convolution_param",
+    "Im2col": "convolution_param",
+    "Pooling": "pooling_param",
+}
+
+# How many tops a type makes that makes no other number.
+_TOPS = {
+    "ImageData": 2,
+    "MemoryData": 2,
+    "PSROIPooling": 1,
+    "PriorBox": 1,
+    "ROIPooling": 1,
+    "WindowData": 2,
+}
+
+
+class Refusal(NamedTuple):
+    """Why Caffe stops: the rule, the field, the text after the layer's title, the effect, and a remedy."""
+
+    rule: str
+    field: str
+    what: str
+    effect: str
+    write: str
+
+
+def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:
+    """Yield what Caffe stops at in a layer of a net whose `engine` is `net_engine`."""
+    for check in (*_BY_TYPE.get(layer.type, ()), _values, _loss_weight, _propagate_down):
+        yield from check(layer)
+    yield from _numbers(layer, "")
+    yield from _engine(layer, net_engine)
+
+
+def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
+    """Yield what Caffe stops at in a filler of a known type; each `field` is the filler's own."""
+    if filler.type == "gaussian" and not filler.std > 0:
+        what = f"has a gaussian filler of std {filler.std:g}"
+        yield Refusal("filler-range", "std", what, "Caffe stops: Check failed: sigma > 0", "std: 0.01")
+    if filler.type == "uniform" and not filler.min <= filler.max:
+        what = f"has a uniform filler from {filler.min:g} to {filler.max:g}"
+        yield Refusal("filler-range", "min", what, "Caffe stops: Check failed: a <= b", "give min below max")
+    if filler.type != "gaussian" and filler.sparse != -1:
+        what = f"has a {filler.type} filler with sparse"
+        effect = "Caffe stops: Sparsity not supported by this Filler"
+        yield Refusal("filler-sparse", "sparse", what, effect, 'take it out, or type: "gaussian"')
+    if filler.type == "gaussian" and filler.sparse < -1:
+        what = f"has a gaussian filler of sparse {filler.sparse}"
+        yield Refusal(
+            "filler-sparse", "sparse", what, "Caffe stops: Check failed: sparse >= -1", "sparse: 10"
+        )
+
+
+def _windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    block = _WINDOWS[layer.type]
+    param = getattr(layer, block)
+    for field in ("kernel_size", "pad", "stride"):
+        stem = field.removesuffix("_size")
+        axes = [name for name in (f"{stem}_h", f"{stem}_w") if param.HasField(name)]
+        if getattr(param, field) and axes:
+            yield Refusal(
+                "size-given-twice",
+                f"{block}.{axes[0]}",
+                f"has {field} and {' and '.join(axes)}",
+                f"Caffe stops: either {field} or {stem}_h/w should be specified; not both",
+                f"keep {field}, or {stem}_h and {stem}_w",
+            )
+        # A convolution takes what is absent as 0, which only its pad may be.
+        elif len(axes) == 1 and not (field == "pad" and layer.type != "Pooling"):
+            other = f"{stem}_w" if axes[0].endswith("_h") else f"{stem}_h"
+            yield Refusal(
+                "size-half-given",
+                f"{block}.{axes[0]}",
+                f"has {axes[0]} and no {other}",
+                f"Caffe stops: both {stem}_h and {stem}_w are required",
+                f"add {other}, or write {field}",
+            )
+
+
+def _pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    param = layer.pooling_param
+    kernel = param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")
+    pad = list(param.pad) or [param.pad_h, param.pad_w]
+    stride = list(param.stride) or [param.stride_h, param.stride_w]
+    if param.global_pooling:
+        given = {
+            "kernel_size": bool(kernel),
+            "pad": any(pad),
+            "stride": any(side != 1 for side in stride),
+        }
+        wrong = [name for name, is_given in given.items() if is_given]
+        if wrong:
+            yield Refusal(
+                "global-pooling-sized",
+                f"pooling_param.{wrong[0]}[0]",
+                f"has global_pooling and {' and '.join(wrong)}",
+                "Caffe stops: with global_pooling the kernel is the whole image, pad 0 and stride 1",
+                f"take {' and '.join(wrong)} out, or global_pooling",
+            )
+    if param.pool == param.STOCHASTIC:
+        yield Refusal(
+            "pooling-stochastic",
+            "pooling_param.pool",
+            "has pool: STOCHASTIC",
+            "Caffe stops on CPUs: Not Implemented Yet",
+            "pool: MAX or pool: AVE",
+        )
+
+
+def _dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    ratio = layer.dropout_param.dropout_ratio
+    if not 0 <= ratio < 1:
+        yield Refusal(
+            "dropout-ratio",
+            "dropout_param.dropout_ratio",
+            f"has dropout_ratio {ratio:.6g}, the share that is set to 0",
+            "Caffe sets all values to 0 or to NaN",
+            "dropout_ratio: 0.5" if ratio > 0 else "take the layer out",
+        )
+
+
+def _eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    param = layer.eltwise_param
+    product = param.operation == pb.EltwiseParameter.PROD
+    if param.coeff and (product or len(param.coeff) != len(layer.bottom)):
+        yield Refusal(
+            "eltwise-coeff",
+            "eltwise_param.coeff[0]",
+            "has coeff for a product"
+            if product
+            else f"has {len(param.coeff)} coeff for {len(layer.bottom)} bottoms",
+            "Caffe stops: Eltwise takes one coefficient per bottom, for sums only",
+            "take coeff out, or operation: SUM" if product else f"give {len(layer.bottom)} coeff",
+        )
+
+
+def _axes(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    block, old = ("slice_param", "slice_dim") if layer.type == "Slice" else ("concat_param", "concat_dim")
+    param = getattr(layer, block)
+    if param.HasField("axis") and param.HasField(old):
+        yield Refusal(
+            "axis-given-twice",
+            f"{block}.{old}",
+            f"has axis and {old}",
+            f"Caffe stops: either axis or {old} should be specified; not both",
+            f"take {old} out",
+        )
+
+
+def _dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    param = layer.dummy_data_param
+    legacy = [name for name in ("num", "channels", "height", "width") if getattr(param, name)]
+    if param.shape and legacy:
+        yield Refusal(
+            "size-given-twice",
+            f"dummy_data_param.{legacy[0]}[0]",
+            f"has shape and {', '.join(legacy)}",
+            "Caffe stops: Both shape and legacy fields were specified",
+            f"take {', '.join(legacy)} out",
+        )
+
+    counts = {name: len(getattr(param, name)) for name in ("num", "channels", "height", "width")}
+    counts = counts if legacy else {"shape": len(param.shape)}
+    counts |= {"data_filler": len(param.data_filler)} if param.data_filler else {}
+    wrong = next((name for name, count in counts.items() if count not in (1, len(layer.top))), None)
+    if wrong and not (param.shape and legacy):
+        yield Refusal(
+            "dummy-shapes",
+            f"dummy_data_param.{wrong}[0]",
+            f"gives {wrong} {counts[wrong]} times for {len(layer.top)} tops",
+            f"Caffe stops: {wrong} must be given once, or once for each top",
+            f"{wrong} once, or {len(layer.top)} times",
+        )
+
+
+def _infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    if len(layer.bottom) == 2 and not layer.infogain_loss_param.source:
+        yield Refusal(
+            "infogain-source",
+            "infogain_loss_param.source",
+            "has neither a source nor a third bottom",
+            "Caffe stops: Infogain matrix source must be specified",
+            'infogain_loss_param { source: "H.binaryproto" }',
+        )
+
+
+def _tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    """Check the tops of types that `shapes.py` does not count: it knows fewer tops of data layers."""
+    count = _TOPS[layer.type]
+    if layer.top and len(layer.top) != count:
+        yield Refusal(
+            "tops-count",
+            "top[0]",
+            f"has {len(layer.top)} tops, and its type makes {count}",
+            "Caffe stops when it sets the layer up: it counts the tops",
+            f"give it {count}",
+        )
+
+
+def _lacks_size(name: str, layer: pb.LayerParameter) -> bool:
+    return not getattr(layer.memory_data_param, name)
+
+
+class _Bound(NamedTuple):
+    """A field that Caffe checks, or computes nonsense with, where `is_wrong` holds of its layer."""
+
+    field: str
+    is_wrong: Callable[[pb.LayerParameter], bool]
+    effect: str
+    write: str
+
+
+_NO_LOGARITHM = "Caffe stops: base must be strictly positive, and its logarithm neither 0 nor NaN"
+_BOUNDS: dict[str, tuple[_Bound, ...]] = {
+    "Accuracy": (
+        _Bound(
+            "accuracy_param.top_k",
+            lambda layer: layer.accuracy_param.top_k == 0,
+            "nothing is among the best 0: the accuracy is always 0",
+            "top_k: 1",
+        ),
+    ),
+    "BatchNorm": (
+        _Bound(
+            "batch_norm_param.eps",
+            lambda layer: layer.batch_norm_param.eps < 0,
+            "Caffe takes the root of a negative number: NaN",
+            "eps: 1e-5",
+        ),
+    ),
+    "Data": (
+        _Bound(
+            "data_param.prefetch",
+            lambda layer: layer.data_param.prefetch == 0,
+            "Caffe has no batch to read ahead into, and waits for ever",
+            "leave it out",
+        ),
+    ),
+    "Exp": (
+        _Bound(
+            "exp_param.base",
+            lambda layer: layer.exp_param.base <= 0 and layer.exp_param.base != -1,
+            _NO_LOGARITHM,
+            "a base above 0, or -1 for e",
+        ),
+    ),
+    "HDF5Data": (
+        _Bound(
+            "transform_param",
+            lambda layer: layer.HasField("transform_param"),
+            "Caffe stops: HDF5Data does not transform data",
+            "take it out, and transform what the files hold",
+        ),
+    ),
+    "HDF5Output": (
+        _Bound(
+            "hdf5_output_param.file_name",
+            lambda layer: not layer.hdf5_output_param.file_name,
+            "Caffe stops: Failed to open HDF5 file",
+            'file_name: "scores.h5"',
+        ),
+    ),
+    "LRN": (
+        _Bound(
+            "lrn_param.k",
+            lambda layer: layer.lrn_param.k <= 0 and layer.lrn_param.norm_region == 0,
+            "Caffe divides by a power of it where all channels are 0: NaN",
+            "k: 1",
+        ),
+        _Bound(
+            "lrn_param.alpha",
+            lambda layer: layer.lrn_param.alpha < 0,
+            "Caffe takes a root of what may be negative: NaN",
+            "alpha: 0.0001",
+        ),
+    ),
+    "Log": (
+        _Bound(
+            "log_param.base",
+            lambda layer: (
+                layer.log_param.base != -1 and (layer.log_param.base <= 0 or layer.log_param.base == 1)
+            ),
+            _NO_LOGARITHM,
+            "a base above 0 that is not 1, or -1 for e",
+        ),
+        _Bound(
+            "log_param.scale",
+            lambda layer: layer.log_param.scale == 0 and layer.log_param.shift <= 0,
+            "Caffe takes the logarithm of no number above 0: all values are infinite or NaN",
+            "scale: 1",
+        ),
+    ),
+    "MemoryData": tuple(
+        _Bound(
+            f"memory_data_param.{name}",
+            partial(_lacks_size, name),
+            "Caffe stops: batch_size, channels, height, and width must be specified and positive",
+            f"{name}: the data's",
+        )
+        for name in ("channels", "height", "width")
+    ),
+    "SPP": (
+        _Bound(
+            "spp_param.pool",
+            lambda layer: layer.spp_param.pool == pb.SPPParameter.STOCHASTIC,
+            "Caffe stops on CPUs: Not Implemented Yet",
+            "pool: MAX or pool: AVE",
+        ),
+    ),
+    "SoftmaxWithLoss": (
+        _Bound(
+            "loss_param.label_smoothing",
+            lambda layer: not 0 <= layer.loss_param.label_smoothing < 1,
+            "of the true class nothing is left, or less: the gradient leads away from it",
+            "label_smoothing: 0.1",
+        ),
+    ),
+    "WindowData": (
+        _Bound(
+            "transform_param.crop_size",
+            lambda layer: not layer.transform_param.crop_size,
+            "Caffe stops: Check failed: crop_size > 0",
+            "transform_param { crop_size: 227 }",
+        ),
+        _Bound(
+            "window_data_param.fg_fraction",
+            lambda layer: not 0 <= layer.window_data_param.fg_fraction <= 1,
+            "Caffe draws more images than its batch holds, and writes beyond it",
+            "fg_fraction: 0.25",
+        ),
+        _Bound(
+            "window_data_param.context_pad",
+            lambda layer: 0 < layer.transform_param.crop_size <= 2 * layer.window_data_param.context_pad,
+            "its pads leave nothing of the window: Caffe divides by 0, or resizes to nothing",
+            "context_pad: less than half of crop_size",
+        ),
+    ),
+}
+
+
+def _values(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    for bound in _BOUNDS.get(layer.type, ()):
+        if bound.is_wrong(layer):
+            block, _, name = bound.field.partition(".")
+            value = getattr(getattr(layer, block), name) if name else ""
+            shown = f" {value:g}" if isinstance(value, float) else f" {value}" if name else ""
+            what = f"has no {name}" if name and value == "" else f"has {name or block}{shown}"
+            yield Refusal("layer-value-refused", bound.field, what, bound.effect, bound.write)
+
+
+_INT_MAX = 2**31 - 1
+# These Caffe holds as they are written.
+_UNSIGNED = frozenset(("rand_skip",))
+
+
+def _numbers(message: Message, path: str) -> Iterator[Refusal]:
+    """Check every number that is set: a float that is none, and a size that Caffe's int cannot hold."""
+    for field, values in message.ListFields():
+        for index, value in enumerate(values if field.is_repeated else (values,)):
+            at = f"{path}{field.name}" + (f"[{index}]" if field.is_repeated else "")
+            if isinstance(value, Message):
+                yield from _numbers(value, f"{at}.")
+            elif isinstance(value, float) and not math.isfinite(value):
+                effect = "all that is computed with it becomes NaN or infinite"
+                yield Refusal("value-not-finite", at, f"has {field.name} {value}", effect, "a number")
+            elif type(value) is int and value > _INT_MAX and field.name not in _UNSIGNED:
+                effect = "Caffe holds it in 32 bits with a sign, and stops, or counts with another number"
+                write = f"{field.name}: {_INT_MAX} at most"
+                yield Refusal("value-overflows", at, f"has {field.name} {value}", effect, write)
+
+
+def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    # A loss without a top gets one by itself.
+    tops = len(layer.top) or int("Loss" in layer.type)
+    given = len(layer.loss_weight) or (layer.type in IMPLICIT_LOSSES and tops > 1)
+    if given and given != tops:
+        yield Refusal(
+            "loss-weight-count",
+            "loss_weight[0]" if layer.loss_weight else "top[1]",
+            f"has {len(layer.loss_weight) or 'no'} loss_weight and {tops} tops",
+            "Caffe stops: loss_weight must be unspecified or specified once per top blob"
+            + ("" if layer.loss_weight else ", and a loss without any gives itself one"),
+            f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
+        )
+
+
+def _propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    count = len(layer.propagate_down)
+    if count and count != len(layer.bottom):
+        yield Refusal(
+            "propagate-down-count",
+            "propagate_down[0]",
+            f"has {count} propagate_down and {len(layer.bottom)} bottoms",
+            "Caffe stops: propagate_down param must be specified either 0 or bottom_size times",
+            "give one for each bottom",
+        )
+
+
+def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
+    """Check the engine, which is the block's own, else the layer's, else the net's."""
+    if layer.type not in ENGINE_BLOCKS:
+        return
+    block = ENGINE_BLOCKS[layer.type]
+    own = getattr(layer, block).engine
+    if own == _CUDNN:
+        yield Refusal(
+            "engine-unknown",
+            f"{block}.engine",
+            "has engine: CUDNN",
+            f"Caffe stops on CPUs: Layer {layer.name} has unknown engine",
+            "engine: CAFFE, or take it out",
+        )
+    named = layer.engine or net_engine
+    if own == _DEFAULT and named and named.partition(":")[0].strip().upper() not in ENGINES:
+        yield Refusal(
+            "engine-unknown",
+            "engine" if layer.engine else "type",
+            f"has engine '{named}'" + ("" if layer.engine else ", the net's"),
+            "Caffe stops: it knows no such engine",
+            f'engine: "CAFFE"; known are {", ".join(ENGINES)}',
+        )
+
+
+_BY_TYPE: dict[str, tuple[Callable[[pb.LayerParameter], Iterator[Refusal]], ...]] = {
+    "Concat": (_axes,),
+    "Convolution": (_windows,),
+    "Deconvolution": (_windows,),
+    "Dropout": (_dropout,),
+    "DummyData": (_dummy_data,),
+    "Eltwise": (_eltwise,),
+    "Im2col": (_windows,),
+    "InfogainLoss": (_infogain,),
+    "Pooling": (_windows, _pooling),
+    "Slice": (_axes,),
+    **dict.fromkeys(_TOPS, (_tops,)),
+}

@@ -1,0 +1,773 @@
+"""The shape of each layer type's tops and learned blobs, from the shapes of its bottoms.
+
+Every rule takes the layer and its bottoms' shapes and gives (tops, learned blobs), or raises MisfitError.
+
+Shape rules of the layers that only rearrange, join, split or reduce their bottoms.
+
+Shape rules of recurrent layers and of what stands before and behind them.
+
+A sequence is a blob of steps x streams x features; its second bottom, steps x streams, is 0 where a new one
+starts.
+
+Shape rules of the layers that slide windows over their bottoms, and the sizes of these windows.
+
+The shapes that data layers make: from the layer itself, and from the first record of its LMDB.
+
+Shapes with dimensions that may be unknown, and Caffe's arithmetic of them.
+
+A dimension that is not known (the channels of an LMDB that nobody has opened) is None, and fits any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from caffe_recipes.caffe import pb
+
+Dim = int | None
+Shape = tuple[Dim, ...]
+Shapes = Sequence[Shape]
+Result = tuple[Shapes, Shapes]
+
+SCALAR: Shape = ()
+
+
+class MisfitError(Exception):
+    """Why a layer cannot take its bottoms; the caller adds the layer's name and the bottoms' shapes."""
+
+
+def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) -> Dim:
+    """Give the output size of a convolution along one axis; rounded down.
+
+    >>> conv_size(224, kernel=7, stride=2, pad=3)
+    112
+    """
+    if size is None:
+        return None
+    span = size + 2 * pad - (dilation * (kernel - 1) + 1)
+    if span < 0:
+        spread = (
+            f" and dilation {dilation}, together {dilation * (kernel - 1) + 1} wide" if dilation > 1 else ""
+        )
+        raise MisfitError(f"has kernel_size {kernel}{spread}, larger than its padded input")
+    return span // stride + 1
+
+
+def pool_size(size: Dim, kernel: int, stride: int, pad: int) -> Dim:
+    """Give the output size of a pooling along one axis; rounded up, without windows beyond the padded input.
+
+    >>> pool_size(112, kernel=3, stride=2, pad=0), pool_size(112, kernel=3, stride=2, pad=1)
+    (56, 57)
+    """
+    if size is None:
+        return None
+    count = -(-(size + 2 * pad - kernel) // stride) + 1
+    if count < 1:  # a window a little larger than its padded input is clipped
+        raise MisfitError(f"has kernel_size {kernel}, larger than its padded input")
+    return count - 1 if (count - 1) * stride >= size + pad else count
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Multiply dimensions; unknown if one of them is."""
+    known = list(dims)
+    return None if None in known else math.prod(dim for dim in known if dim is not None)
+
+
+def merge(shapes: Shapes) -> Shape:
+    """Give the one shape that all of `shapes` are, filling in unknown dimensions."""
+    if len({len(shape) for shape in shapes}) > 1:
+        raise MisfitError("needs bottoms of one shape")
+    merged = []
+    for dims in zip(*shapes, strict=True):
+        known = {dim for dim in dims if dim is not None}
+        if len(known) > 1:
+            raise MisfitError("needs bottoms of one shape")
+        merged.append(known.pop() if known else None)
+    return tuple(merged)
+
+
+def canonical_axis(shape: Shape, axis: int) -> int:
+    """Give the index of an axis that may count from the end."""
+    if not -len(shape) <= axis < len(shape):
+        raise MisfitError(f"has axis {axis}, which its bottom lacks")
+    return axis % len(shape)
+
+
+def concat(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Join bottoms along one axis."""
+    param = layer.concat_param
+    axis = canonical_axis(bottoms[0], param.concat_dim if param.HasField("concat_dim") else param.axis)
+    if len({len(shape) for shape in bottoms}) > 1:
+        raise MisfitError("needs bottoms of as many axes")
+    rest = merge([(*shape[:axis], 0, *shape[axis + 1 :]) for shape in bottoms])
+    sizes = [shape[axis] for shape in bottoms]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    return [(*rest[:axis], total, *rest[axis + 1 :])], []
+
+
+def cut(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Cut the bottom along one axis, at `slice_point` or into equal parts."""
+    param, bottom, tops = layer.slice_param, bottoms[0], len(layer.top)
+    axis = canonical_axis(bottom, param.slice_dim if param.HasField("slice_dim") else param.axis)
+    size, points = bottom[axis], list(param.slice_point)
+    if points and len(points) != tops - 1:
+        raise MisfitError(f"gives {len(points)} slice_point for {tops} tops")
+    if size is None:
+        parts: list[Dim] = [None] * tops
+    elif points:
+        parts = [end - start for start, end in zip([0, *points], [*points, size], strict=True)]
+    else:
+        parts = [size // tops if size % tops == 0 else 0] * tops if tops else []
+    if any(part is not None and part < 1 for part in parts):
+        raise MisfitError(f"cannot slice {size} into {tops} tops" + (f" at {points}" if points else ""))
+    return [(*bottom[:axis], part, *bottom[axis + 1 :]) for part in parts], []
+
+
+def flatten(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Fold the axes from `axis` to `end_axis` into one."""
+    bottom = bottoms[0]
+    start = canonical_axis(bottom, layer.flatten_param.axis)
+    end = canonical_axis(bottom, layer.flatten_param.end_axis)
+    if start > end:
+        raise MisfitError(f"has axis {start} behind end_axis {end}")
+    return [(*bottom[:start], product(bottom[start : end + 1]), *bottom[end + 1 :])], []
+
+
+def reshape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Give the axes new sizes; 0 copies one, -1 takes what is left."""
+    param, bottom = layer.reshape_param, bottoms[0]
+    start = param.axis if param.axis >= 0 else len(bottom) + param.axis + 1
+    end = len(bottom) if param.num_axes == -1 else start + param.num_axes
+    if not 0 <= start <= end <= len(bottom):
+        raise MisfitError(f"has axis {param.axis} and num_axes {param.num_axes}, beyond its bottom's")
+    old, wanted = bottom[start:end], list(param.shape.dim)
+    if (
+        wanted.count(-1) > 1
+        or any(dim < -1 for dim in wanted)
+        or any(dim == 0 and i >= len(old) for i, dim in enumerate(wanted))
+    ):
+        raise MisfitError(f"cannot reshape to {', '.join(map(str, wanted))}")
+    new: list[Dim] = [old[i] if dim == 0 else dim for i, dim in enumerate(wanted)]
+    if -1 in new:
+        rest, total = product(dim for dim in new if dim != -1), product(old)
+        new[new.index(-1)] = total // rest if rest and total is not None else None
+    before, after = product(old), product(new)
+    if None not in (before, after) and before != after:
+        raise MisfitError(f"cannot reshape to {', '.join(map(str, wanted))}")
+    return [(*bottom[:start], *new, *bottom[end:])], []
+
+
+def permute(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Order the axes anew; those not named follow in their old order."""
+    order = list(layer.permute_param.order)
+    if len(set(order)) != len(order) or any(axis >= len(bottoms[0]) for axis in order):
+        raise MisfitError(f"cannot order its axes {', '.join(map(str, order))}")
+    order += [axis for axis in range(len(bottoms[0])) if axis not in order]
+    return [tuple(bottoms[0][axis] for axis in order)], []
+
+
+def reduction(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Reduce `axis` and all after it."""
+    return [bottoms[0][: canonical_axis(bottoms[0], layer.reduction_param.axis)]], []
+
+
+def arg_max(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep the indices of the largest, per image or along `axis`."""
+    param, bottom = layer.argmax_param, bottoms[0]
+    if param.HasField("axis"):
+        axis = canonical_axis(bottom, param.axis)
+        _check_top_k(param.top_k, bottom[axis])
+        return [(*bottom[:axis], param.top_k, *bottom[axis + 1 :])], []
+    ones = [1] * (len(bottom) - 3)
+    _check_top_k(param.top_k, product(bottom[1:]))
+    return [(bottom[canonical_axis(bottom, 0)], 1 + param.out_max_val, param.top_k, *ones)], []
+
+
+def _check_top_k(top_k: int, size: Dim) -> None:
+    if top_k < 1 or (size is not None and top_k > size):
+        raise MisfitError(f"has top_k {top_k}, more than its bottom's {size}" if top_k else "has top_k 0")
+
+
+def crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Cut the first bottom to the second's size, from `axis` on."""
+    axis = canonical_axis(bottoms[0], layer.crop_param.axis)
+    if len(bottoms[0]) != len(bottoms[1]):
+        raise MisfitError("needs bottoms of as many axes")
+    offsets = list(layer.crop_param.offset) or [0]
+    offsets *= len(bottoms[0]) - axis if len(offsets) == 1 else 1
+    if len(offsets) != len(bottoms[0]) - axis:
+        raise MisfitError(f"gives {len(offsets)} of offset for {len(bottoms[0]) - axis} axes")
+    for size, kept, offset in zip(bottoms[0][axis:], bottoms[1][axis:], offsets, strict=True):
+        if size is not None and kept is not None and kept + offset > size:
+            raise MisfitError(f"cannot crop {size} to {kept} at offset {offset}")
+    return [(*bottoms[0][:axis], *bottoms[1][axis:])], []
+
+
+def tile(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Repeat the bottom `tiles` times along one axis."""
+    bottom, tiles = bottoms[0], layer.tile_param.tiles
+    axis = canonical_axis(bottom, layer.tile_param.axis)
+    if tiles < 1:
+        raise MisfitError("has no tiles" if not tiles else f"has tiles {tiles}")
+    return [(*bottom[:axis], product([bottom[axis], tiles]), *bottom[axis + 1 :])], []
+
+
+def batch_reindex(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Choose images of the first bottom by the indices in the second."""
+    if len(bottoms[1]) != 1 or not bottoms[0]:
+        raise MisfitError("needs a batch and one axis of indices")
+    return [(bottoms[1][0], *bottoms[0][1:])], []
+
+
+def choose(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Keep those images for which the last bottom, the selector, is not 0; how many is not known before."""
+    *kept, selector = bottoms
+    if not all(bottoms) or product(selector[1:]) not in (1, None):
+        raise MisfitError("needs a selector of one number an image")
+    merge([shape[:1] for shape in bottoms])
+    return [(None, *shape[1:]) for shape in kept], []
+
+
+def embed(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Look each index up among `input_dim` vectors of `num_output`."""
+    param = layer.embed_param
+    if not param.num_output or not param.input_dim:
+        raise MisfitError("has no num_output" if not param.num_output else "has no input_dim")
+    learned: list[Shape] = [(param.input_dim, param.num_output), (param.num_output,)]
+    return [(*bottoms[0], param.num_output)], learned[: 1 + param.bias_term]
+
+
+def lstm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Run an LSTM: four gates, each of the input, the static input and the last hidden state."""
+    inputs, static, hidden = _recurrent(layer, bottoms, states=2)
+    outputs = hidden[-1] or 0
+    gates = 4 * outputs
+    learned: list[Shape] = [(gates, inputs), (gates,), *((gates, size) for size in static), (gates, outputs)]
+    return _tops(layer, bottoms, hidden, states=2), learned
+
+
+def rnn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Run a plain recurrent layer: a hidden state and an output made of it."""
+    inputs, static, hidden = _recurrent(layer, bottoms, states=1)
+    outputs = hidden[-1] or 0
+    square: Shape = (outputs, outputs)
+    learned: list[Shape] = [(outputs, inputs), (outputs,), *((outputs, size) for size in static)]
+    return _tops(layer, bottoms, hidden, states=1), [*learned, square, square, (outputs,)]
+
+
+def lstm_unit(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Take one step of an LSTM: cell state, four gates, continuation; gives cell and hidden state."""
+    cell, gates, begun = bottoms
+    if any(len(shape) < 2 for shape in bottoms) or len(cell) < 3 or len(gates) < 3:
+        raise MisfitError("needs a cell state and gates of 3 axes, and a continuation of 2")
+    merge([cell[:2], gates[:2], begun[:2]])
+    if None not in (cell[2], gates[2]) and gates[2] != 4 * (cell[2] or 0):
+        raise MisfitError("needs four gates for each of its cells")
+    return [cell, cell], []
+
+
+def _recurrent(
+    layer: pb.LayerParameter, bottoms: Shapes, states: int
+) -> tuple[Dim, list[Dim], tuple[Dim, Dim, Dim]]:
+    """Check the bottoms; give the input's size, the static input's if there is one, and a state's shape."""
+    param, first = layer.recurrent_param, bottoms[0]
+    if not param.num_output:
+        raise MisfitError("has no num_output")
+    exposed = states if param.expose_hidden else 0
+    if not 2 + exposed <= len(bottoms) <= 3 + exposed:
+        raise MisfitError(f"takes {2 + exposed} to {3 + exposed} bottoms, not {len(bottoms)}")
+    if len(first) < 2 or len(bottoms[1]) != 2:
+        raise MisfitError("needs a sequence of steps x streams, and a continuation of these two axes")
+    merge([first[:2], bottoms[1]])
+    hidden = (1, first[1], param.num_output)
+    given = bottoms[len(bottoms) - exposed :]
+    merge([hidden, *given])
+    static = [product(shape[1:]) for shape in bottoms[2 : len(bottoms) - exposed]]
+    if static:
+        merge([(first[1],), bottoms[2][:1]])
+    return product(first[2:]), static, hidden
+
+
+def _tops(
+    layer: pb.LayerParameter, bottoms: Shapes, hidden: tuple[Dim, Dim, Dim], states: int
+) -> list[Shape]:
+    exposed = states if layer.recurrent_param.expose_hidden else 0
+    return [(*bottoms[0][:2], hidden[-1]), *[hidden] * exposed]
+
+
+def _spatial(
+    param: pb.ConvolutionParameter | pb.PoolingParameter, field: str, axes: int, default: int
+) -> tuple[int, ...]:
+    """Read `kernel_size`, `pad` or `stride`: one number for all axes, one each, or `_h` and `_w`."""
+    stem = field.removesuffix("_size")
+    if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
+        values = [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
+    else:
+        values = list(getattr(param, field)) or [default]
+    if len(values) == 1:
+        values *= axes
+    if len(values) != axes:
+        raise MisfitError(f"gives {len(values)} of {field} for {axes} spatial axes")
+    if min(values, default=default) < default:
+        raise MisfitError(f"has {field} {min(values)}")
+    return tuple(values)
+
+
+def _kernel(param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int) -> tuple[int, ...]:
+    if axes and not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
+        raise MisfitError("has no kernel_size")
+    return _spatial(param, "kernel_size", axes, 1)
+
+
+def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Convolve each bottom with the same weights, or with them transposed in a Deconvolution."""
+    param, bottom = layer.convolution_param, merge(bottoms)
+    channel = canonical_axis(bottom, param.axis)
+    size = bottom[channel + 1 :]
+    kernel = _kernel(param, len(size))
+    stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+    dilation = _dilation(param, len(size))
+    outputs, channels, group = param.num_output, bottom[channel], param.group
+    if not outputs:
+        raise MisfitError("has no num_output")
+    if not group or outputs % group or (channels or 0) % group:
+        raise MisfitError(f"has group {group}, which does not divide its channels or num_output {outputs}")
+    if layer.type == "Deconvolution":
+        sizes = [_deconv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+        weights: Shape = (channels, outputs // group, *kernel)
+    else:
+        sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+        weights = (outputs, None if channels is None else channels // group, *kernel)
+    top = (*bottom[:channel], outputs, *sizes)
+    return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
+
+
+def _dilation(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
+    values = tuple(param.dilation) or (1,)
+    if len(values) not in (1, axes) or min(values) < 1:
+        raise MisfitError(f"has dilation {', '.join(map(str, values))} for {axes} spatial axes")
+    return values * axes if len(values) == 1 else values
+
+
+def _deconv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int) -> Dim:
+    if size is None:
+        return None
+    result = stride * (size - 1) + dilation * (kernel - 1) + 1 - 2 * pad
+    if result < 1:
+        raise MisfitError(f"has pad {pad}, larger than its output")
+    return result
+
+
+_POOLED_AXES = (2, 3)
+
+
+def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Pool windows, or all of a channel; a second top is the mask of MAX."""
+    param, bottom = layer.pooling_param, bottoms[0]
+    channel = canonical_axis(bottom, param.axis)
+    size = bottom[channel + 1 :]
+    if len(size) not in _POOLED_AXES:
+        raise MisfitError("needs 2 or 3 axes behind the channels")
+    if param.global_pooling:
+        pooled: list[Dim] = [1] * len(size)
+    else:
+        kernel = _kernel(param, len(size))
+        stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+        for width, around in zip(kernel, pad, strict=True):
+            if around >= width:
+                raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
+        pooled = [pool_size(*of) for of in zip(size, kernel, stride, pad, strict=True)]
+    return [(*bottom[: channel + 1], *pooled)] * (2 if param.pool == param.MAX else 1), []
+
+
+def im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Lay out each window as a column: channels x kernel by positions."""
+    param, bottom = layer.convolution_param, bottoms[0]
+    channel = canonical_axis(bottom, param.axis)
+    size = bottom[channel + 1 :]
+    kernel = _kernel(param, len(size))
+    stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+    dilation = _dilation(param, len(size))
+    sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
+    return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []
+
+
+def spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Pool into 1, 2 x 2, 4 x 4, ... windows, `pyramid_height` times, and join all as one vector.
+
+    A window is the size over the number of windows, rounded up; what that overshoots is padding, half of it
+    (rounded up) on each side. One level alone stays 1 x 1.
+    """
+    levels, bottom = layer.spp_param.pyramid_height, bottoms[0]
+    if not 1 <= levels <= 16:
+        raise MisfitError(f"has pyramid_height {levels}" if levels else "has no pyramid_height")
+    if len(bottom) != 4:
+        raise MisfitError("needs a bottom of 4 axes")
+    if levels == 1:
+        return [(*bottom[:2], 1, 1)], []
+    windows = [product(_pyramid_size(size, 2**level) for size in bottom[2:]) for level in range(levels)]
+    total = None if None in windows else sum(count for count in windows if count is not None)
+    return [(bottom[0], product([bottom[1], total]))], []
+
+
+def _pyramid_size(size: Dim, windows: int) -> Dim:
+    if size is None:
+        return None
+    kernel = -(-size // windows)
+    pad = (kernel * windows - size + 1) // 2
+    if pad >= kernel:
+        raise MisfitError(f"cannot part {size} into {windows} windows")
+    return pool_size(size, kernel, kernel, pad)
+
+
+class ShapeRule(NamedTuple):
+    """How to infer a layer type's shapes, and how many bottoms it takes."""
+
+    infer: Callable[[pb.LayerParameter, Shapes], Result]
+    min_bottoms: int
+    max_bottoms: float
+
+    def least_tops(self, layer: pb.LayerParameter) -> int:
+        """Give how many tops a layer must have, if it has any."""
+        if layer.type in ("Convolution", "Deconvolution"):
+            return len(layer.bottom)
+        if layer.type == "Filter":
+            return len(layer.bottom) - 1
+        if layer.type in ("LSTM", "RNN") and layer.recurrent_param.expose_hidden:
+            return 3 if layer.type == "LSTM" else 2
+        return 2 if layer.type == "LSTMUnit" else 1
+
+    @property
+    def arity(self) -> str:
+        """Say how many bottoms the layer takes."""
+        if self.min_bottoms == self.max_bottoms:
+            return str(self.min_bottoms)
+        return f"{self.min_bottoms} " + (
+            "or more" if math.isinf(self.max_bottoms) else f"to {self.max_bottoms}"
+        )
+
+
+def _same(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [bottoms[0]], []
+
+
+def _split(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [bottoms[0]] * len(layer.top), []
+
+
+def _no_tops(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [], []
+
+
+def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    param, bottom = layer.inner_product_param, bottoms[0]
+    axis, outputs = canonical_axis(bottom, param.axis), param.num_output
+    if not outputs:
+        raise MisfitError("has no num_output")
+    inputs = product(bottom[axis:])
+    weights = (inputs, outputs) if param.transpose else (outputs, inputs)
+    return [(*bottom[:axis], outputs)], [weights, (outputs,)][: 1 + param.bias_term]
+
+
+def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Blobs: sum of means, sum of variances, running factor."""
+    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # of one axis, Caffe stops as it reshapes
+    return [bottoms[0]], [(channels,), (channels,), (1,)]
+
+
+def _operand(param: pb.ScaleParameter | pb.BiasParameter, bottoms: Shapes) -> Shape:
+    """Give the shape of the factor or summand: axes of the first bottom, or the whole second bottom."""
+    first = bottoms[0]
+    axis = 0 if bottoms[1:] == [SCALAR] else canonical_axis(first, param.axis)
+    count = len(bottoms[1]) if len(bottoms) > 1 else param.num_axes
+    end = len(first) if count == -1 else axis + count
+    if not axis <= end <= len(first):
+        raise MisfitError(f"has axis {param.axis} and {count} axes, beyond its bottom's")
+    return merge([first[axis:end], *bottoms[1:]])
+
+
+def _scale(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    operand = _operand(layer.scale_param, bottoms)
+    learned = (len(bottoms) == 1) + layer.scale_param.bias_term
+    return [bottoms[0]], [operand] * learned
+
+
+def _bias(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [bottoms[0]], [_operand(layer.bias_param, bottoms)][: 2 - len(bottoms)]
+
+
+def _prelu(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    channels = bottoms[0][canonical_axis(bottoms[0], 1)]
+    return [bottoms[0]], [SCALAR if layer.prelu_param.channel_shared else (channels,)]
+
+
+def _lrn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if layer.lrn_param.local_size % 2 == 0:
+        raise MisfitError(f"has local_size {layer.lrn_param.local_size}, which is not odd")
+    if len(bottoms[0]) != 4:
+        raise MisfitError("needs a bottom of 4 axes")
+    return [bottoms[0]], []
+
+
+def _softmax(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    canonical_axis(bottoms[0], layer.softmax_param.axis)
+    return [bottoms[0]], []
+
+
+def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    if len(bottoms[0]) < 2:
+        raise MisfitError("needs a bottom of 2 axes or more")
+    return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
+
+
+def _parameter(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    shape = tuple(layer.parameter_param.shape.dim)
+    if any(dim < 0 for dim in shape):
+        raise MisfitError("has a negative dim")
+    return [shape], [shape]
+
+
+def _eltwise(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    return [merge(bottoms)], []
+
+
+def _check_first(bottoms: Shapes) -> None:
+    """Check that predictions and labels are of as many images."""
+    predictions, labels = bottoms[:2]
+    if not predictions or not labels:
+        raise MisfitError("needs bottoms with a first dimension")
+    if None not in (predictions[0], labels[0]) and predictions[0] != labels[0]:
+        raise MisfitError("needs bottoms of one first dimension")
+
+
+def _check_labels(bottoms: Shapes, axis: int) -> None:
+    predictions, labels = bottoms[:2]
+    classes = canonical_axis(predictions, axis)
+    wanted, given = product((*predictions[:classes], *predictions[classes + 1 :])), product(labels)
+    if None not in (wanted, given) and wanted != given:
+        raise MisfitError(f"needs one label for each of its {wanted} predictions")
+
+
+def _softmax_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_first(bottoms)
+    _check_labels(bottoms, layer.softmax_param.axis)
+    counts = {product(bottom) for bottom in bottoms[1:]}
+    if None not in counts and len(counts) > 1:
+        raise MisfitError("needs one weight for each label")
+    return [SCALAR, bottoms[0]], []
+
+
+def _accuracy(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_labels(bottoms, layer.accuracy_param.axis)
+    return [SCALAR, (bottoms[0][canonical_axis(bottoms[0], layer.accuracy_param.axis)],)], []
+
+
+def _loss_by_value(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_first(bottoms)
+    counts = {product(bottom) for bottom in bottoms[:2]}
+    if None not in counts and len(counts) > 1:
+        raise MisfitError("needs as many targets as predictions")
+    return [SCALAR], []
+
+
+def _loss_by_image(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_first(bottoms)
+    return [SCALAR], []
+
+
+def _loss_by_label(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Compare each image's predictions with its one label; a third bottom is the infogain matrix."""
+    _check_first(bottoms)
+    if product(bottoms[1][1:]) not in (1, None):
+        raise MisfitError("needs one label an image")
+    classes = product(bottoms[0][1:])
+    if (
+        len(bottoms) > 2
+        and None not in (classes, product(bottoms[2]))
+        and (product(bottoms[2]) != product([classes, classes]))
+    ):
+        raise MisfitError(f"needs a matrix of {classes} x {classes} as its third bottom")
+    return [SCALAR], []
+
+
+def _legacy(shape: Shape) -> Shape:
+    """Give channels, height and width as Caffe's older layers see them: 1 where there is no such axis."""
+    if len(shape) > 4:
+        raise MisfitError("needs bottoms of 4 axes at most")
+    return (*shape, *[1] * (4 - len(shape)))[1:]
+
+
+def _contrastive_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_first(bottoms)
+    for shape in bottoms:
+        if product(_legacy(shape)[1:]) not in (1, None):
+            raise MisfitError("needs bottoms of height and width 1")
+    merge([_legacy(shape) for shape in bottoms[:2]])
+    if _legacy(bottoms[2])[0] not in (1, None):
+        raise MisfitError("needs one number a pair as its third bottom")
+    return [SCALAR], []
+
+
+def _smooth_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_first(bottoms)
+    merge([_legacy(shape) for shape in bottoms])
+    return [SCALAR], []
+
+
+_SHAPE_KEEPING = """
+    AbsVal BNLL Dropout ELU Exp Log MVN Power ReLU Sigmoid SpatialDropout TanH Threshold
+"""
+
+RULES: dict[str, ShapeRule] = {
+    **dict.fromkeys(_SHAPE_KEEPING.split(), ShapeRule(_same, 1, 1)),
+    "Accuracy": ShapeRule(_accuracy, 2, 2),
+    "ArgMax": ShapeRule(arg_max, 1, 1),
+    "BatchNorm": ShapeRule(_batch_norm, 1, 1),
+    "BatchReindex": ShapeRule(batch_reindex, 2, 2),
+    "Bias": ShapeRule(_bias, 1, 2),
+    "Concat": ShapeRule(concat, 1, math.inf),
+    "ContrastiveLoss": ShapeRule(_contrastive_loss, 3, 3),
+    "Convolution": ShapeRule(convolution, 1, math.inf),
+    "Crop": ShapeRule(crop, 2, 2),
+    "Deconvolution": ShapeRule(convolution, 1, math.inf),
+    "Eltwise": ShapeRule(_eltwise, 2, math.inf),
+    "Embed": ShapeRule(embed, 1, 1),
+    "EuclideanLoss": ShapeRule(_loss_by_value, 2, 2),
+    "Filter": ShapeRule(choose, 2, math.inf),
+    "Flatten": ShapeRule(flatten, 1, 1),
+    "HDF5Output": ShapeRule(_no_tops, 2, 2),
+    "HingeLoss": ShapeRule(_loss_by_image, 2, 2),
+    "Im2col": ShapeRule(im2col, 1, 1),
+    "InfogainLoss": ShapeRule(_loss_by_label, 2, 3),
+    "InnerProduct": ShapeRule(_inner_product, 1, 1),
+    "LRN": ShapeRule(_lrn, 1, 1),
+    "LSTM": ShapeRule(lstm, 2, 5),
+    "LSTMUnit": ShapeRule(lstm_unit, 3, 3),
+    "MultinomialLogisticLoss": ShapeRule(_loss_by_label, 2, 2),
+    "Normalize": ShapeRule(_normalize, 1, 1),
+    "PReLU": ShapeRule(_prelu, 1, 1),
+    "Parameter": ShapeRule(_parameter, 0, 0),
+    "Permute": ShapeRule(permute, 1, 1),
+    "Pooling": ShapeRule(pooling, 1, 1),
+    "RNN": ShapeRule(rnn, 2, 4),
+    "Reduction": ShapeRule(reduction, 1, 1),
+    "Reshape": ShapeRule(reshape, 1, 1),
+    "SPP": ShapeRule(spatial_pyramid, 1, 1),
+    "Scale": ShapeRule(_scale, 1, 2),
+    "SigmoidCrossEntropyLoss": ShapeRule(_loss_by_value, 2, 2),
+    "Silence": ShapeRule(_no_tops, 1, math.inf),
+    "Slice": ShapeRule(cut, 1, 1),
+    "SmoothL1Loss": ShapeRule(_smooth_loss, 2, 4),
+    "Softmax": ShapeRule(_softmax, 1, 1),
+    "SoftmaxWithLoss": ShapeRule(_softmax_loss, 2, 3),
+    "Split": ShapeRule(_split, 1, 1),
+    "Tile": ShapeRule(tile, 1, 1),
+}
+
+
+Image = tuple[Dim, Dim, Dim]
+Images = Callable[[str], Image | None]
+
+
+def _data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+    image = images(layer.data_param.source) or (None, None, None)
+    return _batch(layer, layer.data_param.batch_size, image)
+
+
+def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    """Give images as Data does; how many boxes are annotated, only the records tell."""
+    first, *_ = _data(layer, images)
+    return [first, *[None] * (len(layer.top) - 1)]
+
+
+def _image_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+    param = layer.image_data_param
+    image = (3 if param.is_color else 1, param.new_height or None, param.new_width or None)
+    return _batch(layer, param.batch_size, image)
+
+
+def _memory_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+    param = layer.memory_data_param
+    return _batch(layer, param.batch_size, (param.channels, param.height, param.width))
+
+
+def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+    image = images(layer.video_data_param.video_file) or (3, None, None)
+    return _batch(layer, layer.data_param.batch_size, image)
+
+
+def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
+    """Give windows of crop_size, which is stated in either of two places."""
+    param = layer.window_data_param
+    side = layer.transform_param.crop_size or param.crop_size
+    if not side:
+        raise MisfitError("has no crop_size")
+    return _batch(layer, param.batch_size, (3, side, side))
+
+
+def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    """Give the batch of the first top, if `images` knows the rest; the file alone tells of other tops."""
+    param = layer.hdf5_data_param
+    if not param.batch_size:
+        raise MisfitError("has no batch_size")
+    image = images(param.source)
+    first = None if image is None else (param.batch_size, *image)
+    return [first, *[None] * (len(layer.top) - 1)]
+
+
+def _batch(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[Shape]:
+    """Give the shapes of data and label; mean_values tell the channels of an unknown image."""
+    if not batch_size:
+        raise MisfitError("has no batch_size")
+    transform = layer.transform_param
+    channels, height, width = image
+    if transform.force_color or transform.force_gray:
+        channels = 3 if transform.force_color else 1
+    elif channels is None and len(transform.mean_value) > 1:
+        channels = len(transform.mean_value)
+    height = transform.crop_size or transform.crop_h or transform.resize_param.height or height
+    width = transform.crop_size or transform.crop_w or transform.resize_param.width or width
+    return [(batch_size, channels, height, width), (batch_size,)]
+
+
+def _input(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    shapes = [tuple(shape.dim) for shape in layer.input_param.shape]
+    return _repeated(layer, shapes) if shapes else [None] * len(layer.top)
+
+
+def _dummy_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
+    param = layer.dummy_data_param
+    shapes: list[Shape] = [tuple(shape.dim) for shape in param.shape]
+    if not shapes:  # num, channels, height and width, each given once or once for each top
+        tops = len(layer.top)
+        fields = [list(values) for values in (param.num, param.channels, param.height, param.width)]
+        if any(len(values) not in (1, tops) for values in fields):
+            return [None] * tops  # `refusals` says so
+        shapes = list(zip(*(values * tops if len(values) == 1 else values for values in fields), strict=True))
+    if any(0 in shape for shape in shapes):
+        raise MisfitError("has a dim of 0: there is nothing to fill")
+    return _repeated(layer, shapes)
+
+
+def _repeated(layer: pb.LayerParameter, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    """Give each top its shape, or all tops the only one."""
+    if len(shapes) not in (1, len(layer.top)):
+        raise MisfitError(f"gives {len(shapes)} shapes for {len(layer.top)} tops")
+    if any(dim is not None and dim < 0 for shape in shapes for dim in shape):
+        raise MisfitError("has a negative dim")
+    return list(shapes) * len(layer.top) if len(shapes) == 1 else shapes
+
+
+SOURCES: dict[str, Callable[[pb.LayerParameter, Images], Sequence[Shape | None]]] = {
+    "AnnotatedData": _annotated_data,
+    "Data": _data,
+    "DummyData": _dummy_data,
+    "HDF5Data": _hdf5_data,
+    "ImageData": _image_data,
+    "Input": _input,
+    "MemoryData": _memory_data,
+    "VideoData": _video_data,
+    "WindowData": _window_data,
+}

@@ -1,1 +1,0 @@
-"""The rules of `shapes.py`: what each type of layer makes of its bottoms."""

@@ -1,0 +1,441 @@
+"""Nets of 2013: `layers { layer { name: "conv1" type: "conv" num_output: 96 } bottom: "data" }`.
+
+Each becomes what 2014 wrote, `layers { name: "conv1" type: CONVOLUTION convolution_param { .. } }`, and a
+padding layer becomes the `pad` of the layer that it feeds. Facts from Caffe's upgrade_proto.cpp.
+
+Nets of 2014: `layers { name: "conv1" type: CONVOLUTION blobs_lr: 1 }`.
+
+Each becomes `layer { name: "conv1" type: "Convolution" param { lr_mult: 1 } }`, and what data layers do to
+images goes into `transform_param`. Facts from Caffe's upgrade_proto.cpp.
+
+Comments that move with their fields where a field is renamed, moved or dropped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.text.comments import Comment, join_comments
+from caffe_recipes.errors import PrototxtError
+
+_STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
+
+
+@dataclass(frozen=True)
+class UpgradeStep:
+    """What one upgrade made of a net.
+
+    `moves` maps the old path of each field that moved to its new one; what is below it moves along. A new
+    path without a field behind it stands for none: the comment goes above what is around it.
+    """
+
+    net: pb.NetParameter
+    moves: Mapping[str, str] = dataclass_field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+
+
+def count_of(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count_of(1, "input"), count_of(2, "V1 layer")
+    ('1 input', '2 V1 layers')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def move_comments(
+    comments: Mapping[str, Comment], moves: Mapping[str, str], message: Message
+) -> dict[str, Comment]:
+    """Give each comment the path of its field in the upgraded message; none is lost."""
+    moved: dict[str, Comment] = {}
+    for old, comment in comments.items():
+        path = _new_path(old, moves)
+        while path and (value := _value_at(message, path)) is None:
+            path, comment = path.rpartition(".")[0], Comment(above=comment.texts)
+        if path and (comment.below or comment.closing) and not isinstance(value, Message):
+            comment = Comment(above=comment.texts)
+        moved[path] = join_comments(moved[path], comment) if path in moved else comment
+    return moved
+
+
+def _new_path(path: str, moves: Mapping[str, str]) -> str:
+    """Replace the longest beginning of a path that moved."""
+    start, end = path, ""
+    while start and start not in moves:
+        start, _, last = start.rpartition(".")
+        end = f".{last}{end}"
+    return f"{moves[start]}{end}" if start else path
+
+
+def _value_at(message: Message, path: str) -> Any:  # noqa: ANN401 - any field's value
+    """Return what a path leads to, or None if that is not set."""
+    value: Any = message
+    for step in path.split("."):
+        match = _STEP.fullmatch(step)
+        if not match or not isinstance(value, Message) or match[1] not in value.DESCRIPTOR.fields_by_name:
+            return None
+        name, index = match[1], match[2]
+        if value.DESCRIPTOR.fields_by_name[name].is_repeated != (index is not None):
+            return None
+        if index is None:
+            value = getattr(value, name) if value.HasField(name) else None
+        else:
+            items = getattr(value, name)
+            value = items[int(index)] if int(index) < len(items) else None
+    return value
+
+
+V0_TYPES = {
+    "accuracy": "ACCURACY",
+    "bnll": "BNLL",
+    "concat": "CONCAT",
+    "conv": "CONVOLUTION",
+    "data": "DATA",
+    "dropout": "DROPOUT",
+    "euclidean_loss": "EUCLIDEAN_LOSS",
+    "flatten": "FLATTEN",
+    "hdf5_data": "HDF5_DATA",
+    "hdf5_output": "HDF5_OUTPUT",
+    "im2col": "IM2COL",
+    "images": "IMAGE_DATA",
+    "infogain_loss": "INFOGAIN_LOSS",
+    "innerproduct": "INNER_PRODUCT",
+    "lrn": "LRN",
+    "multinomial_logistic_loss": "MULTINOMIAL_LOGISTIC_LOSS",
+    "pool": "POOLING",
+    "relu": "RELU",
+    "sigmoid": "SIGMOID",
+    "softmax": "SOFTMAX",
+    "softmax_loss": "SOFTMAX_LOSS",
+    "split": "SPLIT",
+    "tanh": "TANH",
+    "window_data": "WINDOW_DATA",
+}
+
+_ANY = "*"
+_CONV, _POOL, _FULL, _LRN = "convolution_param", "pooling_param", "inner_product_param", "lrn_param"
+_DATA, _IMAGES, _WINDOWS, _HDF5 = "data_param", "image_data_param", "window_data_param", "hdf5_data_param"
+_LEARNED = {"conv": _CONV, "innerproduct": _FULL}
+_SOURCES = {"data": _DATA, "hdf5_data": _HDF5, "images": _IMAGES, "window_data": _WINDOWS}
+
+# Where a field goes: its new name, and by the layer's type the block that takes it.
+_FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "name": ("name", {_ANY: ""}),
+    "blobs": ("blobs", {_ANY: ""}),
+    "blobs_lr": ("blobs_lr", {_ANY: ""}),
+    "weight_decay": ("weight_decay", {_ANY: ""}),
+    "num_output": ("num_output", _LEARNED),
+    "biasterm": ("bias_term", _LEARNED),
+    "weight_filler": ("weight_filler", _LEARNED),
+    "bias_filler": ("bias_filler", _LEARNED),
+    "pad": ("pad", {"conv": _CONV, "pool": _POOL}),
+    "kernelsize": ("kernel_size", {"conv": _CONV, "pool": _POOL}),
+    "stride": ("stride", {"conv": _CONV, "pool": _POOL}),
+    "group": ("group", {"conv": _CONV}),
+    "pool": ("pool", {"pool": _POOL}),
+    "dropout_ratio": ("dropout_ratio", {"dropout": "dropout_param"}),
+    "local_size": ("local_size", {"lrn": _LRN}),
+    "alpha": ("alpha", {"lrn": _LRN}),
+    "beta": ("beta", {"lrn": _LRN}),
+    "k": ("k", {"lrn": _LRN}),
+    "source": ("source", {**_SOURCES, "infogain_loss": "infogain_loss_param"}),
+    "batchsize": ("batch_size", _SOURCES),
+    "scale": ("scale", {_ANY: "transform_param"}),
+    "meanfile": ("mean_file", {_ANY: "transform_param"}),
+    "cropsize": ("crop_size", {_ANY: "transform_param"}),
+    "mirror": ("mirror", {_ANY: "transform_param"}),
+    "rand_skip": ("rand_skip", {"data": _DATA, "images": _IMAGES}),
+    "shuffle_images": ("shuffle", {"images": _IMAGES}),
+    "new_height": ("new_height", {"images": _IMAGES}),
+    "new_width": ("new_width", {"images": _IMAGES}),
+    "concat_dim": ("concat_dim", {"concat": "concat_param"}),
+    "det_fg_threshold": ("fg_threshold", {"window_data": _WINDOWS}),
+    "det_bg_threshold": ("bg_threshold", {"window_data": _WINDOWS}),
+    "det_fg_fraction": ("fg_fraction", {"window_data": _WINDOWS}),
+    "det_context_pad": ("context_pad", {"window_data": _WINDOWS}),
+    "det_crop_mode": ("crop_mode", {"window_data": _WINDOWS}),
+    "hdf5_output_param": ("hdf5_output_param", {"hdf5_output": ""}),
+}
+_KEPT_IN_NET = ("name", "layers", "input", "input_dim", "force_backward")
+
+
+def upgrade_v0(net: pb.NetParameter) -> UpgradeStep | None:
+    """Turn a net with V0 layers into one with V1 layers; None if it has none.
+
+    What Caffe drops on the way, as fields that a type does not read, is dropped and reported. Raises
+    PrototxtError, whose `where` is the field's path, where Caffe gives up.
+    """
+    if not any(old.HasField("layer") for old in net.layers):
+        return None
+    for index, old in enumerate(net.layers):
+        if not old.HasField("layer"):
+            what = "is no V0 layer among V0 layers"
+            raise PrototxtError(f"layers[{index}]", what, "write all layers in one format")
+    folded, consumers = _fold_paddings(net)
+    kept = [index for index, old in enumerate(net.layers) if old.layer.type != "padding"]
+    places = {index: f"layers[{place}]" for place, index in enumerate(kept)}
+    new = pb.NetParameter()
+    moves: dict[str, str] = {}
+    dropped = _upgrade_net_fields(net, new)
+    for index in kept:
+        layer = new.layers.add()
+        layer_moves, layer_dropped = _upgrade_v0_layer(folded.layers[index], layer, index, places[index])
+        moves |= layer_moves
+        dropped += layer_dropped
+    for index in range(len(net.layers)):
+        if index not in places:
+            moves |= _padding_moves(index, consumers[index], places, moves)
+    return UpgradeStep(new, moves, tuple(_changes(len(net.layers), len(net.layers) - len(kept), dropped)))
+
+
+def _upgrade_net_fields(net: pb.NetParameter, new: pb.NetParameter) -> list[str]:
+    """Copy the net's own fields that were there in 2013; return what is dropped."""
+    dropped = []
+    for field, value in net.ListFields():
+        if field.name not in _KEPT_IN_NET:
+            dropped.append(f"the net's {field.name}")
+        elif field.name != "layers":
+            _put(new, field.name, value, field.name)
+    return dropped
+
+
+def _fold_paddings(net: pb.NetParameter) -> tuple[pb.NetParameter, dict[int, list[int]]]:
+    """Give each layer that a padding layer feeds its `pad` and bottom; return who each of those feeds."""
+    folded = pb.NetParameter()
+    folded.CopyFrom(net)
+    consumers: dict[int, list[int]] = {
+        index: [] for index, old in enumerate(net.layers) if old.layer.type == "padding"
+    }
+    makers: dict[str, int | None] = dict.fromkeys(net.input)
+    for index, old in enumerate(net.layers):
+        for position, bottom in enumerate(old.bottom):
+            where = f"layers[{index}].bottom[{position}]"
+            if bottom not in makers:
+                raise PrototxtError(where, f"no layer above makes the bottom '{bottom}'", "Caffe refuses it")
+            maker = makers[bottom]
+            if maker is None or maker not in consumers:
+                continue
+            _check_padding(net, maker, index, where)
+            consumers[maker].append(index)
+            folded.layers[index].layer.pad = net.layers[maker].layer.pad
+            folded.layers[index].bottom[position] = net.layers[maker].bottom[0]
+        makers |= dict.fromkeys(old.top, index)
+    return folded, consumers
+
+
+def _check_padding(net: pb.NetParameter, padding: int, consumer: int, where: str) -> None:
+    maker, old = net.layers[padding], net.layers[consumer]
+    if old.layer.type not in ("conv", "pool"):
+        what = f"a padding layer feeds '{old.layer.name}' of type '{old.layer.type}'"
+        raise PrototxtError(where, what, "Caffe pads conv and pool layers only")
+    if len(old.bottom) != 1 or len(maker.bottom) != 1 or len(maker.top) != 1:
+        what = f"'{maker.layer.name}' pads for '{old.layer.name}', but not one blob from one"
+        raise PrototxtError(where, what, "give each of the two one bottom, and the padding layer one top")
+
+
+def _padding_moves(
+    index: int, consumers: list[int], places: Mapping[int, str], moves: Mapping[str, str]
+) -> dict[str, str]:
+    """Put a padding layer's comments above the layer that it feeds, or else the next; but `pad` at `pad`."""
+    old = f"layers[{index}]"
+    if consumers:
+        first = consumers[0]
+        return {old: f"{places[first]}.padding", f"{old}.layer.pad": moves[f"layers[{first}].layer.pad"]}
+    after = [place for kept, place in places.items() if kept > index]
+    return {old: f"{after[0] if after else 'layers'}.padding"}
+
+
+def _upgrade_v0_layer(
+    old: pb.V1LayerParameter, new: pb.V1LayerParameter, index: int, place: str
+) -> tuple[dict[str, str], list[str]]:
+    """Fill `new`; return what moved, and what was dropped."""
+    path, kind, v0 = f"layers[{index}]", old.layer.type, old.layer
+    moves, dropped = {path: place, f"{path}.layer": place}, []
+    for field, value in old.ListFields():
+        if field.name in ("bottom", "top"):
+            _put(new, field.name, value, "")
+        elif field.name != "layer":
+            dropped.append(f"{field.name} beside the layer '{v0.name}'")
+    for field, value in v0.ListFields():
+        source = f"{path}.layer.{field.name}"
+        name, blocks = _FIELDS.get(field.name, ("", {}))
+        block = blocks.get(kind, blocks.get(_ANY))
+        if field.name == "type":
+            new.type = _type(kind, source)
+        elif block is None:
+            dropped.append(f"{field.name} of '{v0.name}' (type {kind})")
+        else:
+            target = ".".join(filter(None, [block, name]))
+            moves[source] = f"{place}.{_put(new, target, value, source)}"
+    return moves, dropped
+
+
+def _type(kind: str, where: str) -> Any:  # noqa: ANN401 - an enum's number
+    if kind not in V0_TYPES:
+        near = difflib.get_close_matches(kind, V0_TYPES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(V0_TYPES)}, padding"
+        raise PrototxtError(where, f"V0 layers have no type '{kind}'", hint)
+    return pb.V1LayerParameter.LayerType.Value(V0_TYPES[kind])
+
+
+def _put(message: Message, path: str, value: Any, where: str) -> str:  # noqa: ANN401 - any field's value
+    """Set a field by its path; return the path of what now holds a single value."""
+    *blocks, name = path.split(".")
+    holder: Any = message
+    for block in blocks:
+        holder = getattr(holder, block)
+    if isinstance(value, Message):
+        getattr(holder, name).CopyFrom(value)
+    elif holder.DESCRIPTOR.fields_by_name[name].is_repeated:
+        is_single = isinstance(value, int)
+        getattr(holder, name).extend([value] if is_single else value)
+        return f"{path}[0]" if is_single else path
+    else:
+        try:
+            setattr(holder, name, value)
+        except ValueError:  # new_height and new_width could be negative once
+            raise PrototxtError(where, f"{value} is out of range", "give a number of pixels") from None
+    return path
+
+
+def _changes(layers: int, paddings: int, dropped: list[str]) -> Iterator[str]:
+    yield f"{count_of(layers, 'V0 layer')}: types and parameters renamed"
+    if paddings:
+        yield f"{count_of(paddings, 'padding layer')}: now the pad of what is fed"
+    if dropped:
+        yield f"dropped, as in Caffe's own upgrade: {', '.join(dropped)}"
+
+
+V1_TYPES = {
+    "NONE": "",
+    "ABSVAL": "AbsVal",
+    "ACCURACY": "Accuracy",
+    "ARGMAX": "ArgMax",
+    "BNLL": "BNLL",
+    "CONCAT": "Concat",
+    "CONTRASTIVE_LOSS": "ContrastiveLoss",
+    "CONVOLUTION": "Convolution",
+    "DATA": "Data",
+    "DECONVOLUTION": "Deconvolution",
+    "DROPOUT": "Dropout",
+    "DUMMY_DATA": "DummyData",
+    "ELTWISE": "Eltwise",
+    "EUCLIDEAN_LOSS": "EuclideanLoss",
+    "EXP": "Exp",
+    "FLATTEN": "Flatten",
+    "HDF5_DATA": "HDF5Data",
+    "HDF5_OUTPUT": "HDF5Output",
+    "HINGE_LOSS": "HingeLoss",
+    "IM2COL": "Im2col",
+    "IMAGE_DATA": "ImageData",
+    "INFOGAIN_LOSS": "InfogainLoss",
+    "INNER_PRODUCT": "InnerProduct",
+    "LRN": "LRN",
+    "MEMORY_DATA": "MemoryData",
+    "MULTINOMIAL_LOGISTIC_LOSS": "MultinomialLogisticLoss",
+    "MVN": "MVN",
+    "POOLING": "Pooling",
+    "POWER": "Power",
+    "RELU": "ReLU",
+    "SIGMOID": "Sigmoid",
+    "SIGMOID_CROSS_ENTROPY_LOSS": "SigmoidCrossEntropyLoss",
+    "SILENCE": "Silence",
+    "SLICE": "Slice",
+    "SOFTMAX": "Softmax",
+    "SOFTMAX_LOSS": "SoftmaxWithLoss",
+    "SPLIT": "Split",
+    "TANH": "TanH",
+    "THRESHOLD": "Threshold",
+    "WINDOW_DATA": "WindowData",
+}
+
+# What V1 gave one list each, one entry per learned blob, by its field in a `param`.
+_PARAM = {
+    "param": "name",
+    "blob_share_mode": "share_mode",
+    "blobs_lr": "lr_mult",
+    "weight_decay": "decay_mult",
+}
+
+_DATA_BLOCKS = {
+    pb.V1LayerParameter.DATA: "data_param",
+    pb.V1LayerParameter.IMAGE_DATA: "image_data_param",
+    pb.V1LayerParameter.WINDOW_DATA: "window_data_param",
+}
+_TRANSFORMS = ("scale", "mean_file", "crop_size", "mirror")
+
+
+def upgrade_transforms(net: pb.NetParameter) -> UpgradeStep | None:
+    """Move scale, mean_file, crop_size and mirror of V1 data layers into transform_param.
+
+    None if none is set. As in Caffe, every data layer of such a net gets a transform_param, if an empty one.
+    In a `layer` of today Caffe ignores these fields, so they stay there.
+    """
+    if not net.layers:
+        return None
+    new = pb.NetParameter()
+    new.CopyFrom(net)
+    moves: dict[str, str] = {}
+    moved: set[str] = set()
+    for index, layer in enumerate(new.layers):
+        name = _DATA_BLOCKS.get(layer.type)
+        if name is None:
+            continue
+        block: Any = getattr(layer, name)
+        block.SetInParent()
+        layer.transform_param.SetInParent()
+        for field in _TRANSFORMS:
+            if block.HasField(field):
+                setattr(layer.transform_param, field, getattr(block, field))
+                block.ClearField(field)
+                at = f"layers[{index}]"
+                moves[f"{at}.{name}.{field}"] = f"{at}.transform_param.{field}"
+                moved.add(field)
+    if not moves:
+        return None
+    fields = ", ".join(field for field in _TRANSFORMS if field in moved)
+    return UpgradeStep(new, moves, (f"{fields} of data layers: now in transform_param",))
+
+
+def upgrade_v1(net: pb.NetParameter) -> UpgradeStep | None:
+    """Turn each `layers` into a `layer`; None if there is none."""
+    if not net.layers:
+        return None
+    new = pb.NetParameter()
+    new.CopyFrom(net)
+    new.ClearField("layers")
+    moves: dict[str, str] = {}
+    for index, old in enumerate(net.layers):
+        moves |= _upgrade_v1_layer(old, new.layer.add(), index)
+    return UpgradeStep(new, moves, (f"{count_of(len(net.layers), 'V1 layer')}: now `layer`",))
+
+
+def _upgrade_v1_layer(old: pb.V1LayerParameter, new: pb.LayerParameter, index: int) -> dict[str, str]:
+    """Fill `new`; return what moved. All fields but those of `param` have kept their names."""
+    path, place = f"layers[{index}]", f"layer[{index}]"
+    moves = {path: place}
+    for field, value in old.ListFields():
+        if field.name in _PARAM:
+            for position, item in enumerate(value):
+                while len(new.param) <= position:
+                    new.param.add()
+                setattr(new.param[position], _PARAM[field.name], item)
+                at = f"{place}.param[{position}].{_PARAM[field.name]}"
+                moves[f"{path}.{field.name}[{position}]"] = at
+        elif field.name == "type":
+            new.type = V1_TYPES[pb.V1LayerParameter.LayerType.Name(old.type)]
+        elif field.is_repeated:
+            getattr(new, field.name).MergeFrom(value)
+        elif field.message_type is not None:
+            getattr(new, field.name).CopyFrom(value)
+        else:
+            setattr(new, field.name, value)
+    return moves

@@ -1,1 +1,0 @@
-"""The run: plan, journal, runner, report. Floor 5."""

@@ -1,1 +1,0 @@
-"""Ensembles: the predictions of a run's models, averaged."""

@@ -1,0 +1,307 @@
+"""`caffe-recipes new`: a recipe by the authors' rules.
+
+`caffe-recipes rescale`: a recipe for another machine, batch or length.
+
+`caffe-recipes adopt`: a folder of solvers and nets becomes a recipe.
+
+What `adopt`, `new` and `rescale` share: how counts and epochs are read, and where their recipe goes.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from caffe_recipes.authoring.adopt import adopt as adopt_folder
+from caffe_recipes.authoring.adopt_files import Said
+from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
+from caffe_recipes.authoring.rescale import RescaleTarget
+from caffe_recipes.authoring.rescale import rescale as rescale_recipe
+from caffe_recipes.caffe.nets import DEPTHS
+from caffe_recipes.cli import consent, run_options
+from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.headers import find_misnamed
+from caffe_recipes.review.naming import recipe_named
+
+_MOST_EPOCHS = 100_000
+
+
+def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:
+    """Refuse epochs that are none, or more than anyone trains for; raises InputError."""
+    if epochs is None:
+        return
+    if not (least <= epochs and 0 < epochs < math.inf):
+        hint = f"give {least:g} or more" if least else "give more than 0"
+        raise InputError(option, f"{epochs:g} epochs are none to train", hint)
+    if epochs > _MOST_EPOCHS:
+        what = f"{epochs:.10g} epochs are more than anyone trains for"
+        raise InputError(option, what, f"give {_MOST_EPOCHS} or fewer")
+
+
+def read_name(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    """Refuse an empty name, which would be taken for none; raises InputError."""
+    if name == "":
+        raise InputError("--name", "is empty", "give a name, or leave it out")
+    return name
+
+
+def _new_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        check_output(path)
+    return path
+
+
+out = click.option(
+    "--out",
+    metavar="FILE.yaml",
+    type=PATH,
+    callback=_new_file,
+    help="Write the recipe here, where nothing is yet [default: print it]",
+)
+
+
+def give_recipe(made: NewRecipe, path: Path | None) -> None:
+    """Print a recipe's YAML, or write it; what is to be said of it goes to standard error."""
+    notes = list(made.notes)
+    if path is not None:
+        write_new(path, made.text)
+        misnamed = find_misnamed(made.recipe, str(path))
+        notes += [f"warning: {misnamed}"] if misnamed else []
+    for note in notes:
+        echo(note, err=True)
+    if path is None:
+        click.echo(made.text.encode(), nl=False)
+    else:
+        echo(f"wrote {path}")
+
+
+def _total_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    check_epochs(option.opts[0], value, least=1)
+    return value
+
+
+@click.command()
+@click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
+@click.option("--batch", metavar="B", type=COUNT, required=True, help="Images of an iteration, all ranks.")
+@click.option(
+    "--epochs",
+    metavar="E",
+    type=NUMBER,
+    callback=_total_epochs,
+    required=True,
+    help="Epochs behind the last model.",
+)
+@click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: for 32 images of each rank]")
+@click.option(
+    "--ranks-per-node",
+    metavar="N",
+    type=COUNT,
+    help="MPI ranks on a node [default: the profile's sockets, or 1]",
+)
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
+@click.option(
+    "--cycles",
+    metavar="N",
+    type=Whole(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Cycles of 15 epochs between decay and collapse.",
+)
+@click.option(
+    "--collapse",
+    type=click.Choice(["last", "each"]),
+    default="last",
+    show_default=True,
+    help="Collapse once at the end, or off the end of decay and each cycle, for an ensemble.",
+)
+@click.option(
+    "--collapse-epochs",
+    metavar="E",
+    type=NUMBER,
+    callback=_total_epochs,
+    help="Epochs of a collapse [default: 6 % of the run, but 3 to 10]",
+)
+@click.option(
+    "--depth",
+    type=click.Choice([str(depth) for depth in DEPTHS]),
+    default=str(Wish.depth),
+    show_default=True,
+    help="Which ResNet.",
+)
+@click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
+@click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
+@click.option(
+    "--lmdb",
+    metavar="DIR",
+    type=PATH_TEXT,
+    default=Wish.lmdb,
+    show_default=True,
+    help="The training LMDB on every node.",
+)
+@click.option("--test-lmdb", metavar="DIR", type=PATH_TEXT, default=Wish.test_lmdb, show_default=True)
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=read_name,
+    help="The recipe's name [default: --out's, or resnet<depth>-<batch>-<epochs>ep]",
+)
+@click.option(
+    "--profile",
+    metavar="NAME|FILE.yaml",
+    type=PATH_TEXT,
+    shell_complete=run_options.complete_profile,
+    help="The machine that the recipe is for: its nodes' cores and /tmp, threads, MLSL and copy_with go "
+    "into it; launcher, modules, folders and rates are for `run --profile` and `submit --profile`.",
+)
+@out
+def new(
+    images: int,
+    batch: int,
+    epochs: float,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    batch_per_rank: int | None,
+    cycles: int,
+    collapse: Literal["last", "each"],
+    collapse_epochs: float | None,
+    depth: str,
+    classes: int,
+    test_images: int,
+    lmdb: str,
+    test_lmdb: str,
+    name: str | None,
+    profile: str | None,
+    out: Path | None,
+) -> None:
+    """Make a recipe for a ResNet by the rules of arXiv:1711.04291, each told in the YAML with its source.
+
+    Warm-up, linear decay, cycles if any, and a collapse, or one off the end of each of them; the rate goes on
+    at every join.
+    """
+    wish = Wish(
+        images,
+        batch,
+        epochs,
+        nodes,
+        ranks_per_node,
+        batch_per_rank,
+        cycles,
+        collapse,
+        collapse_epochs,
+        classes,
+        test_images,
+        lmdb,
+        test_lmdb,
+        choose_name(name, out),
+        load_profile(profile) if profile else None,
+        int(depth),
+    )
+    give_recipe(make_new(wish), out)
+
+
+def _rescaled_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    check_epochs("--epochs", value)
+    return value
+
+
+@click.command()
+@click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
+@click.option("--nodes", metavar="N", type=COUNT, help="On so many nodes; alone it keeps the batch.")
+@click.option(
+    "--batch", metavar="B", type=COUNT, help="Images of an iteration; alone by more or fewer nodes."
+)
+@click.option(
+    "--epochs",
+    metavar="E",
+    type=NUMBER,
+    callback=_rescaled_epochs,
+    help="Epochs behind the last model, in all.",
+)
+@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks on a node.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
+@click.option("--smooth", is_flag=True, help="Let the rate go on at every join, and where a warm-up ends.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=read_name,
+    help="The new recipe's name [default: --out's, or the old one's, and what is other]",
+)
+@consent.run_code
+@out
+def rescale(
+    recipe: str,
+    nodes: int | None,
+    batch: int | None,
+    epochs: float | None,
+    ranks_per_node: int | None,
+    batch_per_rank: int | None,
+    smooth: bool,
+    name: str | None,
+    out: Path | None,
+) -> None:
+    """Make a recipe of another one by the authors' rules, with nothing for lint that its source has not.
+
+    The rate is scaled with the batch, up to 6.4 at 16,384 images, and iterations against it; the first
+    warm-up keeps its epochs. What is known to be lost at such a batch and length is warned of.
+    """
+    change = RescaleTarget(
+        nodes, batch, epochs, ranks_per_node, batch_per_rank, smooth, choose_name(name, out)
+    )
+    made = rescale_recipe(load_recipe(recipe_named(recipe)), change, out.parent if out else Path())
+    give_recipe(made, out)
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=PATH)
+@out
+@click.option(
+    "--name",
+    metavar="NAME",
+    callback=read_name,
+    help="The recipe's name [default: --out's, or the folder's]",
+)
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=PATH,
+    help="A script, README or log with the commands: order, weights, ranks [default: one in the folder]",
+)
+@click.option("--ranks", metavar="N", type=COUNT, help="MPI ranks that train.")
+@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks on each node.")
+@click.option("--images", metavar="N", type=COUNT, help="Images of the training LMDB.")
+@click.option("--test-images", metavar="N", type=COUNT, help="Images of the test LMDB.")
+@click.option("--classes", metavar="N", type=COUNT, help="Classes that the net tells apart.")
+@click.option(
+    "--caffe-root",
+    metavar="DIR",
+    type=FOLDER,
+    help="Where the solvers' net: paths start.",
+)
+def adopt(
+    folder: Path,
+    out: Path | None,
+    name: str | None,
+    script: Path | None,
+    ranks: int | None,
+    ranks_per_node: int | None,
+    images: int | None,
+    test_images: int | None,
+    classes: int | None,
+    caffe_root: Path | None,
+) -> None:
+    """Make a recipe of a folder's solvers and nets that generates them again, equal as messages.
+
+    What the files do not hold is as given, else by the script, else by comments, else a guess that is told.
+    """
+    said = Said(ranks, ranks_per_node, images, test_images, classes, caffe_root)
+    home = out.parent if out else Path()
+    made = adopt_folder(folder, said, name=choose_name(name, out), script=script, home=home)
+    give_recipe(made, out)

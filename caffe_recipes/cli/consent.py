@@ -1,0 +1,36 @@
+"""Consent to run a recipe's own code: `--run-code`, and the commands that count as consent."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import click
+
+from caffe_recipes.cli.streams import echo
+from caffe_recipes.render.own_code import allowing_code
+
+
+def _allow_once(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    behind = sys.argv.index(str(context.info_name), 1) + 1 if context.info_name in sys.argv[1:] else 1
+    words = ["caffe-recipes", *sys.argv[1:behind], "--run-code", *sys.argv[behind:]]
+    context.with_resource(allowing_code("once" if is_given else "recorded", shlex.join(words)))
+
+
+# Of a command that builds nets to look at them.
+run_code = click.option(
+    "--run-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_allow_once,
+    help="Run the code of a recipe's `net: function:`, this once, though you have not allowed it.",
+)
+
+
+def allow_code() -> None:
+    """Take the command for the user's consent to the code of a recipe's `net: function:`, and record it."""
+
+    def warn(text: str) -> None:
+        echo(f"warning: {text}", err=True)
+
+    click.get_current_context().with_resource(allowing_code("always", warn=warn))

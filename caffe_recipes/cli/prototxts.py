@@ -1,0 +1,146 @@
+"""`caffe-recipes fmt`: canonical text, in place, comments kept.
+
+`caffe-recipes upgrade`: old nets and solvers in today's form.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.prototxt import Document, load_document, parse_document, render_checked
+from caffe_recipes.caffe.upgrade import upgrade_document
+from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT
+from caffe_recipes.cli.streams import STDIN, echo, max_bytes_option, print_text, read_stdin
+from caffe_recipes.errors import CheckFailed
+from caffe_recipes.review.rewrites import (
+    Rewrite,
+    check_writable,
+    find_prototxts,
+    format_text,
+    plan_format,
+    render_diff,
+    save_rewrites,
+)
+
+
+@click.command()
+@click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PROTOTXT)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 and name the files that would change.")
+@click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
+@max_bytes_option
+def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
+    """Write prototxts of any kind in canonical form, in place, each comment with what it stands by.
+
+    A folder stands for the *.prototxt below it, - for standard input to standard output. Unless all files can
+    be read, none is written.
+    """
+    if paths == ("-",):
+        text = read_stdin(max_bytes)
+        rewrites = [Rewrite(STDIN, text, format_text(text, STDIN))]
+        if not check and not diff:
+            print_text(rewrites[0].after)
+            return
+    elif "-" in paths:
+        raise click.UsageError("give - alone: it stands for standard input to standard output")
+    else:
+        files = find_prototxts(paths)
+        if not check and not diff:
+            for file in files:
+                check_writable(file, "give - to go from standard input to standard output")
+        rewrites = [plan_format(file, max_bytes=max_bytes) for file in files]
+    if check or diff:
+        _show(rewrites, check=check, diff=diff)
+        return
+    changed = save_rewrites(rewrites)
+    for rewrite in changed:
+        echo(f"formatted {rewrite.path}")
+    echo(f"{len(changed)} formatted, {len(rewrites) - len(changed)} unchanged")
+
+
+def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
+    changed = [rewrite for rewrite in rewrites if rewrite.is_change]
+    for rewrite in changed:
+        if diff:
+            print_text(render_diff(rewrite))
+        else:
+            echo(f"would format {rewrite.path}")
+    if check and changed:
+        of = f"{len(changed)} of {len(rewrites)} files"
+        raise CheckFailed("", f"{of} would change", "run caffe-recipes fmt on them")
+    if check:
+        echo(f"0 would change, {len(rewrites)} unchanged")
+
+
+@click.command()
+@click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
+@click.option(
+    "--write", "-w", is_flag=True, help="Write each file in place; what is up to date is not touched."
+)
+@click.option(
+    "--out",
+    "-o",
+    metavar="FILE",
+    type=PATH_TEXT,
+    help="Write the one upgraded file there; - is standard output.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 and say what would change.")
+@click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
+@max_bytes_option
+def upgrade(
+    paths: tuple[str, ...], write: bool, out: str | None, check: bool, diff: bool, max_bytes: int
+) -> None:
+    """Turn old nets and solvers into today's form, as Caffe does itself when it reads them.
+
+    One file goes to standard output, several need --write. What was changed is said on standard error.
+    Comments are kept. Unless all files can be upgraded, none is written.
+    """
+    _check_options(paths, write=write, out=out, check=check or diff)
+    rewrites, outdated = [], 0
+    # All are read first: what is said of one would look done where another cannot be read.
+    for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
+        outdated += bool(changes)
+        for change in changes or ("up to date",):
+            echo(f"{rewrite.path}: {change}", err=True)
+        if changes or not (write or check or diff):
+            rewrites.append(rewrite)
+    if diff:
+        for rewrite in rewrites:
+            print_text(render_diff(rewrite))
+    if check and outdated:
+        raise CheckFailed(
+            "", f"{outdated} of {len(paths)} files would change", "run caffe-recipes upgrade -w"
+        )
+    if check or diff:
+        return
+    if write:
+        save_rewrites(rewrites)
+    elif out and out != "-":
+        save_rewrites([Rewrite(out, "", rewrites[0].after)])
+    else:
+        print_text(rewrites[0].after)
+
+
+def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, check: bool) -> None:
+    if write + (out is not None) + check > 1:
+        raise click.UsageError("give one of --write, --out, and --check with or without --diff")
+    if len(paths) > 1 and not write and not check:
+        raise click.UsageError("several files need --write, --check or --diff")
+    if "-" in paths and (write or len(paths) > 1):
+        raise click.UsageError("give - alone: it stands for standard input")
+    for path in (*(paths if write else ()), *([out] if out and out != "-" else ())):
+        check_writable(path, "without --write and --out the text goes to standard output")
+
+
+def _plan(path: str, max_bytes: int) -> tuple[Rewrite, tuple[str, ...]]:
+    document: Document[Message]
+    if path == "-":
+        path = STDIN
+        document = parse_document(read_stdin(max_bytes), path)
+    else:
+        document = load_document(Path(path), max_bytes=max_bytes)
+    upgraded = upgrade_document(document)
+    text = render_checked(upgraded.message, upgraded.comments, path)
+    return Rewrite(path, document.text, text), upgraded.changes

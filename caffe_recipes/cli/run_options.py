@@ -1,0 +1,120 @@
+"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from caffe_recipes.caffe.dialects import OURS, load_dialects
+from caffe_recipes.cluster.staging.plan import WAYS
+from caffe_recipes.errors import InputError
+
+if TYPE_CHECKING:
+    from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.cli.options import PATH, PATH_TEXT
+
+
+def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse as `--images-per-s` what no machine trains at; raises InputError."""
+    from caffe_recipes.recipe.model import FASTEST, SLOWEST  # pydantic: not for each command
+
+    if value is not None and not SLOWEST <= value <= FASTEST:
+        hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
+        raise InputError("--images-per-s", f"{value:g} is no speed", hint)
+    return value
+
+
+def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Return the profiles that ship, else leave it to the shell to find a file."""
+    from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
+
+    items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
+    return items or [CompletionItem(typed, type="file")]
+
+
+hostfile = click.option(
+    "--hostfile",
+    type=PATH,
+    metavar="FILE",
+    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
+)
+
+
+profile = click.option(
+    "--profile",
+    type=PATH_TEXT,
+    metavar="NAME|FILE.yaml",
+    shell_complete=complete_profile,
+    help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
+)
+
+
+caffe = click.option(
+    "--caffe", metavar="PATH", type=PATH_TEXT, help="The Caffe binary, instead of the recipe's trainer."
+)
+
+
+caffe_root = click.option(
+    "--caffe-root",
+    type=PATH,
+    metavar="DIR",
+    envvar="CAFFE_ROOT",
+    show_envvar=True,
+    help="The working directory of the trainer, seen by all hosts [default: the profile's, else this folder]",
+)
+
+
+runs_root = click.option(
+    "--caffe-root",
+    type=PATH_TEXT,
+    metavar="DIR",
+    envvar="CAFFE_ROOT",
+    default=".",
+    show_envvar=True,
+    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
+)
+
+
+on = click.option(
+    "--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils."
+)
+
+
+lmdb_source = click.option(
+    "--lmdb-source",
+    type=PATH,
+    metavar="DIR",
+    envvar="LMDB_SOURCE",
+    show_envvar=True,
+    help="The training LMDB to stage on hosts that lack it [default: the recipe's source]",
+    callback=lambda context, option, given: given.absolute() if given else None,
+)
+
+
+how = click.option(
+    "--how", type=click.Choice(list(WAYS)), help="The way of staging, instead of the quickest."
+)
+
+
+dialect = click.option(
+    "--dialect",
+    type=click.Choice(list(load_dialects())),
+    default=OURS,
+    show_default=True,
+    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
+)
+
+
+def load_given(recipe: str, dialect: str, caffe: str | None) -> Recipe:
+    """Read a recipe as it is run: for a dialect, by the Caffe binary that is given; raises InputError."""
+    from caffe_recipes.recipe.source import load_recipe
+    from caffe_recipes.render.dialect import translate_whole
+
+    loaded = translate_whole(load_recipe(recipe), dialect)
+    if caffe is None:
+        return loaded
+    return loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})

@@ -1,1 +1,0 @@
-"""Slurm as its users see it: ask for jobs and partitions, submit a script, say in words what it answers."""

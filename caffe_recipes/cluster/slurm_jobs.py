@@ -1,0 +1,476 @@
+"""A job of Slurm's as a value, and its state.
+
+Slurm's times: limits as `2-03:04:05`, `UNLIMITED` or minutes, and moments on the clock of its machine.
+
+The state of a job, and the reason that Slurm gives for it, in plain words with what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from caffe_recipes.cluster.hostfile import parse_nodelist
+from caffe_recipes.errors import ClusterError
+
+
+class State(Enum):
+    """The state of a job by Slurm's own word; REQUEUED to STOPPED are what it shows over another state."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REVOKED = "REVOKED"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    CONFIGURING = "CONFIGURING"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    COMPLETING = "COMPLETING"
+    STAGE_OUT = "STAGE_OUT"
+    RESIZING = "RESIZING"
+    SIGNALING = "SIGNALING"
+    EXPEDITING = "EXPEDITING"
+    STOPPED = "STOPPED"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no nodes and may get some, be it only once somebody releases it."""
+        return self in _WAITING_STATES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Slurm will do nothing more for it by itself; COMPLETING still may requeue.
+
+        REVOKED says that another cluster of the federation has it: there it waits, runs or is over.
+        """
+        return self in _OVER_STATES
+
+
+_WAITING_STATES = frozenset(
+    (
+        State.PENDING,
+        State.REQUEUED,
+        State.REQUEUE_FED,
+        State.REQUEUE_HOLD,
+        State.SPECIAL_EXIT,
+        State.RESV_DEL_HOLD,
+        State.EXPEDITING,
+    )
+)
+_OVER_STATES = frozenset(
+    (
+        State.COMPLETED,
+        State.CANCELLED,
+        State.FAILED,
+        State.TIMEOUT,
+        State.NODE_FAIL,
+        State.PREEMPTED,
+        State.BOOT_FAIL,
+        State.DEADLINE,
+        State.OUT_OF_MEMORY,
+        State.LAUNCH_FAILED,
+        State.RECONFIG_FAIL,
+    )
+)
+# The states in which sinfo shows a node that no job should be given.
+_BROKEN = frozenset(("down", "drained", "draining", "drain", "fail", "failing", "error", "unknown"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as one of Slurm's commands told it; what that command does not tell is None, or empty.
+
+    `label` names one of an array (`12_3`) or of a heterogeneous job (`12+1`), whose `job_id` is its own
+    number. Times are on the clock of the machine that was asked; `limit_s` is infinite for no limit.
+    `cancelled_by` is a user's number, `failed_node` the node whose failure ended it or requeued it; `cluster`
+    is the one that was asked, where that is not the host's own.
+    """
+
+    job_id: int
+    name: str
+    state: State
+    label: str = ""
+    reason: str = ""
+    partition: str = ""
+    nodes: int | None = None
+    node_list: str = ""
+    submit: datetime | None = None
+    eligible: datetime | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    limit_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    restarts: int | None = None
+    may_requeue: bool | None = None
+    dependency: str = ""
+    failed_node: str = ""
+    cancelled_by: int | None = None
+    stdout: str = ""
+    cluster: str = ""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of a partition in one state, as sinfo tells them; `responds` is false where it writes a `*`."""
+
+    partition: str
+    is_up: bool
+    limit_s: float | None
+    nodes: int
+    state: str
+    node_list: str
+    responds: bool = True
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether no job will be given these nodes until somebody mends them."""
+        return self.state in _BROKEN or not self.responds
+
+
+def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
+    """Return the nodes that the next try is to exclude, in the job's order.
+
+    They are the one that Slurm blames and, of a job that died of a node, those of its own that sinfo shows
+    as broken now. A requeued job has no node list any more, but keeps the blamed one.
+    """
+    blamed = _hosts(job.failed_node)
+    if job.state not in (State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED) and not blamed:
+        return ()
+    broken = {host for group in groups if group.is_broken for host in _hosts(group.node_list)}
+    own = [host for host in _hosts(job.node_list) if host in broken or host in blamed]
+    return tuple(dict.fromkeys([*blamed, *own]))
+
+
+def _hosts(node_list: str) -> tuple[str, ...]:
+    """Return the hosts of a node list of Slurm's; none for what is no node list."""
+    try:
+        return parse_nodelist(node_list, "") if node_list else ()
+    except ClusterError:
+        return ()
+
+
+_MOST_S = 10 * 366 * 86_400
+_UNLIMITED = ("unlimited", "infinite")
+_NOT_SET = ("", "none", "n/a", "(null)", "partition_limit", "not_set", "invalid", "unknown")
+_DAYS = re.compile(r"(\d{1,6})-(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+_CLOCK = re.compile(r"(?:(\d{1,8}):)?(\d{1,8})(?::(\d{1,2}))")
+_HINT = "write minutes, as 90, or days-hours:minutes:seconds, as 1-12:00:00"
+
+
+def parse_limit(text: str, where: str) -> float | None:
+    """Return a time limit in seconds, infinity for none at all; None where Slurm says that it is not set.
+
+    sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
+    days-hours:minutes:seconds. Raises ClusterError for anything else.
+
+    >>> [parse_limit(text, "") for text in ("90", "90:30", "1:30:00", "2-03", "2-03:04", "2-03:04:05")]
+    [5400.0, 5430.0, 5400.0, 183600.0, 183840.0, 183845.0]
+    >>> parse_limit("UNLIMITED", ""), parse_limit("Partition_Limit", "")
+    (inf, None)
+    """
+    word = text.strip()
+    if word.lower() in _UNLIMITED:
+        return math.inf
+    if word.lower() in _NOT_SET:
+        return None
+    if re.fullmatch(r"\d{1,8}", word):
+        return 60.0 * int(word)
+    if found := _DAYS.fullmatch(word):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    elif found := _CLOCK.fullmatch(word):
+        days, (hours, minutes, seconds) = 0, (int(part or 0) for part in found.groups())
+    else:
+        raise ClusterError(where, f"{text[:80]!r} is no time of Slurm's", _HINT)
+    return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
+
+
+def render_limit(seconds: float, where: str = "--time") -> str:
+    """Write a time limit for sbatch, rounded up to the whole minutes that Slurm counts in.
+
+    Raises ClusterError for what is no limit: Slurm would read 0 as none at all.
+
+    >>> [render_limit(seconds) for seconds in (30, 5400, 183_845)]
+    ['00:01:00', '01:30:00', '2-03:05:00']
+    """
+    if not 0 < seconds <= _MOST_S:
+        raise ClusterError(where, f"{seconds:g} s is no time limit", "give more than 0 and at most ten years")
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    days, hours = divmod(hours, 24)
+    return f"{f'{days}-' if days else ''}{hours:02}:{minutes:02}:00"
+
+
+def describe_limit(seconds: float | None) -> str:
+    """Write a time limit in the two units that matter, rounded down.
+
+    >>> [describe_limit(seconds) for seconds in (45, 1800, 5400, 183_845, float("inf"), None)]
+    ['45 s', '30 min', '1 h 30 min', '2 d 03 h', 'no limit', 'no time set']
+    """
+    if seconds is None:
+        return "no time set"
+    if math.isinf(seconds):
+        return "no limit"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
+
+
+def parse_moment(text: str, where: str) -> datetime | None:
+    """Return a moment on the clock of the machine that was asked; None where Slurm does not know it.
+
+    Raises ClusterError for what SLURM_TIME_FORMAT=standard does not write.
+
+    >>> parse_moment("2026-11-20T20:56:50", "")
+    datetime.datetime(2026, 11, 20, 20, 56, 50)
+    """
+    if text.strip().lower() in _NOT_SET:
+        return None
+    try:
+        return datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        raise ClusterError(where, f"{text[:80]!r} is no moment of Slurm's", "report what it wrote") from None
+
+
+# Slurm's word: what it means of a waiting job, and what to do; nothing where waiting is all.
+REASONS: Mapping[str, tuple[str, str]] = {
+    "Priority": ("jobs of higher priority go first", ""),
+    "Resources": ("its nodes are still in use", ""),
+    "Dependency": ("a job that it depends on has not ended", ""),
+    "DependencyNeverSatisfied": (
+        "a job that it depends on has failed, so it never starts",
+        "cancel it, mend the other and submit again",
+    ),
+    "BeginTime": ("its time to begin has not come; a requeued job waits so for some minutes", ""),
+    "Prolog": ("its nodes are being prepared", ""),
+    "Cleaning": ("its last try is being cleaned up on the nodes", ""),
+    "Licenses": ("a licence that it asks for is in use", ""),
+    "Reservation": ("its reservation has not begun", ""),
+    "ReservationDeleted": ("its reservation is gone", "submit it without"),
+    "InvalidReservation": ("its reservation is not valid", "submit it without, or with another"),
+    "ReqNodeNotAvail": (
+        "a node that it needs is down, drained, or reserved, as for maintenance",
+        "see scontrol show reservation; a shorter --time may fit before it",
+    ),
+    "Nodes required for job": ("nodes that it needs are down, drained or reserved", "see sinfo -R"),
+    "NodeDown": ("a node that it needs is down", "exclude it, or ask the administrators"),
+    "FrontEndDown": ("the front end is down", "ask the administrators"),
+    "BadConstraints": (
+        "no nodes can ever give what it asks for",
+        "cancel it and ask for fewer nodes or another --constraint",
+    ),
+    "PartitionNodeLimit": (
+        "it asks for more or fewer nodes than its partition allows, or has",
+        "cancel it and submit to another partition",
+    ),
+    "PartitionTimeLimit": (
+        "it asks for more time than its partition allows",
+        "cancel it and give a shorter --time or another partition",
+    ),
+    "PartitionDown": ("its partition starts no jobs now", "wait, or submit to another partition"),
+    "PartitionInactive": ("its partition is inactive", "wait, or submit to another partition"),
+    "PartitionConfig": ("its partition does not give what it asks for", "submit to another partition"),
+    "AccountNotAllowed": ("its account may not use the partition", "give another --account or partition"),
+    "InvalidAccount": ("its account is not valid", "give a valid --account"),
+    "QOSNotAllowed": ("its QOS may not be used there", "give another --qos or partition"),
+    "InvalidQOS": ("its QOS is not valid", "give a valid --qos"),
+    "JobHeldUser": ("it is held by its user", "release it: scontrol release"),
+    "JobHeldAdmin": ("it is held by the administrators", "ask them"),
+    "JobHoldMaxRequeue": ("it was requeued too often and is held", "see its log, then scontrol release"),
+    "launch failed requeued held": (
+        "a node could not start it, so it is held",
+        "exclude the node, then scontrol release",
+    ),
+    "job requeued in held state": ("it was requeued and is held", "release it: scontrol release"),
+    "JobArrayTaskLimit": ("as many of its array run as may at once", ""),
+    "MaxRequeue": ("it was requeued too often", "see its log"),
+    "SystemFailure": ("Slurm itself failed", "ask the administrators"),
+    "JobLaunchFailure": (
+        "it could not be started on its nodes",
+        "exclude the node, or ask the administrators",
+    ),
+    "NonZeroExitCode": ("its script returned an error", "see its log"),
+    "RaisedSignal": ("its script ended by a signal", "see its log"),
+    "OutOfMemory": ("a process took more memory than the job has", "give it more --mem, or a smaller batch"),
+    "TimeLimit": ("its time limit was reached", "submit again: it goes on from the last snapshot"),
+    "InactiveLimit": ("it did nothing for longer than the site allows", "see its log"),
+    "DeadLine": ("its deadline cannot be met", "give a later --deadline"),
+    "BurstBufferResources": ("its burst buffer has no room yet", ""),
+    "BurstBufferStageIn": ("its burst buffer is being filled", ""),
+    "SchedDefer": ("Slurm defers the start of jobs", ""),
+    "None": ("Slurm has not looked at it yet", ""),
+}
+# QOSMaxNodePerUserLimit, AssocGrpCPUMinutesLimit, MaxNodePerAccount, ...
+_LIMIT = re.compile(r"(QOS|Assoc|Assn?)?(Grp|Max|Min)([A-Za-z/]+?)(Per(?:User|Account|Job|Node))?(?:Limit)?")
+_WHOSE = {"QOS": "the QOS", "Assoc": "your account", "Ass": "your account", "Assn": "your account"}
+_SPENT = ("Minutes", "Mins")
+
+_OVER_WORDS: Mapping[State, str] = {
+    State.COMPLETED: "has ended well",
+    State.TIMEOUT: "was ended at its time limit",
+    State.OUT_OF_MEMORY: "was ended for want of memory",
+    State.PREEMPTED: "was ended for a job that goes first",
+    State.BOOT_FAIL: "was ended since a node did not boot",
+    State.DEADLINE: "was ended at its deadline",
+    State.LAUNCH_FAILED: "could not be started on its nodes",
+    State.RECONFIG_FAIL: "was ended since a node could not be reconfigured",
+}
+_NEXT: Mapping[State, str] = {
+    State.TIMEOUT: "submit again: it goes on from the last snapshot",
+    State.OUT_OF_MEMORY: "give it more --mem, or a smaller batch",
+    State.PREEMPTED: "submit again: it goes on from the last snapshot",
+    State.NODE_FAIL: "submit again without that node",
+    State.BOOT_FAIL: "submit again without that node",
+    State.LAUNCH_FAILED: "submit again without that node",
+    State.FAILED: "see its log",
+}
+_GOING: Mapping[State, str] = {
+    State.RUNNING: "is running",
+    State.CONFIGURING: "has its nodes, which are being prepared",
+    State.POWER_UP_NODE: "has its nodes, which are being switched on",
+    State.COMPLETING: "is ending: its nodes are being cleaned up",
+    State.STAGE_OUT: "has ended, its burst buffer is being emptied",
+    State.RESIZING: "is running, its size is being changed",
+    State.SIGNALING: "is running and being sent a signal",
+    State.SUSPENDED: "is suspended and keeps its nodes",
+    State.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
+    State.REVOKED: "went to another cluster of the federation, which alone knows more",
+}
+_WAITING_WORDS: Mapping[State, str] = {
+    State.REQUEUED: "is being requeued",
+    State.REQUEUE_FED: "is being requeued",
+    State.REQUEUE_HOLD: "was requeued and is held",
+    State.SPECIAL_EXIT: "was requeued and is held",
+    State.RESV_DEL_HOLD: "is held, since its reservation is gone",
+}
+_HELD = (State.REQUEUE_HOLD, State.SPECIAL_EXIT, State.RESV_DEL_HOLD)
+
+
+def describe_state(job: Job) -> str:
+    """Say in one line what a job does, or how it ended, why, and what to do where there is something to do.
+
+    >>> describe_state(Job(7, "chain", State.PENDING, reason="Resources"))
+    'waits: its nodes are still in use (Resources)'
+    """
+    if job.state.is_waiting:
+        text, hint = _describe_waiting(job)
+    elif job.state.is_over:
+        text, hint = _describe_end(job)
+    else:
+        text, hint = _GOING[job.state], ""
+        if job.restarts:
+            text += f" (started again {_times(job.restarts)})"
+    return f"{text}; {hint}" if hint else text
+
+
+def explain_reason(reason: str) -> tuple[str, str]:
+    """Return what a reason of Slurm's means, and what to do; its own word where we know no better.
+
+    >>> explain_reason("QOSMaxNodePerUserLimit")[0]
+    'a limit of the QOS on nodes for each user is reached'
+    >>> explain_reason("AssocGrpCPUMinutesLimit")
+    ('the CPU minutes that your account was granted are used up', 'ask for more, or give another --account')
+    """
+    words = reason.replace("_", " ").strip(" ()")
+    for known in sorted(REASONS, key=len, reverse=True):
+        if re.match(rf"{re.escape(known)}(?![A-Za-z])", words, re.IGNORECASE):
+            return REASONS[known]
+    found = _LIMIT.fullmatch(words)
+    if found is None:
+        return f"Slurm says: {' '.join(words.split())[:200]}", ""
+    whose, _, what, each = found.groups()
+    owner = _WHOSE.get(whose or "", "the site")
+    thing = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", what)
+    things = " ".join(word if word.isupper() else word.lower() for word in thing.split())
+    if what.endswith(_SPENT):
+        verb = "was granted are" if owner == "your account" else "grants are"
+        return f"the {things} that {owner} {verb} used up", "ask for more, or give another --account"
+    plural = things if things.endswith("s") else f"{things}s"
+    per = f" for each {each.removeprefix('Per').lower()}" if each else ""
+    hint = "" if each in ("PerUser", "PerAccount", None) else "cancel it and ask for less"
+    return f"a limit of {owner} on {plural}{per} is reached", hint
+
+
+def _describe_waiting(job: Job) -> tuple[str, str]:
+    text = _WAITING_WORDS.get(job.state, "waits")
+    hint = "see its log, then scontrol release" if job.state in _HELD else ""
+    if job.restarts and job.state is State.PENDING:
+        text = f"waits to start again ({_times(job.restarts)} so far)"
+    if job.reason and (job.reason != "None" or not hint):
+        meaning, todo = explain_reason(job.reason)
+        text += f": {meaning}{_named(job, meaning)}"
+        hint = todo or hint
+    if job.failed_node:
+        text += f"; node {job.failed_node} had failed"
+    return text, hint
+
+
+def _describe_end(job: Job) -> tuple[str, str]:
+    hint = _NEXT.get(job.state, "")
+    if job.state is State.NODE_FAIL:
+        node = f"node {job.failed_node}" if job.failed_node else "a node of its"
+        return f"was ended since {node} failed", hint
+    if job.state is State.CANCELLED:
+        return _describe_cancelled(job)
+    if job.state is State.FAILED:
+        text = "has failed"
+        if job.signal:
+            text += f" by signal {job.signal}"
+        elif job.exit_code:
+            text += f" with exit code {job.exit_code}"
+        if job.reason not in ("", "None", "NonZeroExitCode", "RaisedSignal"):
+            meaning, todo = explain_reason(job.reason)
+            return f"{text}: {meaning}{_named(job, meaning)}", todo or hint
+        return text, hint
+    text = _OVER_WORDS[job.state]
+    if job.state is State.TIMEOUT and job.limit_s is not None:
+        text += f" of {describe_limit(job.limit_s)}"
+    return text, hint
+
+
+def _describe_cancelled(job: Job) -> tuple[str, str]:
+    if job.reason.startswith(
+        "DependencyNever"
+    ):  # --kill-on-invalid-dep; with a mere Dependency a user did it
+        return (
+            "was cancelled by Slurm, since a job that it depends on failed",
+            "mend that one and submit again",
+        )
+    by = {None: "", 0: " by root: by an administrator, or by Slurm itself"}.get(
+        job.cancelled_by, f" by user {job.cancelled_by}"
+    )
+    when = "" if job.start is not None else " before it started"
+    if job.end is not None and job.start is not None and job.end <= job.start and not job.node_list:
+        when = " before it started"  # Slurm writes the end for both
+    return f"was cancelled{when}{by}", ""
+
+
+def _named(job: Job, meaning: str) -> str:
+    """Name Slurm's own word behind its meaning, for whoever looks it up."""
+    word = job.reason.replace("_", " ").strip(" ()")
+    return "" if meaning.startswith("Slurm says") else f" ({' '.join(word.split())[:120]})"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,0 +1,605 @@
+"""What Slurm's commands write about jobs, read strictly: what cannot be read raises, with the text in it.
+
+Partitions and nodes as Slurm itself tells them, read strictly.
+
+Ask Slurm for jobs, partitions and nodes. An answer that does not come is told as that: SchedulerAway.
+
+What a partition, as Slurm itself tells it, does not give to a job: one line each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NoReturn
+
+from caffe_recipes.cluster.commands import Completed, Host
+from caffe_recipes.cluster.slurm_jobs import Job, NodeGroup, State, describe_limit, parse_limit, parse_moment
+from caffe_recipes.errors import ClusterError
+
+# The job's name comes last: it alone may hold the separator. No widths, so that nothing is cut.
+SQUEUE_FORMAT = "%A|%i|%T|%D|%P|%l|%V|%S|%e|%N|%r|%j"
+SACCT_FIELDS = (
+    "JobIDRaw,JobID,State,ExitCode,NNodes,Partition,Timelimit,Submit,Start,End,NodeList,Reason,JobName"
+)
+_SCONTROL = re.compile(
+    r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) (?:ArrayTaskThrottle=\d+ )?"
+    r"|HetJobId=(\d+) HetJobOffset=(\d+) )?JobName=(.*?) (?:HetJobIdSet=\S+ )?(UserId=.*)"
+)
+# A path may hold spaces: it goes on to the next field.
+_STDOUT = re.compile(r" StdOut=(.*?)(?= [A-Z][A-Za-z]*=|$)")
+_EXIT = re.compile(r"(\d+):(\d+)(?:\s.*)?")
+_CANCELLED = re.compile(r"CANCELLED by (\d+)")
+_STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(\w+)")
+_NO_JOB = "No jobs in the system"
+_EMPTY = ("(null)", "None assigned", "N/A", "None")
+
+
+def parse_squeue(said: str) -> tuple[Job, ...]:
+    """Read what `squeue --noheader --format=SQUEUE_FORMAT` writes; raises ClusterError."""
+    return tuple(_read_squeue(line) for line in said.splitlines() if line.strip())
+
+
+def parse_scontrol_jobs(said: str) -> tuple[Job, ...]:
+    """Read what `scontrol --oneliner show job` writes, also with --details; raises ClusterError.
+
+    The tasks of an array come as several jobs, and so do the parts of a heterogeneous one.
+    """
+    lines = [line for line in said.splitlines() if line.strip()]
+    return tuple(_read_scontrol(line) for line in lines if line.strip() != _NO_JOB)
+
+
+def parse_sacct(said: str) -> tuple[Job, ...]:
+    """Read the jobs in what `sacct --parsable2 --noheader --format=SACCT_FIELDS` writes; raises ClusterError.
+
+    Steps are passed over; without --duplicates a requeued job comes once, as it was last.
+    """
+    rows = [_split(line, 13, "sacct") for line in said.splitlines() if line.strip()]
+    return tuple(_read_accounted(row) for row in rows if not _STEP.fullmatch(row[1]))
+
+
+def _read_squeue(line: str) -> Job:
+    job_id, label, state, nodes, partition, limit, submit, start, end, node_list, reason, name = _split(
+        line, 12, "squeue"
+    )
+    return Job(
+        job_id=_whole(job_id, line, "squeue"),
+        name=name,
+        state=_state(state, "squeue"),
+        label=label,
+        reason=reason.strip(),
+        partition=partition,
+        nodes=_count(nodes),
+        node_list=_text(node_list),
+        submit=parse_moment(submit, "squeue"),
+        start=parse_moment(start, "squeue"),
+        end=parse_moment(end, "squeue"),
+        limit_s=parse_limit(limit, "squeue"),
+    )
+
+
+def _read_scontrol(line: str) -> Job:
+    found = _SCONTROL.fullmatch(line.strip())
+    if found is None:
+        _unreadable("scontrol", line)
+    job_id, array, task, het, offset, name, rest = found.groups()
+    fields = parse_fields(rest)
+    if "JobState" not in fields or "ExitCode" not in fields:
+        _unreadable("scontrol", line)
+    exit_code, signal = _exit(fields["ExitCode"], "scontrol")
+    output = _STDOUT.search(rest)
+    return Job(
+        job_id=int(job_id),
+        name=name,
+        state=_state(fields["JobState"], "scontrol"),
+        label=f"{array}_{task}" if array else f"{het}+{offset}" if het else job_id,
+        reason=_text(fields.get("Reason", ""), but=("None",)),
+        partition=fields.get("Partition", ""),
+        nodes=_count(fields.get("NumNodes", "")),
+        node_list=_text(fields.get("NodeList", "")),
+        submit=parse_moment(fields.get("SubmitTime", ""), "scontrol"),
+        eligible=parse_moment(fields.get("EligibleTime", ""), "scontrol"),
+        start=parse_moment(fields.get("StartTime", ""), "scontrol"),
+        end=parse_moment(fields.get("EndTime", ""), "scontrol"),
+        limit_s=parse_limit(fields.get("TimeLimit", ""), "scontrol"),
+        exit_code=exit_code,
+        signal=signal,
+        restarts=_count(fields.get("Restarts", "")),
+        may_requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
+        dependency=_text(fields.get("Dependency", "")),
+        failed_node=_text(fields.get("FailedNode", "")),
+        stdout=_text(output[1]) if output else "",
+    )
+
+
+def _read_accounted(row: list[str]) -> Job:
+    raw, label, state, exit_text, nodes, partition, limit, submit, start, end, node_list, reason, name = row
+    exit_code, signal = _exit(exit_text, "sacct")
+    by = _CANCELLED.match(state)
+    return Job(
+        job_id=_whole(raw, "|".join(row), "sacct"),
+        name=name,
+        state=_state(state, "sacct"),
+        label=label,
+        reason=_text(reason, but=("None",)),
+        partition=partition,
+        nodes=_count(nodes),
+        node_list=_text(node_list),
+        submit=parse_moment(submit, "sacct"),
+        start=parse_moment(start, "sacct"),
+        end=parse_moment(end, "sacct"),
+        limit_s=parse_limit(limit, "sacct"),
+        exit_code=exit_code,
+        signal=signal,
+        cancelled_by=int(by[1]) if by else None,
+    )
+
+
+def parse_fields(line: str) -> Mapping[str, str]:
+    """Return the first value of each `Key=value` of a line of scontrol's, passing over words without a key.
+
+    >>> parse_fields("UserId=a(1) GroupId=domain users(2) Reason=None NodeList=n[1-2] NodeList=x")["NodeList"]
+    'n[1-2]'
+    """
+    fields: dict[str, str] = {}
+    for word in line.split():
+        key, found, value = word.partition("=")
+        if found:
+            fields.setdefault(key, value)
+    return fields
+
+
+def _split(line: str, count: int, command: str) -> list[str]:
+    row = line.split("|", count - 1)
+    if len(row) != count:
+        _unreadable(command, line)
+    return row
+
+
+def _state(word: str, command: str) -> State:
+    try:
+        return State(word.split()[0])
+    except (ValueError, IndexError):
+        what = f"{command} writes {word[:80]!r}, which is no state that we know"
+        raise ClusterError(command, what, "report which Slurm this is") from None
+
+
+def _exit(text: str, command: str) -> tuple[int, int]:
+    found = _EXIT.fullmatch(text.strip())
+    if found is None:
+        _unreadable(command, text)
+    return int(found[1]), int(found[2])
+
+
+def _whole(text: str, line: str, command: str) -> int:
+    if not re.fullmatch(r"\d{1,10}", text.strip()):
+        _unreadable(command, line)
+    return int(text)
+
+
+def _count(text: str) -> int | None:
+    """Return a count, the first of a range; None for a rounded one, as `1K`."""
+    found = re.fullmatch(r"(\d{1,10})(?:-\d+)?", text.strip())
+    return int(found[1]) if found else None
+
+
+def _text(value: str, but: tuple[str, ...] = ()) -> str:
+    """Return a value, or nothing for a word that says there is none, unless it is one of `but`."""
+    stripped = value.strip()
+    return "" if stripped in _EMPTY and stripped not in but else stripped
+
+
+def _unreadable(command: str, said: str) -> NoReturn:
+    raise ClusterError(command, f"its answer cannot be read: {said[:300]!r}", "report which Slurm this is")
+
+
+SINFO_FORMAT = "%R|%a|%l|%D|%T|%N"
+_HINT = "report which Slurm this is"
+_ALL = ("ALL", "(null)", "")
+# What sinfo writes behind a state: not responding, powering, reserved, planned, rebooting.
+_MARKS = "*~#!%$@^+-"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition's limits; None where there is none. `allow_...` is None where all may use it.
+
+    `total_nodes` counts broken ones, too. `default_s` is what a job gets that gives no time.
+    """
+
+    name: str
+    state: str
+    total_nodes: int
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    max_s: float | None = None
+    default_s: float | None = None
+    is_default: bool = False
+    allow_accounts: frozenset[str] | None = None
+    deny_accounts: frozenset[str] = frozenset()
+    allow_qos: frozenset[str] | None = None
+    deny_qos: frozenset[str] = frozenset()
+
+
+def parse_partitions(said: str) -> tuple[Partition, ...]:
+    """Read what `scontrol --oneliner show partition` writes; raises ClusterError."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    return tuple(_read_partition(line) for line in lines if "No partitions in the system" not in line)
+
+
+def parse_sinfo(said: str) -> tuple[NodeGroup, ...]:
+    """Read what `sinfo --noheader --format=SINFO_FORMAT` writes; raises ClusterError."""
+    groups = []
+    for line in filter(str.strip, said.splitlines()):
+        row = line.split("|")
+        if len(row) != 6 or not re.fullmatch(r"\d+", row[3].strip()):
+            raise ClusterError("sinfo", f"its answer cannot be read: {line[:300]!r}", _HINT)
+        name, available, limit, nodes, state, node_list = (part.strip() for part in row)
+        groups.append(
+            NodeGroup(
+                partition=name,
+                is_up=available == "up",
+                limit_s=parse_limit(limit, "sinfo"),
+                nodes=int(nodes),
+                state=state.rstrip(_MARKS),
+                node_list=node_list,
+                responds="*" not in state,
+            )
+        )
+    return tuple(groups)
+
+
+def default_partition(partitions: Iterable[Partition]) -> Partition | None:
+    """Return the partition of a job that names none; None where the site has no such."""
+    return next((partition for partition in partitions if partition.is_default), None)
+
+
+def _read_partition(line: str) -> Partition:
+    fields = parse_fields(line)
+    if not {"PartitionName", "State", "TotalNodes", "MaxNodes", "MaxTime"} <= fields.keys():
+        raise ClusterError("scontrol", f"its answer cannot be read: {line[:300]!r}", _HINT)
+    return Partition(
+        name=fields["PartitionName"],
+        state=fields["State"],
+        total_nodes=_number(fields, "TotalNodes") or 0,
+        max_nodes=_number(fields, "MaxNodes"),
+        min_nodes=_number(fields, "MinNodes") or 0,
+        max_s=parse_limit(fields["MaxTime"], "scontrol"),
+        default_s=parse_limit(fields.get("DefaultTime", "NONE"), "scontrol"),
+        is_default=fields.get("Default") == "YES",
+        allow_accounts=_names(fields.get("AllowAccounts", "ALL")),
+        deny_accounts=_names(fields.get("DenyAccounts", "")) or frozenset(),
+        allow_qos=_names(fields.get("AllowQos", "ALL")),
+        deny_qos=_names(fields.get("DenyQos", "")) or frozenset(),
+    )
+
+
+def _names(text: str) -> frozenset[str] | None:
+    return None if text in _ALL else frozenset(text.split(","))
+
+
+def _number(fields: Mapping[str, str], key: str) -> int | None:
+    """Return the number that a value begins with, as in `300 sec`; None where it is none, as UNLIMITED."""
+    found = re.match(r"\d{1,10}(?!\d)", fields.get(key, ""))
+    return int(found[0]) if found else None
+
+
+# A command tries a controller that is away for up to 18 s by itself.
+ASK_S = 20.0
+# What users may have set for their own use of the commands: it would narrow or change what they tell.
+_UNSET = (
+    *(f"SQUEUE_{name}" for name in ("ARRAY", "FORMAT", "FORMAT2", "LICENSES", "NAMES", "PARTITION", "QOS")),
+    *(
+        "SQUEUE_SORT",
+        "SQUEUE_STATES",
+        "SQUEUE_USERS",
+        "SINFO_ALL",
+        "SINFO_FORMAT",
+        "SINFO_PARTITION",
+        "SINFO_SORT",
+    ),
+    *(f"SCANCEL_{name}" for name in ("ACCOUNT", "BATCH", "FULL", "HURRY", "INTERACTIVE", "NAME", "QOS")),
+    *("SCANCEL_PARTITION", "SCANCEL_STATE", "SCANCEL_USER", "SCANCEL_WCKEY"),
+)
+_ENVIRONMENT = (
+    "env",
+    *(word for name in _UNSET for word in ("-u", name)),
+    *("LC_ALL=C", "SLURM_TIME_FORMAT=standard"),
+)
+# A job inherits the environment of its sbatch: called in a job, what that one was given, and the new one's
+# srun would take for its own. What is the user's, such as SLURM_CONF, stays.
+_OF_A_JOB = (
+    *(f"ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_ID", "TASK_MAX", "TASK_MIN", "TASK_STEP")),
+    *("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "CPUS_PER_GPU", "CPUS_PER_TASK"),
+    *("DISTRIBUTION", "DIST_PLANESIZE", "EXPORT_ENV", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "HET_SIZE"),
+    *("MEM_BIND", "MEM_BIND_LIST", "MEM_BIND_TYPE", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE"),
+    *("NPROCS", "NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET"),
+    *("OVERCOMMIT", "RESTART_COUNT", "STEPID", "STEP_ID", "THREADS_PER_CORE"),
+)
+# sbatch itself would wait for the job's end, or give another exit code.
+SBATCH_UNSET = ("SBATCH_WAIT", "SLURM_EXIT_ERROR", *(f"SLURM_{name}" for name in _OF_A_JOB))
+SBATCH_ENVIRONMENT = ("env", *(word for name in SBATCH_UNSET for word in ("-u", name)))
+_AWAY = re.compile(
+    r"unable to contact|unable to establish|could not establish|timed out|connection (?:refused|reset)"
+    r"|zero bytes were transmitted|communication|not connected|no route to host|name or service not known"
+    r"|temporarily un|standby|authentication error|munge|unexpected message|header lengths"
+    r"|(?:connect|send|receive|shutdown) failure|problem talking to the database|slurmdbd|broken pipe",
+    re.IGNORECASE,
+)
+# What squeue and sinfo write, headers or not, of a cluster that they are told to ask.
+_CLUSTER = re.compile(r"^CLUSTER: \S+\n", re.MULTILINE)
+_UNKNOWN = re.compile(r"invalid job id|job not found", re.IGNORECASE)
+_NO_ACCOUNTING = "accounting storage is disabled"
+# sacct by name looks through today alone, unless told.
+_ACCOUNTED_SINCE = "--starttime=now-30days"
+
+
+class SchedulerAway(ClusterError):
+    """Slurm gave no answer, which says nothing about any job but those that are `known`: told by others."""
+
+    def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
+        """Keep the jobs that somebody else told."""
+        self.known = known
+        super().__init__(where, what, hint)
+
+
+class NoCommand(SchedulerAway):
+    """The host that was asked has no such command."""
+
+
+def has_slurm(host: Host) -> bool:
+    """Return whether a host has Slurm's commands; raises ClusterError if the host gives no answer."""
+    return host.run(["sh", "-c", "command -v sbatch"], ASK_S).returncode == 0
+
+
+def find_jobs(
+    host: Host,
+    *,
+    ids: Collection[int] = (),
+    names: Collection[str] = (),
+    since: datetime | None = None,
+    cluster: str = "",
+) -> tuple[Job, ...]:
+    """Return the jobs of these numbers, and those of exactly these names, the one submitted last first.
+
+    The controller tells those that live and for some minutes (MinJobAge) those that have ended; accounting,
+    where there is any, tells the rest and who cancelled. A job that neither knows is not there.
+    `since`, on the clock of the host's Slurm, is how far back accounting looks for names: 30 days unless
+    given; `cluster` is another than the host's own, by its name. Raises SchedulerAway where a job that is not
+    found may be known to who gave no answer.
+    """
+    live = _ask_controller(host, ids, names, cluster)
+    found = _merge([*live, *_ask_accounting(host, live, ids, names, since, cluster)])
+    there = [replace(job, cluster=cluster) for job in found]
+    return tuple(sorted(there, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
+
+
+def ask_partitions(host: Host, cluster: str = "") -> tuple[Partition, ...]:
+    """Return all partitions, hidden ones, too; raises SchedulerAway."""
+    argv = on_cluster(["scontrol", "--all", "--oneliner", "show", "partition"], cluster)
+    return parse_partitions(_told(host, argv))
+
+
+def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "") -> tuple[NodeGroup, ...]:
+    """Return the nodes of one partition or of all, by their states; none for an unknown partition.
+
+    Raises SchedulerAway.
+    """
+    which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes but one of them
+    argv = on_cluster(["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which], cluster)
+    return parse_sinfo(_told(host, argv))
+
+
+def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
+    """Return a command as it asks a cluster of that name; of none, the host's own.
+
+    >>> on_cluster(["squeue", "--noheader"], "cm4"), on_cluster(["sinfo"], "")
+    (('squeue', '--clusters=cm4', '--noheader'), ('sinfo',))
+    """
+    return (argv[0], *([f"--clusters={cluster}"] if cluster else []), *argv[1:])
+
+
+def run_command(
+    host: Host, argv: Sequence[str], timeout_s: float = ASK_S, environment: Sequence[str] = _ENVIRONMENT
+) -> Completed:
+    """Run one of Slurm's commands as it speaks to programs, whatever its exit code.
+
+    Raises NoCommand where there is none, SchedulerAway if the host gives no answer or it does not end.
+    """
+    try:
+        done = host.run([*environment, *argv], timeout_s)
+    except ClusterError as error:
+        what = error.what.replace("env did not end", f"{argv[0]} did not end")
+        raise SchedulerAway(error.where or host.name, what, "ask again later") from None
+    if done.returncode == 127:
+        what = f"{argv[0]} is not on its PATH"
+        raise NoCommand(host.name, what, "ask on a host that has Slurm's commands")
+    return done
+
+
+def is_away(said: str) -> bool:
+    """Tell whether a command complains that somebody whom it asked gave no answer.
+
+    >>> is_away("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    True
+    >>> is_away("Invalid job id specified")
+    False
+    """
+    return _AWAY.search(said) is not None
+
+
+def join_complaints(said: str) -> str:
+    r"""Return what Slurm's commands write when they fail in one line, each complaint once.
+
+    >>> join_complaints("sbatch: error: No --time\nsbatch: error: Batch job submission failed: No --time\n")
+    'No --time; Batch job submission failed: No --time'
+    """
+    lines = (re.sub(r"^\w+: (?:(?:error|fatal): )?", "", line).strip() for line in said.splitlines())
+    return "; ".join(dict.fromkeys(" ".join(line.split()) for line in lines if line))[:500]
+
+
+def _ask_controller(
+    host: Host, ids: Collection[int], names: Collection[str], cluster: str
+) -> tuple[Job, ...]:
+    """Return the jobs that the controller knows; by its longest answer, which no list of jobs gives."""
+    listed = {job.job_id: job for job in _list_named(host, names, cluster)}
+    found = []
+    for job_id in dict.fromkeys([*ids, *listed]):
+        shown = _show(host, job_id, cluster)
+        found += shown or ([listed[job_id]] if job_id in listed else [])
+    return tuple(found)
+
+
+def _list_named(host: Host, names: Collection[str], cluster: str) -> list[Job]:
+    if not names:
+        return []
+    argv = ["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", *_by_name(names)]
+    return [job for job in parse_squeue(_told(host, on_cluster(argv, cluster))) if job.name in names]
+
+
+def _show(host: Host, job_id: int, cluster: str) -> list[Job]:
+    argv = on_cluster(["scontrol", "--oneliner", "show", "job", str(job_id)], cluster)
+    done = run_command(host, argv)
+    if done.returncode != 0 and _UNKNOWN.search(done.stderr):
+        return []
+    return list(parse_scontrol_jobs(_read(host, argv, done)))
+
+
+def _ask_accounting(
+    host: Host,
+    live: Collection[Job],
+    ids: Collection[int],
+    names: Collection[str],
+    since: datetime | None,
+    cluster: str,
+) -> tuple[Job, ...]:
+    """Return what accounting knows of the names, and of numbers that the controller does not tell whole."""
+    whole = {job.job_id for job in live if job.state is not State.CANCELLED}
+    wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in whole]
+    start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
+    try:
+        by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
+        found = _account(host, cluster, [*_by_name(names), *(start or (_ACCOUNTED_SINCE,))]) if names else ()
+    except SchedulerAway as error:
+        if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
+            return ()
+        raise SchedulerAway(error.where, error.what, error.hint, tuple(live)) from None
+    return (*by_id, *(job for job in found if job.name in names))
+
+
+def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
+    """Return the jobs that sacct tells; none where there is no accounting."""
+    argv = ["sacct", "--allocations", "--parsable2", "--noheader", f"--format={SACCT_FIELDS}", *which]
+    try:
+        done = run_command(host, on_cluster(argv, cluster))
+    except NoCommand:
+        return ()
+    if done.returncode != 0 and _NO_ACCOUNTING in done.stderr:
+        return ()
+    return parse_sacct(_read(host, argv, done))
+
+
+def _by_name(names: Collection[str]) -> tuple[str, ...]:
+    """Return the option for names; none, which means all, where a name has what would part it in two."""
+    return () if any("," in name for name in names) else (f"--name={','.join(names)}",)
+
+
+def _merge(jobs: Iterable[Job]) -> Iterable[Job]:
+    """Return each job once, as it is told first; who cancelled it may be told later."""
+    found: dict[int, Job] = {}
+    for job in jobs:
+        first = found.setdefault(job.job_id, job)
+        if first.state is job.state and first.cancelled_by is None:
+            found[job.job_id] = replace(first, cancelled_by=job.cancelled_by)
+    return found.values()
+
+
+def _told(host: Host, argv: Sequence[str]) -> str:
+    return _read(host, argv, run_command(host, argv))
+
+
+def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
+    """Return what a command told; whatever it complains of is no news of any job."""
+    if done.returncode != 0:
+        said = join_complaints(done.stderr) or f"exit code {done.returncode}"
+        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {said}", "ask again later")
+    return _CLUSTER.sub("", done.stdout)
+
+
+_CLOSED = {
+    "DOWN": "starts no jobs now, though it takes them",
+    "DRAIN": "takes no new jobs",
+    "INACTIVE": "neither takes nor starts jobs",
+}
+
+
+def check_limits(
+    partition: Partition,
+    *,
+    nodes: int,
+    time_s: float | None,
+    account: str | None = None,
+    qos: str | None = None,
+) -> tuple[str, ...]:
+    """Return what the partition does not give to a job; `time_s` is its --time, None if it gives none.
+
+    Of an account and a QOS that are not given Slurm takes the user's own, which `sbatch --test-only` judges.
+    """
+    return (
+        *_check_state(partition),
+        *_check_nodes(partition, nodes),
+        *_check_time(partition, time_s),
+        *_check_names(partition, account, qos),
+    )
+
+
+def check_nodes_now(partition: Partition, groups: Iterable[NodeGroup], nodes: int) -> tuple[str, ...]:
+    """Return a line if so many of a partition's nodes are broken that the job waits for their repair."""
+    broken = sum(group.nodes for group in groups if group.partition == partition.name and group.is_broken)
+    left = partition.total_nodes - broken
+    if not left < nodes <= partition.total_nodes:
+        return ()
+    return (
+        f"{partition.name} has {left} nodes that work now, the job needs {nodes}: it waits until more do; "
+        "see sinfo -R",
+    )
+
+
+def _check_state(partition: Partition) -> Iterator[str]:
+    if partition.state in _CLOSED:
+        yield f"{partition.name} {_CLOSED[partition.state]} (it is {partition.state}); wait or take another"
+
+
+def _check_nodes(partition: Partition, nodes: int) -> Iterator[str]:
+    name = partition.name
+    if nodes > partition.total_nodes:
+        yield f"{name} has {partition.total_nodes} nodes, the job needs {nodes}: it would be queued for ever"
+    if partition.max_nodes is not None and partition.max_nodes < nodes <= partition.total_nodes:
+        yield f"{name} gives a job at most {partition.max_nodes} nodes, this one needs {nodes}"
+    if nodes < partition.min_nodes:
+        yield f"{name} gives a job at least {partition.min_nodes} nodes, this one needs {nodes}"
+
+
+def _check_time(partition: Partition, time_s: float | None) -> Iterator[str]:
+    if partition.max_s is not None and time_s is not None and time_s > partition.max_s:
+        most, needs = describe_limit(partition.max_s), describe_limit(time_s)
+        yield f"{partition.name} runs a job for at most {most}, this one needs {needs}"
+    if partition.default_s is not None and time_s is None:
+        yield (
+            f"{partition.name} gives a job that names no time {describe_limit(partition.default_s)}; "
+            "give --time"
+        )
+
+
+def _check_names(partition: Partition, account: str | None, qos: str | None) -> Iterator[str]:
+    for option, name, allowed, denied in (
+        ("account", account, partition.allow_accounts, partition.deny_accounts),
+        ("QOS", qos, partition.allow_qos, partition.deny_qos),
+    ):
+        if allowed is not None and name is not None and name not in allowed:
+            names = ", ".join(sorted(allowed))
+            yield f"{partition.name} takes {option} {names} only; {name!r} is none of them"
+        elif name in denied:
+            yield f"{partition.name} does not take {option} {name!r}"

@@ -1,0 +1,213 @@
+"""Submit a script to Slurm, and tell what surely was not submitted from what may have been."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from caffe_recipes.cluster.commands import Completed, Host
+from caffe_recipes.cluster.hostfile import is_host_name
+from caffe_recipes.cluster.slurm_jobs import Job, render_limit
+from caffe_recipes.cluster.slurm_queries import (
+    ASK_S,
+    SBATCH_ENVIRONMENT,
+    NoCommand,
+    SchedulerAway,
+    find_jobs,
+    is_away,
+    join_complaints,
+    on_cluster,
+    run_command,
+)
+from caffe_recipes.errors import ClusterError
+
+# A busy controller lets sbatch try again by itself for a while.
+SUBMIT_S = 60.0
+MAIL_TYPES = "END,FAIL,REQUEUE"
+_JOB_ID = re.compile(r"(\d{1,10})(?:;(\S+))?")
+_REFUSED = re.compile(
+    r"error: |fatal: |allocation failure|unrecognized option|invalid option|requires an argument|ambiguous"
+)
+# Its own exit codes are 1 and 255; between lie those of timeout, and of a shell whose child was killed.
+_KILLED = range(124, 255)
+_ENDED = re.compile(r"invalid job id|already completing or completed|job not found", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What sbatch is asked for; None and nothing leave it to the site, or to the script's own lines.
+
+    `dependency` is the job that must end well first; `options` go to sbatch as they are, after ours;
+    `environment` is added to the submitter's, which the job gets as a whole; `arguments` are the script's.
+    """
+
+    script: str
+    name: str
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_s: float | None = None
+    nodes: int | None = None
+    exclude: tuple[str, ...] = ()
+    dependency: int | None = None
+    mail_user: str | None = None
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """Slurm took the job; sbatch names the `cluster` where it chose among some, or was told of another."""
+
+    job_id: int
+    cluster: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The job was surely not submitted; `text` is Slurm's reason, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """The job may have been submitted: look for its name before another try. `text` says what is known."""
+
+    text: str
+
+
+def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]:
+    """Return the command that submits a script, or asks what would come of it; raises ClusterError.
+
+    The environment travels in sbatch's own: --export parts values at their commas.
+
+    >>> " ".join(sbatch_argv(Request("chain.sbatch", "chain-0123", partition="normal", time_s=5400, nodes=4)))
+    'sbatch --parsable --job-name=chain-0123 --partition=normal --time=01:30:00 --nodes=4 -- chain.sbatch'
+    >>> sbatch_argv(Request("a b.sh", "a", environment={"RUN": "1, 2"}, dependency=7, arguments=("-q",)))[:5]
+    ('env', 'RUN=1, 2', 'sbatch', '--parsable', '--job-name=a')
+    """
+    _check(request)
+    entries = [f"{name}={value}" for name, value in request.environment.items()]
+    options = ["--test-only" if test_only else "--parsable", *_options(request)]
+    if entries:
+        options.append("--export=ALL")
+    head = ["env", *entries] if entries else []
+    return (*head, "sbatch", *options, *request.options, "--", request.script, *request.arguments)
+
+
+def try_submission(host: Host, request: Request) -> str | None:
+    """Ask whether Slurm would take a job, without submitting it; Slurm's reason if not, in one line.
+
+    It takes what waits for ever as well: see check_limits. Raises SchedulerAway.
+    """
+    done = run_command(host, sbatch_argv(request, test_only=True), ASK_S, SBATCH_ENVIRONMENT)
+    if done.returncode == 0:
+        return None
+    said = join_complaints(done.stderr) or f"exit code {done.returncode}"
+    if is_away(done.stderr) or done.returncode in _KILLED:
+        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {said}", "ask again later")
+    return said
+
+
+def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
+    """Submit a job, in one try; raises ClusterError for a request that can be no command."""
+    argv = sbatch_argv(request)
+    try:
+        host.connect()
+    except ClusterError as error:
+        return Refused(str(error))
+    try:
+        return _judge(run_command(host, argv, SUBMIT_S, SBATCH_ENVIRONMENT))
+    except NoCommand as error:
+        return Refused(str(error))
+    except SchedulerAway as error:
+        return Unsure(str(error))
+
+
+def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
+    """Return the job of a name that is used once; None if Slurm, or another cluster's, knows none.
+
+    Without accounting Slurm forgets a job some minutes after its end (MinJobAge), and a controller that was
+    busy may take a job moments after sbatch gave up. Raises SchedulerAway.
+    """
+    return next(iter(find_jobs(host, names=(name,), cluster=cluster)), None)
+
+
+def cancel_jobs(
+    host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False, cluster: str = ""
+) -> None:
+    """Cancel jobs, or send a signal to their steps, with `batch` to their scripts alone.
+
+    One that has ended, or that nobody knows, is passed over. Raises SchedulerAway, and ClusterError where
+    Slurm does not allow it.
+    """
+    words = [str(job_id) for job_id in dict.fromkeys(ids)]
+    if not words:
+        return  # scancel itself would take that for all
+    how = [*([f"--signal={signal}"] if signal else []), *(["--batch"] if batch else [])]
+    done = run_command(host, on_cluster(["scancel", *how, *words], cluster))
+    if done.returncode == 0:
+        return
+    left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
+    said = join_complaints(left)
+    if is_away(left) or done.returncode in _KILLED:
+        raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {said}", "try again later")
+    if said:
+        raise ClusterError(host.name, f"scancel says: {said}", "see scontrol show job")
+
+
+def _options(request: Request) -> Iterator[str]:
+    yield f"--job-name={request.name}"
+    for option in ("partition", "account", "qos", "constraint"):
+        value = getattr(request, option)
+        if value is not None:
+            yield f"--{option}={value}"
+    if request.time_s is not None:
+        yield f"--time={render_limit(request.time_s)}"
+    if request.nodes is not None:
+        yield f"--nodes={request.nodes}"
+    if request.exclude:
+        yield f"--exclude={','.join(request.exclude)}"
+    if request.dependency is not None:
+        yield f"--dependency=afterok:{request.dependency}"
+        yield "--kill-on-invalid-dep=yes"  # else it waits for ever once the other has failed
+    if request.mail_user is not None:
+        yield f"--mail-user={request.mail_user}"
+        yield f"--mail-type={MAIL_TYPES}"
+
+
+def _check(request: Request) -> None:
+    """Raise ClusterError for what would be read as something else than it is."""
+    if not request.script:
+        raise ClusterError("sbatch", "no script is given", "name one")
+    if not request.name or not request.name.isprintable():
+        raise ClusterError(
+            "--job-name", f"{request.name[:80]!r} is no name of a job", "use letters and digits"
+        )
+    if request.options and not request.options[0].startswith("-"):
+        what = f"{request.options[0][:80]!r} is no option of sbatch's: it would be taken for the script"
+        raise ClusterError("sbatch", what, "begin it with --")
+    for name in request.environment:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ClusterError(
+                "environment", f"{name[:80]!r} is no variable's name", "use letters and digits"
+            )
+    for host in request.exclude:
+        if not is_host_name(host):
+            raise ClusterError("--exclude", f"{host[:80]!r} is no host's name", "write a host's name")
+
+
+def _judge(done: Completed) -> Submitted | Refused | Unsure:
+    # Whatever else a site's wrapper may print, the number stands alone on its line.
+    numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
+    if done.returncode == 0 and numbers:
+        return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
+    said = join_complaints(done.stderr)
+    sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
+    if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
+        return Refused(said)
+    return Unsure(said or f"sbatch gave no number, and exit code {done.returncode}")

@@ -1,0 +1,387 @@
+"""YAML text to a frozen model, with the file and line of whatever is wrong.
+
+What is wrong is raised as the caller's own exception, of (where, what, hint): this floor knows none.
+
+What recipes and cluster profiles are made of: the frozen base, and texts and numbers with their bounds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WrapSerializer,
+)
+
+from caffe_recipes.limits import limit, raise_limit
+
+Location = tuple[str | int, ...]
+Fail = Callable[[str | Path, str, str], Exception]
+M = TypeVar("M", bound=BaseModel)
+
+_MOST_SHOWN = 80
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with today's scalars: 5e-5 is a number, `on` and `no` are text, 1_000 and 1:30 too."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|false", "tf"),
+    ("null", r"null|~|", ["~", "n", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+):
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """A mapping that was read, and where its values stand; `kind` is what errors call it, as `recipe`."""
+
+    where: str | Path
+    kind: str
+    raw: Mapping[str, Any]
+    lines: Mapping[Location, int]
+    fail: Fail
+
+    def place(self, location: Location) -> str:
+        """Return `file:line` of a value, or of the nearest thing around it."""
+        while location and location not in self.lines:
+            location = location[:-1]
+        return f"{self.where}:{self.lines.get(location, 1)}"
+
+
+def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSource:
+    """Read YAML text that holds a mapping; sequences become tuples. Raises what `fail` makes."""
+    try:
+        _check_bounds(text, where, fail)
+        root = yaml.compose(text, Loader=Loader)
+        lines = dict(_lines(root, (), where, fail)) if root else {}
+        raw = _values(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise fail(
+            f"{where}:{line}", f"not YAML: {error.problem or error.context}", "correct the syntax"
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise fail(where, f"not YAML: {' '.join(str(error).split())[:200]}", "correct the syntax") from error
+    if not isinstance(raw, dict):
+        raise fail(f"{where}:1", f"not a {kind}", f"a {kind} is a mapping that starts with `name:`")
+    return YamlSource(where, kind, raw, lines, fail)
+
+
+# What an explicit tag may say: what others make of a text is more than a recipe needs.
+_TAGS = frozenset((None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))))
+
+
+_DEEPEST = 300  # libyaml's recursion, and ours, may take
+
+
+@dataclass
+class _Open:
+    """A collection whose end is yet to come: values so far, aliases counted as what they stand for."""
+
+    anchor: str | None
+    is_mapping: bool
+    values: int = 1
+    entries: int = 0
+
+
+def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
+    """Count what YAML holds, before anything is made of it: libyaml composes by recursion, without a limit.
+
+    An alias counts as all that it stands for, since that is what is made of it.
+    """
+    deepest, most = min(limit("yaml-depth"), _DEEPEST), limit("yaml-values")
+    sizes: dict[str | None, int | None] = {}  # of what has an anchor; None of what is not at its end yet
+    around: list[_Open] = [_Open(None, False)]
+    for event in yaml.parse(text, Loader=Loader):
+        place = f"{where}:{event.start_mark.line + 1 if event.start_mark else 1}"
+        if isinstance(event, yaml.CollectionEndEvent):
+            closed = around.pop()
+            if closed.anchor:
+                sizes[closed.anchor] = closed.values
+            around[-1].values += closed.values
+        elif isinstance(event, yaml.NodeEvent):
+            inside = around[-1]
+            is_key = inside.is_mapping and inside.entries % 2 == 0
+            inside.entries += 1
+            if is_key and not isinstance(event, yaml.ScalarEvent):
+                raise fail(place, "a key is not plain text", "write each key as text")
+            _add_event(event, around, sizes, place, fail)
+        else:
+            continue
+        if len(around) - 1 > deepest:
+            raise fail(place, f"values nest more than {deepest} deep", raise_limit("yaml-depth"))
+        if sum(each.values for each in around) > most:
+            raise fail(place, f"holds more than {most:,} values", raise_limit("yaml-values"))
+
+
+def _add_event(
+    event: Any,  # noqa: ANN401 - an event of PyYAML
+    around: list[_Open],
+    sizes: dict[str | None, int | None],
+    place: str,
+    fail: Fail,
+) -> None:
+    """Count a value, or open a collection; `event` is PyYAML's."""
+    if isinstance(event, yaml.AliasEvent):
+        size = sizes.get(event.anchor, 0)
+        if size is None:
+            raise fail(place, f"alias '{_short(str(event.anchor))}' holds itself", "write the values out")
+        around[-1].values += size
+        return
+    if event.tag not in _TAGS:
+        raise fail(place, f"the tag '{_short(event.tag)}' is not known here", "write the value without it")
+    if isinstance(event, yaml.ScalarEvent):
+        around[-1].values += 1
+        if event.anchor:
+            sizes[event.anchor] = 1
+        return
+    around.append(_Open(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+    if event.anchor:
+        sizes[event.anchor] = None
+
+
+def validate(
+    source: YamlSource,
+    model: type[M],
+    context: object = None,
+    moved: Callable[[Location], Location] | None = None,
+) -> M:
+    """Make a model of what was read; raises what `fail` makes, for the first thing that does not fit.
+
+    `moved` gives where a value really stands, for one that is inherited from elsewhere in the file.
+    """
+    try:
+        return model.model_validate(source.raw, context=context)
+    except ValidationError as error:
+        raise _first_error(error, source, model, moved or (lambda location: location)) from error
+
+
+def write_key(location: Location) -> str:
+    """Write a location as a person would.
+
+    >>> write_key(("phases", 2, "base_lr"))
+    'phases[2].base_lr'
+    """
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return _short(text.removeprefix("."))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iterator[tuple[Location, int]]:
+    """Yield each value's location and line, and refuse a key given twice."""
+    yield at, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            place = (*at, str(key.value))
+            yield place, key.start_mark.line + 1
+            yield from ((loc, line) for loc, line in _lines(value, place, where, fail) if loc != place)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.value in names:
+                line = key.start_mark.line + 1
+                raise fail(f"{where}:{line}", f"key '{_short(key.value)}' is given twice", "keep one")
+            names.add(key.value)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, (*at, index), where, fail)
+
+
+def _values(root: yaml.Node | None) -> Any:  # noqa: ANN401 - whatever the YAML held
+    """Construct plain values; sequences become tuples, since what is made of them is frozen."""
+    if root is None:
+        return None
+    loader = Loader("")
+    try:
+        return _freeze(loader.construct_document(root))
+    finally:
+        loader.dispose()
+
+
+def _freeze(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _freeze(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_freeze(item) for item in value)
+    return value
+
+
+def _first_error(
+    error: ValidationError, source: YamlSource, model: type[BaseModel], moved: Callable[[Location], Location]
+) -> Exception:
+    """Turn pydantic's first finding into one line that names file, line and key."""
+    # A misspelt key is also a missing one; the misspelling is what to mend.
+    found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    is_key = found["loc"][-1:] == (_KEY,) and found["type"] != "extra_forbidden"
+    location = moved(found["loc"][:-1] if is_key else found["loc"])
+    place, key = source.place(location), write_key(location) or source.kind
+    if found["type"] == "extra_forbidden":
+        known = _fields_at(location[:-1], model)
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        return source.fail(place, f"{key}: unknown key", hint)
+    if found["type"] == "missing":
+        return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
+    message, given = _plain(found), found.get("input")
+    if is_key:
+        return source.fail(place, f"{key}: as a key it {message}", "call it otherwise")
+    if found["type"] == "tuple_type" and _fields_at(location, model):
+        message += ", or of mappings that each start with `-`"
+    shown = (
+        f", not {_short(repr(given))}"
+        if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
+        else ""
+    )
+    return source.fail(place, f"{key}: {message[0].lower()}{message[1:]}{shown}", _near_literal(found))
+
+
+_KEY = "[key]"  # as pydantic ends the location of a mapping's key
+
+# Pydantic's kinds of error in the words of people who write YAML.
+_PLAIN = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of keys to values",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:.12g}",
+    "greater_than_equal": "must be {ge:.12g} or more",
+    "int_type": "must be a whole number",
+    "is_instance_of": "must be a mapping of keys to values",
+    "less_than": "must be below {lt:.12g}",
+    "less_than_equal": "must be {le:.12g} or less",
+    "literal_error": "must be {expected}",
+    "mapping_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "string_too_long": "must have {max_length} characters or fewer",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text",
+    "too_short": "must have {min_length} or more items",
+    "tuple_type": "must be a list of values",
+}
+# What patterns mean; other ones are shown.
+_PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must be of letters, digits, `.`, `_` and `-`, a letter or digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable's name: letters, digits and `_`, no digit first",
+    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
+}
+
+
+def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    """Say in plain words what is wrong with a value; what is missing after a key's colon is said so."""
+    kind, context = found["type"], found.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS.get(context["pattern"], f"must be of the form {context['pattern']}")
+    text = str(found["msg"].removeprefix("Value error, "))
+    if kind in _PLAIN:
+        text = _PLAIN[kind].format(**context)
+    return f"is empty; it {text}" if found.get("input", "") is None else text
+
+
+def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?[\d.]+", str(found["input"])):
+        return "take the quotes off" if isinstance(found["input"], str) else ""
+    if found["type"] != "literal_error":
+        return ""
+    choices = re.findall(r"'([^']+)'", found["ctx"]["expected"])
+    near = difflib.get_close_matches(str(found["input"]), choices, n=1)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+def _fields_at(location: Location, root: type[BaseModel]) -> list[str]:
+    """Return the known keys of the mapping at a location."""
+    model: type[BaseModel] | None = root
+    for part in location:
+        if model is None:
+            return []
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        model = _model_in(field.annotation) if field else model
+    return list(model.model_fields) if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a type expression
+    """Return the first model within a type expression such as `tuple[Phase, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((model for model in inner if model), None)
+
+
+def _no_control_characters(text: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        raise ValueError("control characters and line breaks are not allowed")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_no_control_characters)]
+PathText = Text
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenMapping(Mapping[K, V]):
+    """A mapping that nothing changes, hashable if its values are; equal to any mapping of the same items."""
+
+    def __init__(self, items: Mapping[K, V]) -> None:
+        """Keep the items in their order."""
+        self._items = dict(items)
+
+    def __getitem__(self, key: K) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+def _serialize(items: Mapping[K, V], serialize: SerializerFunctionWrapHandler) -> Any:  # noqa: ANN401 - pydantic's
+    return serialize(dict(items))
+
+
+# A field's mapping, frozen once it is validated; dumped as the plain one that it was read from.
+Frozen = Annotated[Mapping[K, V], AfterValidator(FrozenMapping), WrapSerializer(_serialize)]
+
+
+class Value(BaseModel):
+    """Base of all parts: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,273 @@
+"""`caffe-torch train`: from a solver file to a trained net.
+
+`caffe-torch test`: a net's outputs, averaged over batches of its TEST data.
+
+`caffe-torch predict`: a net's scores of every image of an LMDB, each image once.
+
+What is kept are the scores that go into the last softmax, as float32: `test` ranks these, and two that
+differ may have one probability in float32.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from google.protobuf import text_format
+from numpy.typing import NDArray
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import open_datums
+from caffe_recipes.caffe.rates import float32
+from caffe_recipes.caffe.weights import load_solverstate, load_weights
+from caffe_recipes.engine.data import Feed
+from caffe_recipes.engine.glog import Log, format_number
+from caffe_recipes.engine.net import LayerNode, RunnableNet
+from caffe_recipes.engine.ranks import Ranks
+from caffe_recipes.engine.settings import load_net, test_nets, train_net
+from caffe_recipes.engine.snapshot import check_complete, check_folder, copy_history, copy_weights
+from caffe_recipes.engine.solver import Requests, Solver, describe
+from caffe_recipes.engine.updates import flatten
+from caffe_recipes.errors import DataError, InputError, RunFailed
+from caffe_recipes.files import check_replaceable, write_whole
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """What a training starts from: weights, a solverstate, or (both empty) the fillers.
+
+    `new_layers` start from their fillers whatever the weights hold.
+    """
+
+    weights: tuple[str, ...] = ()
+    snapshot: str = ""
+    new_layers: tuple[str, ...] = ()
+
+
+def prepare(
+    param: pb.SolverParameter, path: str, start: StartPoint, ranks: Ranks, requests: Requests, log: Log
+) -> Solver:
+    """Set up nets and solver; raises InputError for whatever would not train, before anything is written."""
+    log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
+    if param.snapshot or param.snapshot_after_train:
+        check_folder(param.snapshot_prefix)
+    seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
+    generator = torch.Generator().manual_seed(seed)
+    own = (seed * ranks.ranks + ranks.rank) % 2**62
+    torch.manual_seed(own)
+    message, source = train_net(param, path)
+    log.info("solver.cpp:153", f"Creating training net from net file: {source}")
+    net = RunnableNet(message, source, Feed(ranks.rank, ranks.ranks, seed, own, log), generator, log)
+    groups = flatten(net, param)
+    tests = []
+    for index, (message, source) in enumerate(test_nets(param, path)):
+        log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
+        feed = Feed(ranks.rank, ranks.ranks, seed + index + 1, own + index + 1, log)
+        tests.append(RunnableNet(message, source, feed, generator, log, net))
+    log.info("solver.cpp:121", "Solver scaffolding done.")
+    solver = Solver(param, net, groups, tests, ranks, requests, log)
+    _begin(solver, start, log)
+    return solver
+
+
+def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
+    """Load what the training starts from."""
+    if start.snapshot:
+        log.info("caffe.cpp:316", f"Resuming from {start.snapshot}")
+        state = load_solverstate(start.snapshot)
+        snapshot = {state.learned_net: _load(solver, state.learned_net, (), log)}
+        check_complete(solver.net, snapshot, "resume with the net it was written by")
+        log.info("sgd_solver.cpp:808", f"{solver.param.type}Solver: restoring history")
+        copy_history(solver.net, solver.groups, state, start.snapshot)
+        solver.iteration = state.iter
+        solver.schedule.resume(state)
+    trained, held, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers
+    for name in new:
+        if name not in trained:
+            what = f"'{name}' is no learned layer of {solver.net.path}"
+            raise InputError("-new_layers", what, f"they are {', '.join(trained)}")
+    for path in start.weights:
+        log.info("caffe.cpp:218", f"Finetuning from {path}")
+        held[path] = _load(solver, path, new, log)
+    if held:
+        hint = "rename it, or give -new_layers {layers} to train from fillers"
+        check_complete(solver.net, held, hint, new)
+
+
+def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str]:
+    """Copy a file's weights into all nets; give the names of the layers it holds."""
+    weights = load_weights(path)
+    held = copy_weights(solver.net, weights, path, log, new)
+    trained = solver.net.blobs()
+    for net in solver.test_nets:
+        if net.blobs().keys() - trained:  # layers of their own, which the TRAIN net does not share
+            copy_weights(net, weights, path, Log(enabled=False), new)
+    return held
+
+
+def _text(message: pb.SolverParameter) -> str:
+    return text_format.MessageToString(message).rstrip("\n")
+
+
+def run(solver: Solver, ranks: Ranks, log: Log) -> None:
+    """Train; all ranks start from rank 0's blobs."""
+    ranks.connect()
+    for param in solver.net.params:
+        ranks.broadcast(param.tensor.detach())
+    log.info("caffe.cpp:342", "Starting Optimization")
+    solver.solve()
+    log.info("caffe.cpp:345", "Optimization Done.")
+
+
+def load_tested(
+    model: str,
+    weights: Sequence[str],
+    level: int,
+    stages: Sequence[str],
+    log: Log,
+    change: Callable[[pb.NetParameter], None] | None = None,
+) -> RunnableNet:
+    """Set up a net, once it is changed, in phase TEST with its weights; InputError where they do not fit."""
+    param = load_net(model)
+    if change is not None:
+        change(param)
+    param.state.phase = pb.TEST
+    param.state.level = level
+    param.state.stage.extend(stages)
+    net = RunnableNet(param, model, Feed(0, 1, 0, 0, log), torch.Generator().manual_seed(0), log)
+    held = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
+    check_complete(net, held, "give the weights of this net")
+    return net
+
+
+@torch.no_grad()
+def test(net: RunnableNet, iterations: int, log: Log) -> None:
+    """Print each batch's outputs, and their means."""
+    log.info("caffe.cpp:472", f"Running for {iterations} iterations.")
+    sums: list[float] = []
+    loss = 0.0
+    for batch in range(iterations):
+        net.moment = f"batch {batch}"
+        loss = float32(loss + float(net.forward()))
+        scores = net.scores()
+        sums = sums or [0.0] * len(scores)
+        if not math.isfinite(loss):
+            what = f"the loss of batch {batch} is {format_number(loss)}"
+            raise RunFailed("test", what, "the weights are damaged, or their training diverged")
+        for place, (output, value) in enumerate(scores):
+            sums[place] = float32(sums[place] + value)
+            log.info("caffe.cpp:500", f"Batch {batch}, {output.name} = {format_number(value)}")
+    log.info("caffe.cpp:505", f"Loss: {format_number(float32(loss / iterations))}")
+    for (output, _), total in zip(net.scores(), sums, strict=True):
+        log.info("caffe.cpp:517", describe(output, float32(total / iterations)))
+
+
+_SOFTMAX = ("SoftmaxWithLoss", "Softmax")
+
+
+def load_predicting(
+    model: str, weights: Sequence[str], source: str, level: int, stages: Sequence[str], log: Log
+) -> RunnableNet:
+    """Set up a net in phase TEST with its weights, to read `source`, or its own LMDB, in order."""
+
+    def read_in_order(param: pb.NetParameter) -> None:
+        for layer in param.layer:
+            if layer.type == "Data":
+                layer.data_param.shuffle = False
+                layer.data_param.source = source or layer.data_param.source
+
+    return load_tested(model, weights, level, stages, log, read_in_order)
+
+
+def check_out(out: str) -> None:
+    """Raise InputError, before anything is computed, where nothing could be written."""
+    folder = Path(out).parent
+    if Path(out).is_dir():
+        raise InputError(out, "is a folder", "give a file with -out")
+    if Path(out).exists() and not Path(out).is_file():  # which a file would replace
+        raise InputError(out, "is a device or a pipe", "give a file with -out")
+    if not folder.is_dir():
+        raise InputError(out, f"there is no folder {folder}", "make it")
+    try:
+        check_replaceable(Path(out))
+    except OSError as error:
+        raise InputError(out, f"cannot be written: {error.strerror}", "give another file with -out") from None
+
+
+@torch.no_grad()
+def predict(net: RunnableNet, out: str, log: Log) -> None:
+    """Write `scores` (images x classes, float32) and `labels` (int32) to an .npz, whole or not at all.
+
+    Raises DataError for a label that is no class, and RunFailed where the scores are no numbers.
+    """
+    data, last = _find_data(net), _find_softmax(net)
+    source = data.source
+    assert source is not None
+    with open_datums(source.where) as datums:
+        count = len(datums)
+    log.info("predict", f"Predicting {count} images of {source.where}")
+    scores: list[NDArray[np.float32]] = []
+    labels: list[NDArray[np.int32]] = []
+    done = 0
+    while done < count:
+        net.forward()
+        # The last batch begins again at the first record.
+        batch = net.value(last.bottoms[0]).flatten(1).numpy()[: count - done].copy()
+        given = net.value(data.tops[1]).reshape(-1).numpy()[: count - done].astype(np.int32)
+        _check_batch(net, source.where, source.keys, batch, given)
+        scores.append(batch)
+        labels.append(given)
+        done += len(batch)
+        log.info("predict", f"{done} of {count} images")
+    _write(out, np.concatenate(scores), np.concatenate(labels))
+
+
+def _find_data(net: RunnableNet) -> LayerNode:
+    found = [node for node in net.nodes if node.param.type == "Data"]
+    if len(found) != 1 or len(found[0].tops) != 2:
+        what = (
+            f"phase TEST has {len(found)} Data layers" if len(found) != 1 else "its Data layer has no labels"
+        )
+        raise InputError(net.path, what, "give a net that reads images and labels from one LMDB")
+    return found[0]
+
+
+def _find_softmax(net: RunnableNet) -> LayerNode:
+    """Return the last softmax; raises InputError unless it takes one score a class for each image."""
+    for node in reversed(net.nodes):
+        if node.param.type in _SOFTMAX:
+            shape = net.shape(node.bottoms[0])
+            axis = node.param.softmax_param.axis
+            if axis not in (1, 1 - len(shape)) or math.prod(shape[2:]) != 1:
+                what = f"layer '{node.param.name}' takes {' x '.join(map(str, shape))} scores"
+                raise InputError(net.path, what, "give a net that has one score a class for each image")
+            return node
+    raise InputError(net.path, "no softmax in phase TEST", f"give a net with a {' or '.join(_SOFTMAX)} layer")
+
+
+def _check_batch(
+    net: RunnableNet, where: str, keys: Sequence[str], scores: NDArray[np.float32], labels: NDArray[np.int32]
+) -> None:
+    classes = scores.shape[1]
+    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(outside):
+        what = f"record '{keys[outside[0]]}' has label {labels[outside[0]]}"
+        raise DataError(where, what, f"{net.path} has {classes} classes")
+    odd = np.flatnonzero(~np.isfinite(scores).all(1))
+    if len(odd):
+        what = f"the scores of record '{keys[odd[0]]}' are not finite"
+        raise RunFailed(net.path, what, "look at the weights, and at the data")
+
+
+def _write(out: str, scores: NDArray[np.float32], labels: NDArray[np.int32]) -> None:
+    held = io.BytesIO()
+    np.savez(held, scores=scores, labels=labels)
+    try:
+        write_whole({Path(out): held.getvalue()})
+    except OSError as error:
+        raise RunFailed(out, f"cannot be written: {error.strerror}", "check its folder and disk") from None

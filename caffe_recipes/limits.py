@@ -1,0 +1,81 @@
+"""Bounds on what is read, so that a file of anybody's costs seconds and megabytes, and not the machine.
+
+Each is far above what the field has. `caffe-recipes --limit NAME=N COMMAND` raises one, and so does
+`CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md has the table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from types import MappingProxyType
+
+LIMITS_VARIABLE = "CAFFE_RECIPES_LIMITS"
+_OPENCV = "OPENCV_IO_MAX_IMAGE_PIXELS"
+
+LIMITS = MappingProxyType(
+    {
+        "yaml-bytes": 1_000_000,
+        "yaml-depth": 50,
+        "yaml-values": 20_000,
+        "yaml-rows": 500,
+        "prototxt-values": 500_000,
+        "prototxt-layers": 10_000,
+        "weights-fields": 200_000,
+        "record-bytes": 256_000_000,
+        "image-pixels": 100_000_000,
+        "tar-members": 2_000_000,
+        "list-bytes": 256_000_000,
+        "json-bytes": 16_000_000,
+        "journal-bytes": 64_000_000,
+        "predictions-bytes": 2_000_000_000,
+    }
+)
+
+
+def limit(name: str) -> int:
+    """Return a bound: its default, or what the environment says; raises ValueError for a spoilt variable."""
+    return parse_limits(os.environ.get(LIMITS_VARIABLE, "")).get(name, LIMITS[name])
+
+
+def parse_limits(text: str) -> dict[str, int]:
+    """Read `NAME=N,NAME=N`; raises ValueError, whose text says what is wrong.
+
+    >>> parse_limits("yaml-depth=70,image-pixels=200000000")
+    {'yaml-depth': 70, 'image-pixels': 200000000}
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.strip().partition("=")
+        if name not in LIMITS:
+            raise ValueError(f"there is no limit {name[:60]!r}; there are {', '.join(LIMITS)}")
+        if not (number.isascii() and number.isdigit() and 0 < len(number) < 19 and int(number)):
+            raise ValueError(f"{part[:60]!r} has no count; write {name}={LIMITS[name]}")
+        found[name] = int(number)
+    return found
+
+
+def raise_limits(texts: Sequence[str]) -> None:
+    """Take `NAME=N` on top of what the environment says, for this process and those that it starts.
+
+    Raises ValueError, also for what the environment says.
+    """
+    found = {**parse_limits(os.environ.get(LIMITS_VARIABLE, "")), **parse_limits(",".join(texts))}
+    if texts:
+        os.environ[LIMITS_VARIABLE] = ",".join(f"{name}={most}" for name, most in found.items())
+    bound_opencv()
+
+
+def raise_limit(name: str) -> str:
+    """Return what to do about a file that is over a bound."""
+    return f"if you trust it, raise the bound with {LIMITS_VARIABLE}={name}=N"
+
+
+def bound_opencv() -> None:
+    """Have OpenCV refuse images of more pixels; it reads this when it is loaded, and not again."""
+    os.environ[_OPENCV] = str(limit("image-pixels"))
+
+
+with suppress(ValueError):  # which the command line reports
+    bound_opencv()

@@ -1,0 +1,1 @@
+"""Recipe -> {path: text}, pure; comparing with what is on disk. Floor 4."""

@@ -1,0 +1,70 @@
+"""Recipes for another Caffe, judged by what they generate: nothing is written that it would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
+from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, DialectDifference, check_message
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.solvers import build_solver
+
+# Where the recipe says what a field of its nets holds.
+_KEYS = {
+    "BatchNormParameter.filler": "net.builder",
+    "DataParameter.prefetch": "data.train.prefetch",
+    "DataParameter.shuffle": "data.train.shuffle",
+    "TransformationParameter.random_aspect_ratio_param": "nets.{net}.random_aspect_ratio",
+    "TransformationParameter.random_resize_param": "data.test.shorter_side_px",
+}
+
+
+def translate_whole(recipe: Recipe, dialect: str) -> Recipe:
+    """Return the recipe for another Caffe, as `recipe.translate.translate`, if its nets are that Caffe's too.
+
+    Raises RecipeError where a schedule, or anything in a net, has no exact equivalent.
+    """
+    parts = find_parts(recipe, dialect)
+    if parts:
+        raise refusal(recipe, dialect, parts)
+    return translate(recipe, dialect)
+
+
+def find_parts(recipe: Recipe, dialect: str) -> list[Part]:
+    """List every part of a recipe, nets included, that a dialect's Caffe would refuse or take otherwise.
+
+    Empty for SURFsara's, whose recipe is written as it is.
+    """
+    if dialect == OURS:
+        return []
+    judge = find_dialect(dialect)
+    parts = find_inexact(recipe, dialect)
+    if not parts:
+        translated = translate(recipe, dialect)
+        for phase in translated.phases:
+            parts += [
+                Part(phase.name, difference.name, difference.what)
+                for difference in _grave(check_message(build_solver(translated, phase), judge))
+            ]
+    return list(dict.fromkeys([*parts, *_in_nets(recipe, judge)]))
+
+
+def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
+    for net in recipe.nets:
+        for difference in _grave(check_message(build_net(recipe, net), judge)):
+            known = _KEYS.get(difference.name, "")
+            # What the user's own net says stands there, except the data layers, which are ours.
+            is_own = not known or (known == "net.builder" and not recipe.net.builder)
+            key = _origin(recipe) if is_own else known.format(net=net)
+            yield Part("", key, f"{difference.what}; {difference.write}")
+
+
+def _grave(differences: list[DialectDifference]) -> list[DialectDifference]:
+    return [difference for difference in differences if DIFFERENCE_RULES[difference.rule].severity != "note"]
+
+
+def _origin(recipe: Recipe) -> str:
+    """Name the key that says where the net comes from."""
+    return next(f"net.{key}" for key in ("builder", "prototxt", "function") if getattr(recipe.net, key))

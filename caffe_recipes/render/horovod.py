@@ -1,0 +1,165 @@
+"""The TensorFlow and Horovod run of a recipe: its three commands as scripts, its rate as module and data.
+
+Their text stands alone: it needs bash and the programs that it names, the module a Python of TensorFlow's.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.headers import header_line
+from caffe_recipes.render.scripts import templates
+from caffe_recipes.tensorflow.run import (
+    HorovodRun,
+    evaluate_argv,
+    evaluate_environment,
+    prepare_argv,
+    train_argv,
+)
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A path that the user gives by a variable, where the source has `<path-to-...>`."""
+
+    name: str
+    what: str
+    kind: str = "DIR"
+
+
+@dataclass(frozen=True)
+class _Script:
+    file: str
+    title: str
+    paths: tuple[_Path, ...]
+    words: str
+    notes: tuple[str, ...] = ()
+    settings: str = ""
+    imports: bool = False
+
+
+_MODELS = _Path("MODEL_DIR", "folder of models; this one is {model} in it")
+_RESNET = _Path("RESNET_DIR", "models/official/resnet of the changed tensorflow/tpu repository")
+
+
+def render_horovod(recipe: Recipe) -> dict[str, str]:
+    """Return the text of each file of a recipe's TensorFlow run by its path; empty where it has none."""
+    run = recipe.tensorflow
+    if run is None:
+        return {}
+    folder, header = f"jobs/{recipe.name}", header_line(recipe)
+    files = {}
+    for script in (_prepare(), _train(recipe, run), _evaluate(recipe, run)):
+        values = {
+            **vars(script),
+            "recipe": recipe,
+            "header": header,
+            "width": max(len(path.name) for path in script.paths),
+        }
+        files[f"{folder}/{script.file}"] = templates().get_template("tf_command.sh.j2").render(values)
+    module = templates().get_template("tf_rates.py.j2")
+    files[f"{folder}/tf_rates.py"] = module.render(
+        recipe=recipe, header=header, run=run.schedule, batch=recipe.cluster.global_batch
+    )
+    files[f"{folder}/tf_rates.json"] = _render_rates(run, header)
+    return files
+
+
+def _prepare() -> _Script:
+    paths = (
+        _Path("IMAGENET_TO_GCS", "path of imagenet_to_gcs.py, in tools/datasets of tensorflow/tpu", "FILE"),
+        _Path("RAW_IMAGE_DIR", "folder of ImageNet's raw images"),
+        _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
+    )
+    notes = (
+        "imagenet_to_gcs.py shuffles the classes across its files; without that 2 to 3 % of accuracy are",
+        "lost, by the source. `caffe-recipes data check` measures it, and `caffe-recipes data tfrecords`",
+        "makes such files of an LMDB.",
+    )
+    words = _words(prepare_argv(*(_var(path.name) for path in paths)), pairs_from=2)
+    return _Script("tf_prepare.sh", "Make TFRecords of ImageNet's raw images.", paths, words, notes)
+
+
+def _train(recipe: Recipe, run: HorovodRun) -> _Script:
+    cluster = recipe.cluster
+    paths = (
+        _RESNET,
+        _Path("TRAIN_DIR", "training TFRecords on a local disk of every node"),
+        _Path(_MODELS.name, _MODELS.what.format(model=run.model)),
+    )
+    argv = train_argv(
+        run,
+        workers=cluster.ranks,
+        per_node=cluster.ranks_per_node,
+        batch=cluster.global_batch,
+        script=f"{_var('RESNET_DIR')}/resnet_main.py",
+        data_dir=_var("TRAIN_DIR"),
+        model_dir=f"{_var('MODEL_DIR')}/{run.model}",
+    )
+    notes = (
+        f"mpirun takes the {cluster.nodes} hosts from the job; elsewhere name them in a file, and the file",
+        "in I_MPI_HYDRA_HOST_FILE. resnet_main.py itself sets MKL's and OpenMP's variables (KMP_*, OMP_*),",
+        f"by the flags: {run.inter_threads} operations at a time, {run.intra_threads} threads in each.",
+    )
+    title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images a step."
+    return _Script("tf_train.sh", title, paths, _words(argv, pairs_from=7), notes, imports=True)
+
+
+def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
+    told, images = run.evaluation, recipe.data.test.images
+    paths = (
+        _RESNET,
+        _Path("VALIDATION_DIR", "validation TFRecords"),
+        _Path(_MODELS.name, _MODELS.what.format(model=run.model)),
+    )
+    argv = evaluate_argv(
+        run,
+        script=f"{_var('RESNET_DIR')}/resnet_eval.py",
+        data_dir=_var("VALIDATION_DIR"),
+        model_dir=f"{_var('MODEL_DIR')}/{run.model}",
+    )
+    settings = " ".join(f"{name}={value}" for name, value in evaluate_environment(run).items())
+    batches = -(-images // told.batch_size)
+    title = f"Test the model on one node: {batches} batches of {told.batch_size}, {images:,} images."
+    notes = ("`caffe-recipes tf log FILE` reads what it prints.",)
+    return _Script("tf_evaluate.sh", title, paths, _words(argv, pairs_from=2), notes, settings)
+
+
+def _var(name: str) -> str:
+    """Mark a variable of the shell in a word of an argv."""
+    return f"\0{name}\0"
+
+
+def _words(argv: Sequence[str], pairs_from: int) -> str:
+    """Write an argv for the shell: the program on the first line, each flag with its value on another."""
+    lines = [[*argv[:pairs_from]]]
+    for word in argv[pairs_from:]:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(word)
+    return " \\\n  ".join(" ".join(map(_quote, line)) for line in lines)
+
+
+def _quote(word: str) -> str:
+    """Quote a word, with its variable, if there is one, in double quotes.
+
+    >>> _quote(f"--data_dir={_var('TRAIN_DIR')}/a b")
+    '--data_dir="$TRAIN_DIR"\\'/a b\\''
+    """
+    before, *rest = word.split("\0")
+    if not rest:
+        return shlex.quote(word)
+    name, after = rest
+    return f'{before and shlex.quote(before)}"${name}"{after and shlex.quote(after)}'
+
+
+def _render_rates(run: HorovodRun, header: str) -> str:
+    """Write the breakpoints as JSON, one a line; the header is its first key."""
+    points = [{"step": step, "learning_rate": rate} for step, rate in run.schedule.breakpoints]
+    lines = ",\n".join(f"    {json.dumps(point)}" for point in points)
+    head = f'  "generated": {json.dumps(header)},\n  "between": "linear"'
+    return f'{{\n{head},\n  "points": [\n{lines}\n  ]\n}}\n'

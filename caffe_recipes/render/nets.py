@@ -1,0 +1,198 @@
+"""A recipe's nets: the message, and its text with the numbers explained.
+
+The data layers of a recipe's nets: one for TRAIN, and one for TEST where the net has it.
+
+Nets of the user's own: a prototxt file, or a function, found from the recipe's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import data
+from caffe_recipes.caffe.messages import FieldValue, nearest
+from caffe_recipes.caffe.nets import BUILDERS, NetOptions
+from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.recipe.model import NetVariant, RandomAspectRatio, Recipe
+from caffe_recipes.render.headers import above_net, header_line, shared_lines
+from caffe_recipes.render.own_code import call_beside
+
+
+def build_data_layers(
+    recipe: Recipe, variant: NetVariant, name: str = "data", tops: Sequence[str] = ("data", "label")
+) -> list[pb.LayerParameter]:
+    """Build the data layers of one net; crops and mirrors are random in TRAIN only."""
+    train, test = recipe.data.train, recipe.data.test
+    layers = [
+        data(
+            name,
+            tops,
+            phase="TRAIN",
+            source=train.lmdb,
+            batch_size=recipe.cluster.batch_per_rank,
+            prefetch=train.prefetch,
+            shuffle=train.shuffle or None,
+            transform_param=_transform(recipe, mirror=recipe.data.mirror)
+            | {"random_aspect_ratio_param": _aspect_ratio(variant.random_aspect_ratio)},
+        )
+    ]
+    if variant.test:
+        side, interpolation = test.shorter_side_px, {"interp_mode": test.interp_mode}
+        resize = side and {"min_size": side, "max_size": side, "resize_param": interpolation}
+        layers.append(
+            data(
+                name,
+                tops,
+                phase="TEST",
+                source=test.lmdb,
+                batch_size=test.batch_size,
+                transform_param=_transform(recipe, mirror=False) | {"random_resize_param": resize},
+            )
+        )
+    return layers
+
+
+def _transform(recipe: Recipe, *, mirror: bool) -> dict[str, FieldValue]:
+    fixed = recipe.data
+    return {
+        "mirror": mirror,
+        "crop_size": fixed.crop_size,
+        "scale": fixed.scale,
+        "mean_value": fixed.mean_value,
+    }
+
+
+def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | None:
+    if ratio is None:
+        return None
+    return {
+        "min_area_ratio": ratio.min_area_ratio,
+        "max_area_ratio": ratio.max_area_ratio,
+        "aspect_ratio_change": ratio.aspect_ratio_change,
+        "resize_param": {"interp_mode": ratio.interp_mode},
+    }
+
+
+def load_own_net(recipe: Recipe) -> pb.NetParameter:
+    """Read `net.prototxt`, or call `net.function` with the recipe's Net.
+
+    Raises PrototxtError for text that does not parse, RecipeError for a function that cannot be found, is not
+    allowed to run, fails, or returns something else than a NetParameter or its text.
+    """
+    if recipe.net.prototxt is not None:
+        return load_prototxt(recipe.folder / recipe.net.prototxt, pb.NetParameter)
+    name = recipe.net.function or ""
+    where = f"{recipe.name}: net.function {name}"
+    made = call_beside(recipe.folder, name, recipe.net, where)
+    if isinstance(made, str):
+        return parse_prototxt(made, pb.NetParameter, where)
+    if isinstance(made, pb.NetParameter):
+        return made
+    kind = f"{type(made).__module__}.{type(made).__qualname__}"
+    raise RecipeError(
+        where, f"returned {kind}", "return a NetParameter of caffe_recipes.caffe.pb, or its text"
+    )
+
+
+def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
+    """Return the net with the recipe's data layers where its own Data layers are, or first if it has none.
+
+    They keep the name and the tops of the first that they replace; all other layers stay as they are.
+    """
+    own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
+    first = own[0] if own else 0
+    names = (net.layer[first].name, list(net.layer[first].top)) if own else ()
+    others = [layer for layer in net.layer if layer.type != "Data"]
+    if not others and not net.layers:
+        origin = recipe.net.prototxt or recipe.net.function
+        raise RecipeError(recipe.name, f"{origin} holds no layers but Data", "give a whole net")
+    result = pb.NetParameter()
+    result.CopyFrom(net)
+    del result.layer[:]
+    result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *names), *others[first:]])
+    return result
+
+
+def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
+    """Build one of a recipe's `nets`, whichever way the recipe makes it, and check that it fits together.
+
+    Raises RecipeError or PrototxtError for a net that Caffe would refuse, or that tells other classes apart
+    than the recipe's.
+    """
+    if name not in recipe.nets:
+        raise RecipeError(recipe.name, f"no net '{name}' under `nets`", nearest(name, recipe.nets))
+    variant = recipe.nets[name]
+    if recipe.net.builder:  # what it builds fits together
+        return _build(recipe, variant)
+    net = with_data(load_own_net(recipe), recipe, variant)
+    for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
+        infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
+    _check_classes(recipe, net)
+    return net
+
+
+def render_net(recipe: Recipe, name: str) -> str:
+    """Write one of a recipe's nets as prototxt text, with comments: of a shared one what holds for all."""
+    net = build_net(recipe, name)
+    comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
+    for index, layer in enumerate(net.layer):
+        comments |= _data_comments(recipe, layer, f"layer[{index}]")
+        if recipe.net.builder and layer.batch_norm_param.filler.value == 0 and layer.type == "BatchNorm":
+            beside = "the block starts as its shortcut (fused MKL-DNN engine)"
+            comments[f"layer[{index}].batch_norm_param.filler"] = Comment(beside=beside)
+    return render_prototxt(net, comments)
+
+
+def _header(recipe: Recipe, name: str) -> tuple[str, ...]:
+    if recipe.nets_dir:
+        return shared_lines(recipe)
+    users = [phase.name for phase in recipe.phases if phase.net == name]
+    if recipe.evaluation and recipe.evaluation.net == name:
+        users.append("the evaluation")
+    return header_line(recipe), f"{name}: for {', '.join(users) or 'no phase'}."
+
+
+def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
+    given = recipe.net
+    if recipe.data.crop_size is None:
+        raise RecipeError(recipe.name, f"net.builder {given.builder} needs data.crop_size", "give the pixels")
+    fillers = given.fillers
+    options = NetOptions(
+        classes=given.classes,
+        input_px=recipe.data.crop_size,
+        batch_norm_fraction=given.batch_norm_fraction,
+        zero_init=given.zero_init,
+        conv1_filler=fillers.conv1.model_dump(),
+        conv_filler=fillers.conv.model_dump(),
+        classifier_filler=fillers.classifier.model_dump(),
+    )
+    return BUILDERS[given.builder or ""](given.name, build_data_layers(recipe, variant), options)
+
+
+def _check_classes(recipe: Recipe, net: pb.NetParameter) -> None:
+    scores = [layer for layer in net.layer if layer.type == "InnerProduct"]
+    if scores and scores[-1].inner_product_param.num_output != recipe.net.classes:
+        outputs = scores[-1].inner_product_param.num_output
+        what = f"layer '{scores[-1].name}' has num_output {outputs}, and net.classes is {recipe.net.classes}"
+        raise RecipeError(recipe.name, what, "make them equal")
+
+
+def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[str, Comment]:
+    if layer.type != "Data" or layer.include[0].phase != pb.TRAIN:
+        return {}
+    cluster = recipe.cluster
+    counted = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {counted}"
+    beside = {"data_param.batch_size": f"of each rank{ranks}"}
+    if layer.transform_param.HasField("random_aspect_ratio_param"):
+        change = layer.transform_param.random_aspect_ratio_param.aspect_ratio_change
+        beside["transform_param.random_aspect_ratio_param.aspect_ratio_change"] = (
+            f"height / width from {change**2:.4g} to {change**-2:.4g}"
+        )
+    if len(layer.transform_param.mean_value) == 3:
+        beside["transform_param.mean_value[0]"] = "blue, green, red"
+    return {f"{at}.{path}": Comment(beside=text) for path, text in beside.items()}

@@ -1,0 +1,310 @@
+"""Run the Python beside a recipe, if the user allowed it, and only the files that were allowed.
+
+`net: function:` is a program. `generate`, `run` and a real `submit` count as consent to run it, and record
+the SHA-256 of each file beside the recipe that was imported. All other commands run it only while these files
+are as recorded. The record is the user's own, outside of any repository: in `$XDG_STATE_HOME/caffe-recipes`.
+
+What the code opens by itself, and packages that are installed, are not looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import stat
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from caffe_recipes.cluster.staging.manifest import own_cache, write_kept
+from caffe_recipes.errors import CaffeRecipesError, RecipeError
+from caffe_recipes.files import read_bytes, read_pieces
+
+RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
+
+# What may be run: what is recorded; anything, this once; anything, which is then recorded.
+Level = Literal["recorded", "once", "always"]
+
+_MOST_BYTES = 16_000_000  # of a module, and of a record
+_OURS = "caffe_recipes"
+
+
+@dataclass(frozen=True)
+class _Consent:
+    level: Level = "recorded"
+    line: str = ""
+    warn: Callable[[str], None] = lambda text: None
+
+
+_consent = _Consent()
+
+
+@contextmanager
+def allowing_code(
+    level: Level, line: str = "", warn: Callable[[str], None] = lambda text: None
+) -> Iterator[None]:
+    """Say what code beside recipes may be run meanwhile, in this process; `recorded` holds outside of this.
+
+    `line` is what a user who is refused can type; `warn` hears of a consent that could not be recorded.
+    """
+    global _consent
+    before, _consent = _consent, _Consent(level, line, warn)
+    try:
+        yield
+    finally:
+        _consent = before
+
+
+def call_beside(folder: Path, name: str, argument: object, where: str) -> object:
+    """Call `module:function`, of a file beside the recipe, with one argument, and return what it returns.
+
+    Raises RecipeError for a module that is not in `folder`, for code that is not allowed, and for code that
+    fails; `where` names the recipe.
+    """
+    module, _, attribute = name.partition(":")
+    consent = _consent
+    if consent.level == "recorded" and os.environ.get(RUN_CODE) == "1":
+        consent = _Consent("once")
+    folder = Path(os.path.realpath(folder))
+    known = _read_record(folder, name)
+    files = _Files(folder, module.partition(".")[0], consent, known)
+    if not files.is_own_root(files.root):
+        hint = f"write a file there, in which `from {module} import {attribute}` takes what is installed"
+        raise RecipeError(where, f"there is no module '{files.root}' beside the recipe", hint)
+    if consent.level == "recorded":
+        _check_unchanged(files, known, module, where, consent)
+    try:
+        with _importing(files):
+            function = getattr(importlib.import_module(module), attribute, None)
+            made = function(argument) if callable(function) else None
+    except (Exception, SystemExit) as error:
+        if not files.refused:
+            raise _failed(where, module, error) from error
+    if files.refused:  # the code may have caught what it met
+        raise RecipeError(where, *files.refused)
+    if not callable(function):
+        raise RecipeError(where, f"module '{module}' has no function '{attribute}'", "check the name")
+    if consent.level == "always":
+        _record(folder, name, known or {}, files, consent)
+    return made
+
+
+class _Files(MetaPathFinder, Loader):
+    """Find and run the modules beside a recipe: the very bytes whose digest is compared or kept.
+
+    They win over installed ones, but the standard library's, and are read as source, never as bytecode.
+    `root` is the module that the recipe names; it may be called as one of the standard library.
+    """
+
+    def __init__(self, folder: Path, root: str, consent: _Consent, known: Mapping[str, str] | None) -> None:
+        self.folder = folder
+        self.root = root
+        self._consent = consent
+        self._known = known or {}
+        self.refused: tuple[str, str] | None = None
+        self.ran: dict[str, str] = {}
+        self._installed = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - text
+
+    def read(self, file: Path) -> tuple[str, bytes, str]:
+        """Return a file's path from the folder, its bytes and their digest; raises OSError."""
+        data = read_bytes(file, _MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it is over {_MOST_BYTES:,} bytes", str(file))
+        return file.relative_to(self.folder).as_posix(), data, hashlib.sha256(data).hexdigest()
+
+    def is_own_root(self, name: str) -> bool:
+        """Whether a module of no package is one beside the recipe."""
+        if name == _OURS or (name != self.root and name in sys.stdlib_module_names):
+            return False
+        return self._file_of(name) is not None or (
+            (self.folder / name).is_dir() and (name == self.root or self._find_installed(name) is None)
+        )
+
+    def own_roots(self) -> set[str]:
+        """Return the loaded modules of no package that those beside the recipe take the place of."""
+        return {name for name in list(sys.modules) if "." not in name and self.is_own_root(name)}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root = name.partition(".")[0]
+        if not self.is_own_root(root):
+            return None if path is not None else self._find_elsewhere(name)
+        file = self._file_of(name)
+        if file is None:
+            below = self.folder.joinpath(*name.split("."))
+            spec = ModuleSpec(name, None, is_package=True) if below.is_dir() else None
+            if spec is not None:
+                spec.submodule_search_locations = [str(below)]
+            return spec
+        shown, data, digest = self.read(file)
+        if self._consent.level == "recorded" and self._known.get(shown) != digest:
+            what = "has changed since you allowed it" if shown in self._known else "is code you did not allow"
+            self._refuse(f"{shown} {what}", _hint(self._consent))
+        self.ran[shown] = digest
+        is_package = file.name == "__init__.py"
+        spec = spec_from_file_location(
+            name, file, loader=self, submodule_search_locations=[str(file.parent)] if is_package else None
+        )
+        if spec is not None:
+            spec.loader_state = data
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        exec(compile(spec.loader_state, spec.origin or "", "exec", dont_inherit=True), module.__dict__)
+
+    def _file_of(self, name: str) -> Path | None:
+        base = self.folder.joinpath(*name.split("."))
+        files = (base / "__init__.py", base.with_name(f"{base.name}.py"))
+        return next((file for file in files if os.path.lexists(file)), None)
+
+    def _find_installed(self, name: str) -> ModuleSpec | None:
+        for finder in (BuiltinImporter, FrozenImporter):
+            if found := finder.find_spec(name):
+                return found
+        return PathFinder.find_spec(name, self._installed)
+
+    def _find_elsewhere(self, name: str) -> ModuleSpec | None:
+        """Find what is installed; a folder that the code itself added to `sys.path` is not."""
+        found = self._find_installed(name)
+        if found is None and PathFinder.find_spec(name) is not None:
+            what = f"it imports '{name}', which is neither beside the recipe nor installed"
+            self._refuse(what, "put it beside the recipe")
+        return found
+
+    def _refuse(self, what: str, hint: str) -> None:
+        self.refused = self.refused or (what, hint)
+        raise ImportError(what)
+
+
+@contextmanager
+def _importing(files: _Files) -> Iterator[None]:
+    """Let modules beside the recipe be imported, and leave no trace of them among the loaded ones."""
+    hidden = files.own_roots()
+    before = {name: module for name, module in sys.modules.copy().items() if name.partition(".")[0] in hidden}
+    path, writes_bytecode = sys.path.copy(), sys.dont_write_bytecode
+    for name in before:
+        del sys.modules[name]
+    sys.meta_path.insert(0, files)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not files]
+        sys.path[:], sys.dont_write_bytecode = path, writes_bytecode
+        own = hidden | files.own_roots()
+        for name in [name for name in list(sys.modules) if name.partition(".")[0] in own]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _check_unchanged(
+    files: _Files, known: Mapping[str, str] | None, module: str, where: str, consent: _Consent
+) -> None:
+    """Raise RecipeError unless the code is recorded, and each of its files is as it was then."""
+    if known is None:
+        what = f"runs the code of '{module}' beside the recipe, which you have not allowed"
+        raise RecipeError(where, what, _hint(consent))
+    for shown, digest in known.items():
+        try:
+            now = files.read(files.folder / shown)[2]
+        except (OSError, ValueError):
+            now = ""
+        if now != digest:
+            raise RecipeError(where, f"{shown} has changed since you allowed it", _hint(consent))
+
+
+def _hint(consent: _Consent) -> str:
+    line = f"type `{consent.line}`" if consent.line else f"set {RUN_CODE}=1"
+    return f"read it, then {line}; `caffe-recipes generate` on the recipe allows it until it changes"
+
+
+def _record_path(folder: Path, name: str) -> Path | None:
+    """Return where a consent is recorded; None for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    key = hashlib.sha256(os.fsencode(folder) + b"\0" + name.encode()).hexdigest()[:32]
+    return root / "caffe-recipes" / "code" / f"{key}.json"
+
+
+def _read_record(folder: Path, name: str) -> dict[str, str] | None:
+    """Return the digests that were recorded of a function's files; None without a record of our own."""
+    path = _record_path(folder, name)
+    if path is None:
+        return None
+    try:
+        for each in (path.parent.parent, path.parent):
+            if not _is_ours_alone(each.lstat()):
+                return None
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode) or not _is_ours_alone(status):
+                return None
+            held = json.loads(read_pieces(file, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(held, dict) or (held.get("folder"), held.get("function")) != (str(folder), name):
+        return None
+    files = held.get("files")
+    return {str(file): str(digest) for file, digest in files.items()} if isinstance(files, dict) else None
+
+
+def _is_ours_alone(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)
+
+
+def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, consent: _Consent) -> None:
+    """Keep the digests of what was run, beside those of what another recipe of the folder had it import."""
+    kept: dict[str, str] = {}
+    for shown, digest in known.items():
+        try:
+            kept |= {shown: digest} if files.read(folder / shown)[2] == digest else {}
+        except (OSError, ValueError):
+            continue
+    made = dict(sorted({**kept, **files.ran}.items()))
+    if made == known:
+        return
+    path = _record_path(folder, name)
+    try:
+        if path is None:
+            raise PermissionError(0, "there is no home folder")
+        own_cache(path.parent.parent)
+        own_cache(path.parent)
+        write_kept(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
+    except OSError as error:
+        consent.warn(f"that you allow {name} cannot be recorded: {error.strerror}")
+
+
+def _failed(where: str, module: str, error: BaseException) -> RecipeError:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return RecipeError(where, f"there is no module '{error.name}' beside the recipe", "check the name")
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, OSError) and frames[-1][0] == read_bytes.__code__.co_filename:
+        file = Path(error.filename or f"{module}.py").name
+        return RecipeError(where, f"{file} cannot be read: {error.strerror}", "let it be read")
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", error.lineno))
+    theirs = [frame for frame in frames if Path(frame[0]).stem == module.rpartition(".")[2]]
+    at = "".join(f"{Path(file).name}:{line}: " for file, line in theirs[-1:])
+    message = str(error) if isinstance(error, CaffeRecipesError) else f"{type(error).__name__}: {error}"
+    return RecipeError(where, f"{at}{' '.join(message.split())}", "correct the function")

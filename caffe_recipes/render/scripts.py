@@ -1,0 +1,186 @@
+"""The standalone job script of a recipe: bash text that needs no Python of ours.
+
+The Slurm jobs of a recipe: one for the whole chain, or one a phase, and what submits those in order.
+
+Their text does what is Slurm's: directives, the signal before the end, the requeue. In the allocation the
+chain is carried by `caffe-recipes run`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.slurm_jobs import render_limit
+from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
+from caffe_recipes.recipe.estimate import estimate_duration
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.translate import original_name
+from caffe_recipes.render.headers import above_job, above_script, header_line, recipe_word
+
+
+def render_run_script(recipe: Recipe) -> str:
+    """Render `jobs/<recipe>/run.sh`: the published chain, resumable, needing no Python of ours."""
+    cluster = recipe.cluster
+    threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
+    phases = [_phase_values(recipe, phase) for phase in recipe.phases]
+    stops, keeps = any(phase["stop_iter"] for phase in phases), any(phase["needed"] for phase in phases)
+    values = {
+        "recipe": recipe,
+        "cluster": cluster,
+        "header": header_line(recipe),
+        "derived": above_script(recipe),
+        "threads": " ".join(f"{name}={shlex.quote(value)}" for name, value in threads.items()),
+        "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
+        if cluster.mlsl
+        else {},
+        "launch": _launch_lines(recipe, threads),
+        "solvers": [f"solver_{phase.name}" for phase in recipe.phases],
+        "nets_dir": recipe.nets_dir or recipe.prototxt_dir,
+        "our_nets": posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name,
+        "phases": phases,
+        "stops": stops,
+        "keeps": keeps,
+        "more": " STOP_ITER NEEDED..." if keeps else " STOP_ITER" if stops else "",
+        "given_weights": _given_weights(recipe),
+        "models": [_model_file(phase) for phase in find_evaluated(recipe) or find_leaves(recipe)],
+        "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
+    }
+    return templates().get_template("run.sh.j2").render(values)
+
+
+def _launch_lines(recipe: Recipe, threads: dict[str, str]) -> list[str]:
+    """Return the launcher's words for the shell, up to the trainer: its shape, then one variable a line."""
+    cluster = recipe.cluster
+    argv = hydra_argv(
+        (),
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.ranks_per_node,
+        environment=threads,
+        fabric=cluster.fabric,
+    )
+    variables_at = len(argv) - 3 * len(threads)
+    starts = [0, *range(variables_at, len(argv), 3)]
+    return [shlex.join(argv[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
+    start = recipe.starts_from(phase)
+    return {
+        "name": phase.name,
+        "net": phase.net,
+        "weights": _model_file(start, phase.weights_iter) if isinstance(start, Phase) else start or "",
+        "snapshot": phase.final_snapshot,
+        "stop_iter": phase.stop_iter,
+        "needed": [phase.snapshot_at(iteration) for iteration in recipe.needed_iters(phase)],
+        "iterations": phase.last_iter,
+        "max_iter": phase.max_iter,
+        "epochs": images_of(recipe, phase) / recipe.data.train.images,
+        "comment": phase.comment,
+    }
+
+
+def _model_file(phase: Phase, iteration: int | None = None) -> str:
+    """Name a phase's fetched snapshot in the Caffe root: its last, or that of an iteration."""
+    return posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))
+
+
+def _given_weights(recipe: Recipe) -> list[str]:
+    """List the weights that no phase makes."""
+    starts = (recipe.starts_from(phase) for phase in recipe.phases)
+    return list(dict.fromkeys(start for start in starts if isinstance(start, str)))
+
+
+def lmdb_hint(recipe: Recipe, source: str | None) -> str:
+    """Say what to do about a recipe's missing LMDB, which is looked for at `source`."""
+    if recipe.data.prepare and source:
+        folder = shlex.quote(posixpath.dirname(source) or ".")
+        return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
+    return "build it with convert_imageset"
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """Return the templates, with `sh`: a value as one word of the shell, plain where it may be."""
+    folder = resources.files("caffe_recipes.templates")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        undefined=jinja2.StrictUndefined,
+        # bash's ${#array[@]} is no comment
+        comment_start_string="{%#",
+        comment_end_string="#%}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["sh"] = shlex.quote
+    return environment
+
+
+# From Slurm's warning to the end of the time: an iteration, a snapshot, its copy, and the requeue.
+_WARNING_S, _SHORTEST_WARNING_S = 600, 60
+# Where nobody knows how long a job takes; short ones are not warned at their very start.
+_UNKNOWN_WARNING_S = 120
+# `run` gives Caffe this long from SIGINT, unless it is told otherwise: an iteration, and a snapshot of it.
+STOP_GRACE_S = 120
+
+
+def render_jobs(recipe: Recipe) -> dict[str, str]:
+    """Return the text of each of a recipe's jobs, and of the script that submits them, by its path."""
+    folder = f"jobs/{recipe.name}"
+    width = len(str(len(recipe.phases)))
+    names = [f"phase-{number:0{width}}-{phase.name}" for number, phase in enumerate(recipe.phases, 1)]
+    files = {f"{folder}/chain.sbatch": _render_job(recipe, f"{folder}/chain.sbatch")}
+    for number, (name, phase) in enumerate(zip(names, recipe.phases, strict=True), 1):
+        path = f"{folder}/{name}.sbatch"
+        files[path] = _render_job(recipe, path, phase, number)
+    values = {"recipe": recipe, "header": header_line(recipe), "phases": names, "unset": SBATCH_UNSET}
+    files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
+    return files
+
+
+def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: int = 0) -> str:
+    duration = estimate_duration(recipe, phase.name if phase else None)
+    warning_s = find_warning_s(duration.limit_s if duration else None)
+    name = original_name(recipe)
+    words = [] if name == recipe.name else ["--dialect", recipe.dialect]
+    words += ["--until", phase.name] if phase else []
+    values: dict[str, Any] = {
+        "recipe": recipe,
+        "cluster": recipe.cluster,
+        "header": header_line(recipe),
+        "derived": above_job(recipe),
+        "file": posixpath.basename(path),
+        "phase": phase,
+        "number": number,
+        "job_name": f"{recipe.name}-{phase.name}" if phase else recipe.name,
+        "time_limit": render_limit(duration.limit_s) if duration else None,
+        "warning_s": warning_s,
+        "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
+        "given": recipe_word(recipe),
+        "is_shipped": name in shipped_recipes(),
+        "options": "".join(f" {shlex.quote(word)}" for word in words),
+    }
+    return templates().get_template("job.sbatch.j2").render(values)
+
+
+def find_warning_s(limit_s: float | None) -> int:
+    """Return how many seconds before the end of its time a job is to be warned: a tenth, in whole minutes.
+
+    At most ten of them, and at least one, which is as exactly as Slurm sends it.
+
+    >>> [find_warning_s(seconds) for seconds in (20_400, 3600, 600, None)]
+    [600, 360, 60, 120]
+    """
+    if limit_s is None:
+        return _UNKNOWN_WARNING_S
+    return int(min(_WARNING_S, max(_SHORTEST_WARNING_S, limit_s / 10 // 60 * 60)))

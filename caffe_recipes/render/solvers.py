@@ -1,0 +1,115 @@
+"""A phase's solver: the message, and its text with the numbers explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.messages import build_message
+from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.caffe.rates import POLICIES, check_rates, lr_at
+from caffe_recipes.caffe.text.comments import Comment
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.recipe.graph import epochs_of, images_per_iter
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.render.headers import above_solver, beside_fields, header_line
+
+_OURS = {"name", "net", "weights", "weights_iter", "stop_iter", "comment", "reported"}
+
+
+def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
+    """Build the solver of one phase of a recipe.
+
+    Raises RecipeError for a schedule whose rate is not finite, with which Caffe trains on and exits 0.
+    """
+    where = f"{recipe.name}: phase '{phase.name}'"
+    settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
+    given = {"net": recipe.net_path(phase.net), "snapshot": phase.snapshot_every_iter}
+    solver = build_message(pb.SolverParameter, where, settings | given)
+    for what in check_rates(solver):
+        raise RecipeError(where, what, "mend the schedule")
+    return solver
+
+
+def render_solver(recipe: Recipe, phase: Phase) -> str:
+    """Write the solver of one phase as prototxt text, with comments."""
+    solver = build_solver(recipe, phase)
+    return render_prototxt(solver, _comments(recipe, phase, solver))
+
+
+def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mapping[str, Comment]:
+    cluster, images = recipe.cluster, recipe.data.train.images
+    batch, times = images_per_iter(recipe, phase), f" x {phase.iter_size}" if phase.iter_size else ""
+    ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    header = [
+        header_line(recipe),
+        f"{phase.name}, phase {recipe.phases.index(phase) + 1} of {len(recipe.phases)}. {batch:,} images an "
+        f"iteration ({ranks} x {cluster.batch_per_rank}{times}), {images:,} an epoch.",
+        *_stop_lines(phase),
+    ]
+    header += [phase.comment] if phase.comment else []
+    comments = {"": Comment(above=(*header, *above_solver(recipe, phase)))}
+    for key in ("max_iter", "lr_iter", "warmup_iter"):
+        if solver.HasField(key):
+            comments[key] = Comment(beside=f"{epochs_of(getattr(solver, key), batch, images):.2f} epochs")
+    if phase.stop_iter:
+        stopped = f"stopped at {phase.stop_iter}, {epochs_of(phase.stop_iter, batch, images):.2f} epochs"
+        comments["max_iter"] = Comment(beside=stopped)
+    comments["base_lr"] = Comment(above=tuple(_rate_lines(solver, phase.last_iter)))
+    decay = _times_before(recipe, phase)
+    if decay:
+        comments["weight_decay"] = Comment(beside=decay)
+    given = {field.name: field.is_repeated for field, _ in solver.ListFields()}
+    for key, derived in beside_fields(recipe, phase).items():
+        if key in given:  # a translated solver may lack the field
+            at = f"{key}[0]" if given[key] else key
+            before = comments.get(at, Comment())
+            said = f"{before.beside}; {derived}" if before.beside else derived
+            comments[at] = replace(before, beside=said)
+    return comments
+
+
+def _stop_lines(phase: Phase) -> list[str]:
+    """Say how a phase ends that does not run to its max_iter."""
+    if not phase.stop_iter:
+        return []
+    end, goes_on = f"after the snapshot of {phase.stop_iter}", f"its rate goes on to {phase.max_iter}"
+    return [f"To be stopped (SIGINT) {end}; {goes_on}."]
+
+
+def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]:
+    """Return the rate at the iterations that tell a schedule: first, both sides of the warm-up's end, last.
+
+    The last is that of `max_iter`, unless `last_iter` iterations are all that run. Empty for `plateau`, whose
+    rate depends on the losses.
+
+    >>> rates_of(pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=90))
+    {0: 0.5, 89: 0.5}
+    """
+    if solver.lr_policy not in POLICIES:
+        return {}
+    last, warmup = (last_iter or solver.max_iter) - 1, solver.warmup_iter
+    between = (warmup - 1, warmup) if 0 < warmup <= last else ()
+    return {iteration: lr_at(solver, iteration) for iteration in (0, *between, last)}
+
+
+def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
+    """Say where the rate goes, in the digits of Caffe's log."""
+    rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver, last_iter).items()]
+    if len(rates) < 4:
+        return [f"The rate by iteration: {', '.join(rates)}."] if rates else []
+    first, end, after, last = rates
+    return [
+        f"The rate by iteration: {first}, {end} where the warm-up ends,",
+        f"{after}, since warm-up iterations count, {last}.",
+    ]
+
+
+def _times_before(recipe: Recipe, phase: Phase) -> str:
+    """Say how the weight decay differs from that of the phase before."""
+    index = recipe.phases.index(phase)
+    before = recipe.phases[index - 1] if index else phase
+    if not before.weight_decay or not phase.weight_decay or before.weight_decay == phase.weight_decay:
+        return ""
+    return f"{phase.weight_decay / before.weight_decay:.4g} times that of {before.name}"

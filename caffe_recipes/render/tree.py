@@ -1,0 +1,206 @@
+"""Generated files and the folder they live in: what differs, and writing what does.
+
+Recipe -> {path: text}: everything that is committed and reviewed.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from caffe_recipes.cluster.staging.plan import node_script
+from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.files import render_unified, write_whole
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.headers import is_generated, is_shared
+from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.render.nets import render_net
+from caffe_recipes.render.scripts import render_jobs, render_run_script
+from caffe_recipes.render.solvers import render_solver
+
+
+@dataclass(frozen=True)
+class StaleFile:
+    """One file on disk that is not what its recipe generates."""
+
+    path: str
+    what: str
+    diff: str = ""
+
+
+def find_differences(files: Mapping[str, str], out: Path) -> list[StaleFile]:
+    """Compare generated files with the disk: missing, changed, not executable, or stale.
+
+    Stale is a file that carries our header, lies in a recipe's folder, and is generated no more.
+    Raises InputError where a path cannot be read.
+    """
+    found = [difference for path, text in files.items() for difference in _compare(path, text, out)]
+    return found + [
+        StaleFile(path, "stale", render_unified(path, _read(out / path), None))
+        for path in find_stale(files, out)
+    ]
+
+
+def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
+    """Return the paths of files that `generate` once wrote beside `files`, and that no recipe makes now.
+
+    Of nets that recipes share none is: another recipe may make it.
+    """
+    folders = sorted({path.rpartition("/")[0] for path in files})
+    paths = (f"{folder}/{name}" for folder in folders for name in _names_in(out / folder))
+    others = ((path, _head(out / path)) for path in paths if path not in files)
+    return [path for path, head in others if is_generated(head) and not is_shared(head)]
+
+
+def find_foreign(files: Mapping[str, str], out: Path) -> list[str]:
+    """Return the paths of `files` where a file lies that differs and lacks our header: one written by hand.
+
+    Raises InputError where a path cannot be read.
+    """
+    on_disk = ((path, text, _read(out / path)) for path, text in files.items())
+    return [path for path, text, seen in on_disk if seen not in (None, text) and not is_generated(seen or "")]
+
+
+def write_files(files: Mapping[str, str], out: Path) -> list[str]:
+    """Write what differs, each file in one step, and return the paths written.
+
+    A full disk or a folder without permission leaves all as it was. Raises InputError, naming the path.
+    """
+    changed = {out / path: path for path, text in files.items() if list(_compare(path, text, out))}
+    folders: list[Path] = []
+    try:
+        for file in changed:
+            folders += [folder for folder in reversed(file.parents) if not folder.exists()]
+            file.parent.mkdir(parents=True, exist_ok=True)
+        scripts = {file for file, path in changed.items() if _is_script(path)}
+        write_whole({file: files[path].encode() for file, path in changed.items()}, executable=scripts)
+    except OSError as error:
+        raise _unusable(error, "written", out) from error
+    finally:
+        for folder in reversed(folders):
+            with suppress(OSError):  # what was written into stays
+                folder.rmdir()
+    return list(changed.values())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write one file in one step: whole, or not at all. Raises InputError, naming the path."""
+    try:
+        write_whole({path: data})
+    except OSError as error:
+        raise _unusable(error, "written", path) from error
+
+
+def _compare(path: str, text: str, out: Path) -> Iterator[StaleFile]:
+    on_disk = _read(out / path)
+    if on_disk is None:
+        yield StaleFile(path, "missing", render_unified(path, None, text))
+    elif on_disk != text:
+        yield StaleFile(path, "changed", render_unified(path, on_disk, text))
+    elif _is_script(path) and not (out / path).stat().st_mode & stat.S_IXUSR:
+        yield StaleFile(path, "not executable")
+
+
+def _is_script(path: str) -> bool:
+    return path.endswith(".sh")
+
+
+def _read(path: Path) -> str | None:
+    """Read a file as text whose bytes can be told apart; None if there is none."""
+    try:
+        return path.read_bytes().decode(errors="surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(error, "read", path) from error
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unusable(error, "read", folder) from error
+
+
+def _head(path: Path) -> str:
+    """Read the first lines of any file, however large, or nothing of one that may not be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1024).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _unusable(error: OSError, verb: str, path: Path) -> InputError:
+    hint = "check the path, its permissions and the disk"
+    return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
+
+
+# What every run.sh has beside it: the text that `run` sends to nodes, byte for byte.
+NODE_SCRIPT = "jobs/lib/node.sh"
+
+
+def generate(recipe: Recipe) -> dict[str, str]:
+    """Return the text of each file of a recipe by its path, with `/`, from the folder that holds them all.
+
+    The same recipe gives the same bytes anywhere, and so do recipes of a family for a net that they share.
+    Raises RecipeError or PrototxtError for a recipe whose net or schedule Caffe would refuse, or that makes
+    two files of one name.
+    """
+    files: dict[str, str] = {}
+    for phase in recipe.phases:
+        files[solver_file(recipe, phase.name)] = render_solver(recipe, phase)
+    for net in recipe.nets:
+        path = net_file(recipe, net)
+        if path in files:
+            raise RecipeError(
+                recipe.name, f"net '{net}' and a phase's solver are both {path}", "rename the net"
+            )
+        files[path] = render_net(recipe, net)
+    files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
+    files[NODE_SCRIPT] = node_script()
+    return files | render_jobs(recipe) | render_horovod(recipe)
+
+
+def solver_file(recipe: Recipe, phase: str) -> str:
+    """Return the path at which a phase's solver is generated."""
+    return f"prototxt/{recipe.name}/solver_{phase}.prototxt"
+
+
+def net_file(recipe: Recipe, net: str) -> str:
+    """Return the path at which a net is generated: in a folder of shared nets, which is called as theirs."""
+    folder = posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name
+    return f"prototxt/{folder}/{net}.prototxt"
+
+
+def placed_paths(recipe: Recipe) -> dict[str, str]:
+    """Return where each generated prototxt is to lie under the Caffe root, by the path of its file."""
+    solvers = {solver_file(recipe, one.name): recipe.solver_path(one.name) for one in recipe.phases}
+    return solvers | {net_file(recipe, net): recipe.net_path(net) for net in recipe.nets}
+
+
+def generate_all(recipes: Iterable[Recipe]) -> dict[str, str]:
+    """Return the files of several recipes, those that they share once.
+
+    Raises RecipeError where two have one name, and so one folder, or share a file that they do not agree on.
+    """
+    files: dict[str, str] = {}
+    names: set[str] = set()
+    for recipe in recipes:
+        if recipe.name in names:
+            raise RecipeError("", f"two recipes are called '{recipe.name}'", "rename one, or give it once")
+        names.add(recipe.name)
+        own = generate(recipe)
+        for path in own.keys() & files.keys():
+            if own[path] != files[path]:
+                what = f"makes another {path} than a recipe before it"
+                raise RecipeError(recipe.name, what, "give it a `nets_dir` of its own")
+        files |= own
+    return files

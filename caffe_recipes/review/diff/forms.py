@@ -1,0 +1,181 @@
+"""Ways of writing that mean the same to Caffe: each turned into the one that people write most.
+
+`diff` turns a form where only one side has it, so that what stands on both is shown as it stands; a
+fingerprint turns every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caffe_recipes.caffe import pb
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way of writing: `key` tells it from the others, `turn` takes it out, in place, if it is there.
+
+    `fields` are those without which there is nothing to turn; `fits` whether turning may make a message
+    equal to another one.
+    """
+
+    fields: frozenset[str]
+    key: Callable[[Any], object]
+    turn: Callable[[Any], None]
+    fits: Callable[[Any], bool] = lambda other: True
+
+
+def _without(*names: str) -> Callable[[Any], bool]:
+    return lambda message: not any(message.HasField(name) for name in names)
+
+
+def _sides(name: str) -> Form:
+    """Build the form `pad_h: 3 pad_w: 5` of `pad: 3 pad: 5` (base_conv_layer, pooling_layer)."""
+    high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
+
+    def is_used(message: Any) -> bool:  # noqa: ANN401 - a message
+        return bool(message.HasField(high) and message.HasField(wide) and not getattr(message, name))
+
+    def turn(message: Any) -> None:  # noqa: ANN401
+        if is_used(message):
+            getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
+            message.ClearField(high)
+            message.ClearField(wide)
+
+    return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
+
+
+def _repeats(name: str) -> Form:
+    """Build the form `kernel_size: 3 kernel_size: 3` of `kernel_size: 3` (base_conv_layer, pooling_layer)."""
+
+    def turn(message: Any) -> None:  # noqa: ANN401
+        values = getattr(message, name)
+        if len(set(values)) == 1:
+            del values[1:]
+
+    return Form(frozenset({name}), lambda message: len(getattr(message, name)), turn)
+
+
+def _square(name: str) -> Form:
+    """Build the form `step_h: 8 step_w: 8` of `step: 8` (prior_box_layer)."""
+    high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
+
+    def is_used(message: Any) -> bool:  # noqa: ANN401
+        both = message.HasField(high) and message.HasField(wide) and not message.HasField(name)
+        return bool(both and getattr(message, high) == getattr(message, wide))
+
+    def turn(message: Any) -> None:  # noqa: ANN401
+        if is_used(message):
+            setattr(message, name, getattr(message, high))
+            message.ClearField(high)
+            message.ClearField(wide)
+
+    return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
+
+
+def _legacy(name: str) -> Form:
+    """Build the form `concat_dim: 2` of `axis: 2` (concat_layer, slice_layer)."""
+
+    def is_used(message: Any) -> bool:  # noqa: ANN401
+        return bool(message.HasField(name) and not message.HasField("axis"))
+
+    def turn(message: Any) -> None:  # noqa: ANN401
+        if is_used(message):
+            message.axis = getattr(message, name)
+            message.ClearField(name)
+
+    return Form(frozenset({name}), is_used, turn, _without(name))
+
+
+def _excludes(layer: Any) -> bool:  # noqa: ANN401
+    """Whether a layer is left out of one phase, and of nothing else."""
+    if len(layer.exclude) != 1 or layer.include:
+        return False
+    return [field.name for field, _ in layer.exclude[0].ListFields()] == ["phase"]
+
+
+def _include(layer: Any) -> None:  # noqa: ANN401
+    if _excludes(layer):
+        other = pb.TEST if layer.exclude[0].phase == pb.TRAIN else pb.TRAIN
+        layer.ClearField("exclude")
+        layer.include.add(phase=other)
+
+
+def _names_net_twice(solver: Any) -> bool:  # noqa: ANN401
+    """Whether training and every test are of one net, in files (solver: InitTrainNet, InitTestNets)."""
+    nets = {field.name for field, _ in solver.ListFields()} & {
+        "net", "net_param", "train_net", "train_net_param", "test_net_param",
+    }  # fmt: skip
+    return (
+        nets == {"train_net"}
+        and len(solver.test_net) == len(solver.test_iter)
+        and set(solver.test_net) <= {solver.train_net}
+    )
+
+
+def _name_net_once(solver: Any) -> None:  # noqa: ANN401
+    if _names_net_twice(solver):
+        solver.net = solver.train_net
+        solver.ClearField("train_net")
+        solver.ClearField("test_net")
+
+
+_FORMS: Mapping[str, tuple[Form, ...]] = {
+    "ConcatParameter": (_legacy("concat_dim"),),
+    "ConvolutionParameter": (
+        *(_sides(name) for name in ("kernel_size", "pad", "stride")),
+        *(_repeats(name) for name in ("kernel_size", "pad", "stride", "dilation")),
+    ),
+    "LayerParameter": (
+        Form(frozenset({"exclude"}), _excludes, _include, lambda other: len(other.include) > 0),
+    ),
+    "PoolingParameter": (
+        *(_sides(name) for name in ("kernel_size", "pad", "stride")),
+        *(_repeats(name) for name in ("kernel_size", "pad", "stride")),
+    ),
+    "PriorBoxParameter": (_square("img_size"), _square("step")),
+    "SliceParameter": (_legacy("slice_dim"),),
+    "SolverParameter": (
+        Form(frozenset({"train_net"}), _names_net_twice, _name_net_once, lambda other: other.HasField("net")),
+    ),
+}
+
+
+def turn_all(message: Any) -> None:  # noqa: ANN401 - a message
+    """Turn every form of a message, in place, but not those of its blocks."""
+    for form in _FORMS.get(message.DESCRIPTOR.name, ()) if _has_form(message) else ():
+        form.turn(message)
+
+
+def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - messages
+    """Return two messages of one type without the forms that only one of them has; neither is changed.
+
+    >>> old = pb.ConvolutionParameter(kernel_size=[11])
+    >>> _, new = turn_apart(old, pb.ConvolutionParameter(kernel_h=11, kernel_w=11))
+    >>> new == old
+    True
+    """
+    is_copied = False
+    has_form = _has_form(old) or _has_form(new)
+    for form in _FORMS.get(old.DESCRIPTOR.name, ()) if has_form else ():
+        if form.key(old) != form.key(new) and (form.fits(old) or form.fits(new)):
+            if not is_copied:
+                old, new, is_copied = _copy(old), _copy(new), True
+            form.turn(old)
+            form.turn(new)
+    return old, new
+
+
+def _has_form(message: Any) -> bool:  # noqa: ANN401
+    forms = _FORMS.get(message.DESCRIPTOR.name, ())
+    # A list that is not set takes memory for as long as the message is held once it was looked at.
+    given = {field.name for field, _ in message.ListFields()} if forms else set()
+    return any(form.fields & given for form in forms)
+
+
+def _copy(message: Any) -> Any:  # noqa: ANN401
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

@@ -1,0 +1,296 @@
+"""What each layer of a net costs: learned parameters, statistics, arithmetic, activations; and the totals.
+
+How much arithmetic one pass forward through a layer is, for its whole batch.
+
+Two kinds. Multiply-adds with learned matrices (convolutions, inner products, recurrent layers), which papers
+count and which take the time. And other operations, one for each number that a layer adds, multiplies,
+compares or normalizes; what is not listed here (ReLU, Dropout, losses, ...) counts as none. A bias is
+neither: its addition is the start of a sum that is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_rules import Dim, product
+from caffe_recipes.caffe.shapes import LayerShapes
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.caffe.shapes import NetShapes
+
+Count = Callable[[LayerShapes, int], Dim]
+
+
+def multiply_adds(layer: LayerShapes) -> Dim:
+    """Count the multiply-adds with learned matrices; None where a shape is unknown.
+
+    >>> conv = pb.LayerParameter(type="Convolution")
+    >>> multiply_adds(LayerShapes(conv, ((2, 3, 8, 8),), ((2, 16, 8, 8),), ((16, 3, 3, 3), (16,))))
+    55296
+    """
+    count = MATRICES.get(layer.layer.type)
+    return _counted(layer, 0, count)
+
+
+def other_operations(layer: LayerShapes, phase: int) -> Dim:
+    """Count the operations other than multiply-adds with learned matrices; None where a shape is unknown."""
+    return _counted(layer, phase, OTHERS.get(layer.layer.type))
+
+
+def add_up(counts: Iterable[Dim]) -> Dim:
+    """Add counts; unknown if one of them is."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def size_of(shape: Shape | None) -> Dim:
+    """Count the numbers of a blob; None where its shape is unknown."""
+    return None if shape is None else product(shape)
+
+
+def _counted(layer: LayerShapes, phase: int, count: Count | None) -> Dim:
+    if layer.learned is None:
+        return None
+    return count(layer, phase) if count else 0
+
+
+def _sizes(shapes: Iterable[Shape | None]) -> Dim:
+    return add_up(size_of(shape) for shape in shapes)
+
+
+def _weights(layer: LayerShapes, index: int) -> Shape:
+    return layer.learned[index] if layer.learned else ()
+
+
+def _convolution(layer: LayerShapes, phase: int) -> Dim:
+    """Every output takes channels / group x kernel: out_c x out_h x out_w x in_c / group x k_h x k_w."""
+    return product([_sizes(layer.tops), *_weights(layer, 0)[1:]])
+
+
+def _deconvolution(layer: LayerShapes, phase: int) -> Dim:
+    """Every input goes to num_output / group x kernel: in_c x in_h x in_w x out_c / group x k_h x k_w."""
+    return product([_sizes(layer.bottoms), *_weights(layer, 0)[1:]])
+
+
+def _inner_product(layer: LayerShapes, phase: int) -> Dim:
+    """Every output takes all inputs: outputs x inputs."""
+    transposed = layer.layer.inner_product_param.transpose
+    return product([_sizes(layer.tops), _weights(layer, 0)[0 if transposed else 1]])
+
+
+def _recurrent(layer: LayerShapes, phase: int) -> Dim:
+    """Every step of every stream takes each matrix once; that of a static input, once a stream."""
+    steps_streams = (layer.bottoms[0] or ())[:2]
+    matrices = [shape for shape in layer.learned or () if len(shape) == 2]
+    exposed = {"LSTM": 2, "RNN": 1}[layer.layer.type] * layer.layer.recurrent_param.expose_hidden
+    has_static = len(layer.bottoms) - exposed == 3
+    static = matrices.pop(1) if has_static else (0,)
+    each_step = add_up(product([*steps_streams, *matrix]) for matrix in matrices)
+    return add_up([each_step, product([*steps_streams[1:], *static])])
+
+
+def _per_value(times: Callable[[pb.LayerParameter, int, int], int]) -> Count:
+    def count(layer: LayerShapes, phase: int) -> Dim:
+        return product([_sizes(layer.tops[:1]), times(layer.layer, phase, len(layer.bottoms))])
+
+    return count
+
+
+def _lrn_window(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
+    param = layer.lrn_param
+    return param.local_size ** (1 if param.norm_region == param.ACROSS_CHANNELS else 2)
+
+
+def _batch_norm_passes(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
+    """Normalizing is one; mean and variance of the batch are two more."""
+    param = layer.batch_norm_param
+    is_global = param.use_global_stats if param.HasField("use_global_stats") else phase == pb.TEST
+    return 1 if is_global else 3
+
+
+def _scale_operations(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
+    return 1
+
+
+def _eltwise_operations(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
+    return bottoms if layer.eltwise_param.coeff else bottoms - 1
+
+
+def _pooling(layer: LayerShapes, phase: int) -> Dim:
+    """Every output takes its window, as if none were clipped; or every input is taken once."""
+    param, top = layer.layer.pooling_param, layer.tops[:1]
+    if param.global_pooling:
+        return _sizes(layer.bottoms)
+    if param.HasField("kernel_h"):
+        return product([_sizes(top), param.kernel_h, param.kernel_w])
+    axes = len(top[0] or ()) - param.axis - 1 if top else 0
+    kernel = list(param.kernel_size)
+    return product([_sizes(top), *(kernel * axes if len(kernel) == 1 else kernel)])
+
+
+def _inputs(layer: LayerShapes, phase: int) -> Dim:
+    return _sizes(layer.bottoms)
+
+
+MATRICES: Mapping[str, Count] = {
+    "Convolution": _convolution,
+    "Deconvolution": _deconvolution,
+    "InnerProduct": _inner_product,
+    "LSTM": _recurrent,
+    "RNN": _recurrent,
+}
+
+OTHERS: Mapping[str, Count] = {
+    "BatchNorm": _per_value(_batch_norm_passes),
+    "Bias": _per_value(_scale_operations),
+    "Eltwise": _per_value(_eltwise_operations),
+    "LRN": _per_value(_lrn_window),
+    "PReLU": _per_value(_scale_operations),
+    "Pooling": _pooling,
+    "Reduction": _inputs,
+    "Scale": _per_value(_scale_operations),
+}
+
+
+_FLOAT_BYTES = 4
+
+# Their top is their bottom's memory under another shape or name.
+_VIEWS = {"Flatten", "Reshape", "Split"}
+
+
+@dataclass(frozen=True)
+class BlobCost:
+    """A blob as one layer reads or makes it; the shape is None where it is unknown."""
+
+    name: str
+    shape: Shape | None
+
+
+@dataclass(frozen=True)
+class LayerCount:
+    """What one layer costs, for a whole batch; None where a shape that it takes to know is unknown.
+
+    `phase` is the one phase that has the layer, empty if both do. `statistics` are the numbers of a
+    BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have
+    lr_mult 0. Parameters that layers share by name belong to the first of them, which the others name in
+    `shares_with`. Activations are the tops in float32, but not those that are made in place or are their
+    bottom's memory (Flatten, Reshape, Split).
+    """
+
+    name: str
+    type: str
+    phase: str
+    bottoms: tuple[BlobCost, ...]
+    tops: tuple[BlobCost, ...]
+    in_place: bool
+    parameters: Dim
+    frozen: Dim
+    statistics: Dim
+    shares_with: str
+    multiply_adds: Dim
+    other_operations: Dim
+    activation_bytes: Dim
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the layers; a sum leaves out what is unknown, and `unknown` names the layers concerned."""
+
+    parameters: int
+    frozen: int
+    statistics: int
+    multiply_adds: int
+    other_operations: int
+    activation_bytes: int
+    unknown: tuple[str, ...]
+
+
+def count_layers(shapes: NetShapes, phase: int, only: Sequence[str]) -> tuple[LayerCount, ...]:
+    """Count each layer of a net as it stands in `phase`; `only` is each layer's one phase, or empty."""
+    owners: dict[str, str] = {}
+    return tuple(
+        _count(layer, phase, where, owners) for layer, where in zip(shapes.layers, only, strict=True)
+    )
+
+
+def total(counts: Iterable[LayerCount]) -> Totals:
+    """Add up what layers cost."""
+    layers = list(counts)
+
+    def known(values: Iterable[Dim]) -> int:
+        return sum(value for value in values if value is not None)
+
+    return Totals(
+        known(layer.parameters for layer in layers),
+        known(layer.frozen for layer in layers),
+        known(layer.statistics for layer in layers),
+        known(layer.multiply_adds for layer in layers),
+        known(layer.other_operations for layer in layers),
+        known(layer.activation_bytes for layer in layers),
+        tuple(layer.name for layer in layers if _is_unknown(layer)),
+    )
+
+
+def _is_unknown(layer: LayerCount) -> bool:
+    return None in (layer.parameters, layer.multiply_adds, layer.other_operations, layer.activation_bytes)
+
+
+def _count(found: LayerShapes, phase: int, only: str, owners: dict[str, str]) -> LayerCount:
+    layer = found.layer
+    own, shared, shares_with = _own_blobs(found, owners)
+    sizes = [None] if found.learned is None else [size_of(found.learned[index]) for index in own]
+    is_statistic = layer.type == "BatchNorm"
+    learned = 0 if is_statistic else add_up(sizes)
+    frozen: Dim = 0
+    if not is_statistic and found.learned is not None:
+        frozen = add_up(size_of(found.learned[index]) for index in own if _is_frozen(layer, index))
+    return LayerCount(
+        layer.name,
+        layer.type,
+        only,
+        tuple(map(BlobCost, layer.bottom, found.bottoms)),
+        tuple(map(BlobCost, layer.top, found.tops)),
+        bool(layer.top) and set(layer.top) <= set(layer.bottom),
+        learned,
+        frozen,
+        add_up(sizes) if is_statistic else 0,
+        shares_with if shared else "",
+        multiply_adds(found),
+        other_operations(found, phase),
+        _activation_bytes(found),
+    )
+
+
+def _own_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:
+    """Give the blobs that no layer above owns under the same `param` name, and who owns the others."""
+    own, shares_with = [], ""
+    for index in range(len(found.learned or ())):
+        name = found.layer.param[index].name if index < len(found.layer.param) else ""
+        if name and name in owners:
+            shares_with = owners[name]
+            continue
+        if name:
+            owners[name] = found.layer.name
+        own.append(index)
+    return own, bool(shares_with), shares_with
+
+
+def _is_frozen(layer: pb.LayerParameter, index: int) -> bool:
+    return index < len(layer.param) and layer.param[index].lr_mult == 0
+
+
+def _activation_bytes(found: LayerShapes) -> Dim:
+    layer = found.layer
+    if layer.type in _VIEWS:
+        return 0
+    made = [shape for name, shape in zip(layer.top, found.tops, strict=True) if name not in layer.bottom]
+    count = add_up(size_of(shape) for shape in made)
+    return None if count is None else _FLOAT_BYTES * count

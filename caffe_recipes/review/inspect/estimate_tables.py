@@ -1,0 +1,396 @@
+"""An estimate on a page, several as a table, and both as values.
+
+The paper's tables of times, computed again from what it measured (Tables V and VI), beside its numbers.
+
+Its runs, Tables II, III, IV, VII and IX, are recipes, which hold what it prints of them. Source of all
+numbers: arXiv:1711.04291. MareNostrum's "CPUs" are sockets, two to the node.
+
+The paper's times and ours, as text and as values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from statistics import median
+from typing import TYPE_CHECKING
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S
+from caffe_recipes.recipe.graph import total_epochs, total_iterations, training_minutes
+from caffe_recipes.recipe.pace import (
+    EPOCHS_VI,
+    PAPER_IMAGES,
+    TABLE_V,
+    TABLE_VI,
+    find_throughput,
+)
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.inspect.estimates import group_lines
+from caffe_recipes.units import LONGER, SECONDS, unit_of, write_number, write_time
+
+if TYPE_CHECKING:
+    from caffe_recipes.recipe.estimate import Estimate
+    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.recipe.pace import (
+        How,
+        Pace,
+        Shape,
+        Table,
+    )
+    from caffe_recipes.units import Unit
+
+
+def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict[str, object]]:
+    """Return estimates as values for JSON; InputError for one that does not end before the year 10000."""
+    return [
+        {
+            **asdict(each),
+            "global_batch": each.shape.global_batch,
+            "joins_s": each.joins_s,
+            "total_s": each.total_s,
+            "node_hours": each.node_hours,
+            "starts": start.isoformat(),
+            "ends": _end(each, start).isoformat(),
+        }
+        for each in estimates
+    ]
+
+
+def render_estimate(estimate: Estimate, start: datetime) -> str:
+    """Write one estimate: what it is taken from, its parts, its cost, and when it ends."""
+    facts = [*_facts(estimate), ("epoch", f"{write_time(estimate.epoch_s)}, {estimate.images:,} images")]
+    after = [*_costs(estimate), ("starts", _clock(start)), ("ends", _clock(_end(estimate, start)))]
+    unit = unit_of(estimate.total_s)
+    rows = [("part", "iterations", "epochs", unit.name, ""), *_parts(estimate, unit)]
+    parts = align_columns(rows, {"iterations", "epochs", unit.name})
+    return "\n\n".join("\n".join(block) for block in (align_columns(facts), parts, align_columns(after)))
+
+
+def render_sweep(estimates: Sequence[Estimate]) -> str:
+    """Write a line for each shape; `efficiency` is a node's speed, 100 % among the fewest.
+
+    Where no two shapes have a batch in common it would compare nothing, and is left out.
+    """
+    unit = unit_of(median(each.total_s for each in estimates))
+    columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
+    head = (*columns, f"training {unit.short}", f"total {unit.short}", "node-hours", "by")
+    lines = group_lines(estimates).values()
+    rows = [head, *(_sweep_row(each, line[0], unit) for line in lines for each in line)]
+    if all(len(line) == 1 for line in lines):
+        at = head.index("efficiency")
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    table = align_columns(rows, {*head} - {"by"})
+    return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates)])
+
+
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    yield "recipe", estimate.recipe
+    yield "shape", _shape(estimate.shape)
+    yield "pace", _pace(estimate.pace)
+    yield from (("", note) for note in estimate.pace.notes)
+    for other in estimate.others:
+        yield "also", _pace(other)
+        yield from (("", note) for note in other.notes)
+    yield from (("note", note) for note in estimate.notes)
+
+
+def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str, str]]:
+    parts, epochs = estimate.duration, f"{estimate.epochs:,.2f}"
+    for phase in estimate.phases:
+        yield (phase.name, f"{phase.iterations:,}", f"{phase.epochs:,.2f}", unit.write(phase.training_s), "")
+    if len(estimate.phases) > 1:
+        iterations = sum(phase.iterations for phase in estimate.phases)
+        yield ("training", f"{iterations:,}", epochs, unit.write(parts.training_s), "")
+    others = [f"by {way.how} {unit.write(way.seconds)}" for way in estimate.staging[1:]]
+    how = "; ".join([*(f"by {way.how}" for way in estimate.staging[:1]), *others])
+    yield ("staging", "", "", unit.write(parts.staging_s), how)
+    allowed = (
+        f"{ONE_NODE_PHASE_S:g} seconds for each phase, on one node"
+        if estimate.shape.nodes == 1
+        else "5 minutes for the job, 2 for each phase"
+    )
+    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowed: {allowed}")
+    how = "by one rank, forward only: a third of an image's training"
+    yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)
+    yield ("total", "", "", unit.write(estimate.total_s), _in_next(estimate.total_s, unit))
+
+
+def _in_next(seconds: float, unit: Unit) -> str:
+    """Write a time in the next larger unit too."""
+    larger = LONGER[LONGER.index(unit) + 1 :][:1]
+    return "".join(f"{seconds / one.seconds:,.2f} {one.short}" for one in larger)
+
+
+def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    yield "node-hours", write_number(estimate.node_hours, 1)
+    traffic = estimate.traffic
+    if traffic:
+        one, in_all = write_number(traffic.each_way_bytes / 2**20), write_number(traffic.all_bytes / 2**30, 1)
+        rate = write_number(traffic.bytes_per_s / 2**30, 1)
+        yield "traffic", f"{one} MiB each way for each rank: {in_all} GiB an iteration over all, {rate} GiB/s"
+
+
+def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
+    speed, before = (one.pace.images_per_s / one.shape.nodes for one in (each, first))
+    return (
+        f"{each.shape.nodes:,}",
+        f"{each.shape.batch_per_rank:,}",
+        f"{each.shape.global_batch:,}",
+        write_number(each.pace.images_per_s),
+        f"{100 * speed / before:.0f} %",
+        SECONDS.write(each.epoch_s),
+        unit.write(each.duration.training_s),
+        unit.write(each.total_s),
+        write_number(each.node_hours, 1),
+        each.pace.said + (" *" if each.pace.notes else ""),
+    )
+
+
+def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """Yield each doubt once, and what is to be said of every shape."""
+    doubts = dict.fromkeys(note for each in estimates for note in each.pace.notes)
+    notes = [*doubts, *(note for note in estimates[0].notes if all(note in each.notes for each in estimates))]
+    if notes:
+        yield ""
+        yield from (f"* {note}" for note in notes)
+
+
+def _shape(shape: Shape) -> str:
+    nodes = f"{shape.nodes:,} node{'s' if shape.nodes > 1 else ''}"
+    ranks = f"{shape.ranks_per_node} rank{'s' if shape.ranks_per_node > 1 else ''}"
+    images = f"{shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
+    return f"{nodes} x {ranks} x {images}"
+
+
+def _pace(pace: Pace) -> str:
+    return f"{write_number(pace.images_per_s)} images/s: {pace.said}"
+
+
+def _end(estimate: Estimate, start: datetime) -> datetime:
+    try:
+        return start + timedelta(seconds=round(estimate.total_s))
+    except OverflowError:
+        years = write_number(estimate.total_s / LONGER[-1].seconds)
+        what = f"takes {years} years, and so many from {_clock(start)} on are beyond the year 9999"
+        raise InputError(estimate.recipe, what, "give a higher speed, or another --start") from None
+
+
+def _clock(time: datetime) -> str:
+    return time.isoformat(" ", "minutes")
+
+
+_TABLES = ("II", "III", "IV", "VII", "IX")
+# Epochs to 75.5, 76 and 76.5 % top-1.
+TARGETS = (("75.5 %", 48), ("76 %", 64), ("76.5 %", 78))
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A number of the paper's, ours, and why they differ where they do so by more than 1 %."""
+
+    table: str
+    row: int
+    what: str
+    batch: int
+    workers: int
+    computed: float
+    printed: float
+    epoch_s: float | None = None
+    iterations: int | None = None
+    epochs: float | None = None
+    printed_epochs: float | None = None
+    how: How | None = None
+    remark: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Ours less the paper's."""
+        return self.computed - self.printed
+
+    @property
+    def percent(self) -> float:
+        """The difference in percent of the paper's number."""
+        return 100 * self.difference / self.printed
+
+
+PROJECTIONS: dict[str, tuple[Table, tuple[tuple[int, int, tuple[int, ...]], ...]]] = {
+    "Table XII": (
+        TABLE_V,
+        (
+            (4096, 256, (82, 109, 133)),
+            (8192, 256, (68, 90, 110)),
+            (8192, 512, (48, 64, 78)),
+            (10240, 512, (44, 58, 72)),
+            (12288, 512, (41, 55, 67)),
+            (12288, 768, (31, 41, 49)),
+        ),
+    ),
+    "Table XIII": (
+        TABLE_VI,
+        (
+            (8192, 512, (68, 90, 110)),
+            (9600, 800, (50, 67, 81)),
+            (6400, 800, (54, 72, 87)),
+            (8192, 1024, (42, 56, 68)),
+        ),
+    ),
+}
+
+
+def compare_tables() -> tuple[TableRow, ...]:
+    """Compute the paper's times again: Table VI, II, III, IV, VII, IX, XII, XIII, and the 72 epochs."""
+    return (*_table_vi(), *_runs(), *_projections(), _seventy_two_epochs())
+
+
+def _table_vi() -> Iterator[TableRow]:
+    for row, (batch, sockets, speed, seconds) in enumerate(EPOCHS_VI, 1):
+        computed = PAPER_IMAGES / speed
+        yield TableRow("Table VI", row, "s/epoch", batch * sockets // 2, sockets, computed, seconds)
+
+
+def _runs() -> Iterator[TableRow]:
+    """Yield the runs that the recipes hold, by their tables and rows; VLAB's have no time."""
+    recipes = [load_recipe(name) for name, found in shipped_recipes().items() if found.row]
+    timed = [recipe for recipe in recipes if recipe.reported.table in _TABLES and recipe.reported.minutes]
+    # The order of the tables is the paper's.
+    place = {table: index for index, table in enumerate(_TABLES)}
+    for recipe in sorted(timed, key=lambda one: (place[one.reported.table or ""], one.reported.row or 0)):
+        yield _compare_run(recipe)
+
+
+def _compare_run(recipe: Recipe) -> TableRow:
+    said, cluster = recipe.reported, recipe.cluster
+    table = TABLE_VI if said.cpus else TABLE_V
+    found = find_throughput(table, cluster.nodes, cluster.ranks_per_node * cluster.batch_per_rank)
+    return TableRow(
+        table=f"Table {said.table}",
+        row=said.row or 0,
+        what="minutes",
+        batch=cluster.global_batch,
+        workers=said.cpus or cluster.nodes,
+        computed=training_minutes(recipe, found.images_per_s),
+        printed=said.minutes or math.nan,
+        epoch_s=found.epoch_s,
+        iterations=total_iterations(recipe),
+        epochs=total_epochs(recipe),
+        printed_epochs=said.epochs,
+        how=found.how,
+        remark="; ".join(each.why for each in recipe.differences if each.key == "minutes"),
+    )
+
+
+def _projections() -> Iterator[TableRow]:
+    for name, (table, rows) in PROJECTIONS.items():
+        for row, (batch, workers, minutes) in enumerate(rows, 1):
+            nodes = _nodes_of(table, workers)
+            found = find_throughput(table, nodes, batch / nodes)
+            for (target, epochs), printed in zip(TARGETS, minutes, strict=True):
+                yield TableRow(
+                    table=name,
+                    row=row,
+                    what=target,
+                    batch=batch,
+                    workers=workers,
+                    computed=epochs * found.epoch_s / 60,
+                    printed=printed,
+                    epoch_s=found.epoch_s,
+                    epochs=epochs,
+                    how=found.how,
+                )
+
+
+def _seventy_two_epochs() -> TableRow:
+    recipe = load_recipe("stampede2-64n-72ep")
+    shape, minutes = recipe.cluster, training_minutes(recipe, 6303)
+    printed, remark = recipe.reported.minutes or math.nan, "the README rounds to 4 hours"
+    return TableRow(
+        "72 epochs", 1, "minutes", shape.global_batch, shape.nodes, minutes, printed, remark=remark
+    )
+
+
+def _nodes_of(table: Table, workers: int) -> int:
+    """Return the nodes of a row's workers: two CPUs are one."""
+    return workers // 2 if table is TABLE_VI else workers
+
+
+_EPOCHS = "s/epoch is of the paper's epoch, 1.28 million images; epochs are counted in 1,281,167 images."
+_TITLES = {
+    "Table VI": "seconds per epoch of 1.28 million images, from its throughput",
+    "Table II": "Stampede2, minutes by iterations, from Table V",
+    "Table III": "Stampede2 to 74 %, minutes by iterations, from Table V",
+    "Table IV": "Stampede2, fastest, minutes by iterations, from Table V",
+    "Table VII": "MareNostrum 4 to 74 %, minutes by iterations, from Table VI",
+    "Table IX": "very large batches, minutes by iterations, from Table V; row 5, VLAB's, has no time",
+    "Table XII": "Stampede2, minutes to an accuracy: 48, 64 and 78 epochs, from Table V",
+    "Table XIII": "MareNostrum 4, minutes to an accuracy: 48, 64 and 78 epochs, from Table VI",
+    "72 epochs": "minutes of stampede2-64n-72ep's images at the README's 6,303 images/s",
+}
+
+
+def table_values() -> list[dict[str, object]]:
+    """Return the comparisons as values for JSON."""
+    return [
+        {**asdict(each), "difference": each.difference, "percent": each.percent} for each in compare_tables()
+    ]
+
+
+def render_tables() -> str:
+    """Write the comparisons, a block for each table."""
+    blocks: dict[str, list[TableRow]] = {}
+    for each in compare_tables():
+        blocks.setdefault(each.table, []).append(each)
+    return "\n\n".join([*(_render_table(name, rows) for name, rows in blocks.items()), _EPOCHS])
+
+
+def _render_table(name: str, rows: Sequence[TableRow]) -> str:
+    return "\n".join([f"{name}: {_TITLES[name]}", *_render_block(rows), *_remarks(rows)])
+
+
+def _remarks(rows: Sequence[TableRow]) -> Iterator[str]:
+    yield from (f"  row {each.row}: {each.remark}" for each in rows if each.remark)
+
+
+def _render_block(rows: Sequence[TableRow]) -> list[str]:
+    head = ["row", "batch", "CPUs" if rows[0].table in ("Table VI", "Table VII", "Table XIII") else "nodes"]
+    if rows[0].what in dict(TARGETS):
+        targets = [part for target, _ in TARGETS for part in (target, "paper", "diff.")]
+        return align_columns([(*head, "s/epoch", *targets), *_by_target(rows)], {*head, "s/epoch", *targets})
+    if rows[0].iterations is None:
+        columns = [*head, rows[0].what, "README" if rows[0].table == "72 epochs" else "paper", "difference"]
+        return align_columns([columns, *((*_row_shape(each), *_times(each)) for each in rows)], {*columns})
+    columns = [*head, "iterations", "epochs", "paper's", "s/epoch", "minutes", "paper", "difference", "%"]
+    return align_columns([columns, *map(_run_row, rows)], {*columns})
+
+
+def _run_row(each: TableRow) -> tuple[str, ...]:
+    counts = (f"{each.iterations:,}", f"{each.epochs:.1f}", f"{each.printed_epochs:g}", f"{each.epoch_s:.1f}")
+    return (*_row_shape(each), *counts, *_times(each), _signed(each.percent))
+
+
+def _row_shape(each: TableRow) -> tuple[str, ...]:
+    return (str(each.row), f"{each.batch:,}", f"{each.workers:,}")
+
+
+def _times(each: TableRow) -> tuple[str, ...]:
+    return (f"{each.computed:.1f}", f"{each.printed:g}", _signed(each.difference))
+
+
+def _signed(value: float) -> str:
+    """Write a difference with its sign, which 0.0 has not.
+
+    >>> _signed(0.04), _signed(-0.04), _signed(-0.06)
+    ('0.0', '0.0', '-0.1')
+    """
+    return f"{value:+.1f}" if round(abs(value), 1) else "0.0"
+
+
+def _by_target(rows: Sequence[TableRow]) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(rows), len(TARGETS)):
+        three = rows[start : start + len(TARGETS)]
+        times = [text for each in three for text in _times(each)]
+        yield (*_row_shape(three[0]), f"{three[0].epoch_s:.1f}", *times)

@@ -1,0 +1,224 @@
+"""The net that a user means: a net's file, a solver's, or a recipe's by name.
+
+What a net reads: the images' size where the net does not say it, and another batch than its own.
+
+The first record of an LMDB that a data layer names: what images it holds, without reading the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.prototxt import MOST_BYTES, load_document
+from caffe_recipes.caffe.upgrade import upgrade_document
+from caffe_recipes.errors import DataError, InputError, PrototxtError
+from caffe_recipes.review.naming import (
+    RECIPE_SUFFIXES,
+    find_at_path,
+    find_beside,
+    find_named,
+    find_shared,
+    is_file,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.caffe.shape_rules import Image, Images
+
+
+@dataclass(frozen=True)
+class GivenNet:
+    """A net, what to call it in errors, and the state of the phase that its solver sets, if it says one."""
+
+    path: str
+    message: pb.NetParameter
+    state: pb.NetState
+
+
+def load_net(
+    given: str, phase: int | None = None, caffe_root: Path | None = None, max_bytes: int = MOST_BYTES
+) -> GivenNet:
+    """Read a net from a net's prototxt, from a solver's, or from a recipe, `NAME[:net]`.
+
+    A solver's net is that of `phase`, TRAIN unless said, and lies under `caffe_root`; without one it is
+    looked for as `net_paths.find_at_path` does, and beside it.
+    Raises PrototxtError, RecipeError or InputError.
+    """
+    if _is_recipe(given):
+        return _recipe_net(given)
+    document: Document[Message] = load_document(given, max_bytes=max_bytes)
+    message = document.message
+    if isinstance(message, pb.NetParameter):
+        return GivenNet(given, _today(document), message.state)
+    if isinstance(message, pb.SolverParameter):
+        return _solver_net(document, message, phase, caffe_root, max_bytes)
+    what = f"is a {type(message).DESCRIPTOR.name}, which has no layers"
+    raise InputError(given, what, "give a net, a solver of one phase, or a recipe")
+
+
+def _is_recipe(given: str) -> bool:
+    """Tell a recipe, or a net of one, from a prototxt; a name of nothing is a recipe's that is misspelt."""
+    named = find_named(given)
+    if named is not None:
+        return named.kind in ("recipe", "net")
+    name = given.partition(":")[0]
+    return name.endswith(RECIPE_SUFFIXES) or ("/" not in name and not name.endswith((".prototxt", ".pt")))
+
+
+def _recipe_net(given: str) -> GivenNet:
+    # Slow to import, and no prototxt needs them.
+    from caffe_recipes.recipe.source import load_recipe
+    from caffe_recipes.render.nets import build_net
+
+    named = find_named(given)
+    recipe = load_recipe(named.path if named else given.partition(":")[0])
+    net = (named.net if named else given.partition(":")[2]) or next(iter(recipe.nets))
+    return GivenNet(f"{recipe.name}:{net}", build_net(recipe, net), pb.NetState())
+
+
+def _today(document: Document[Message]) -> pb.NetParameter:
+    """Give a net in today's form; inputs without a shape, which Caffe drops, become a layer without one."""
+    old, net = document.message, upgrade_document(document).message
+    if not isinstance(old, pb.NetParameter) or not isinstance(net, pb.NetParameter):
+        raise TypeError(f"{document.path} holds no net")
+    if not old.input or old.input_shape or old.input_dim:
+        return net
+    with_inputs = pb.NetParameter(layer=[pb.LayerParameter(name="input", type="Input", top=old.input)])
+    with_inputs.MergeFrom(net)
+    return with_inputs
+
+
+def _solver_net(
+    document: Document[Message],
+    solver: pb.SolverParameter,
+    phase: int | None,
+    caffe_root: Path | None,
+    max_bytes: int,
+) -> GivenNet:
+    given, is_test = document.path, phase == pb.TEST
+    states = solver.test_state if is_test else [solver.train_state]
+    state = states[0] if states else pb.NetState()
+    inline = [*(solver.test_net_param if is_test else _if_set(solver, "train_net_param"))]
+    inline += _if_set(solver, "net_param")
+    paths = [*(solver.test_net if is_test else [solver.train_net]), solver.net]
+    named = next(filter(None, paths), "")
+    if inline and not named:
+        return GivenNet(given, _today(replace(document, message=inline[0])), state)
+    if not named:
+        raise PrototxtError(given, "is a solver that names no net", "give the net's own file")
+    path = _find(given, named, caffe_root)
+    net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
+    return GivenNet(str(path), _today(net), state)
+
+
+def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
+    return [getattr(solver, field)] if solver.HasField(field) else []
+
+
+def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
+    path = find_at_path(solver, named, caffe_root)
+    if path is None and caffe_root is None:
+        path = find_beside(solver, named) or find_shared(solver, named)
+    if path is not None:
+        return path
+    hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"
+    raise InputError(solver, f"its net '{named}' is not {'there' if caffe_root else 'found'}", hint)
+
+
+def read_first(source: str, caffe_root: Path | None) -> pb.Datum | None:
+    """Read the first Datum of an LMDB, from the Caffe root or from here; None if there is no LMDB.
+
+    Raises DataError for one that is empty or damaged.
+    """
+    folder = (caffe_root or Path()) / source
+    if not source or not is_file(folder / "data.mdb"):
+        return None
+    # LMDB's library is loaded only where there is one to read.
+    from caffe_recipes.caffe.datums import open_datums
+
+    with open_datums(folder) as datums:
+        return next(iter(datums))[1]
+
+
+_BLOCKS = sorted(set(BATCH_BLOCKS.values()))
+
+
+def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
+    """Make a function that tells the size of a source's images: as given, or of its first record.
+
+    A source that is no LMDB here, or that does not tell, has images of unknown size; what is wrong with one
+    that is empty or damaged is added to `failures`.
+    """
+
+    def read(source: str) -> Image | None:
+        if given is not None:
+            return given
+        try:
+            datum = read_first(source, caffe_root)
+            return _shape_of(source, datum) if datum else None
+        except DataError as error:
+            failures.append(f"{error.where} {error.what}")
+            return None
+
+    return read
+
+
+def _shape_of(source: str, datum: pb.Datum) -> Image | None:
+    from caffe_recipes.caffe.datums import datum_shape
+
+    try:
+        return datum_shape(datum)
+    except ValueError as error:
+        raise DataError(source, f"begins with a record that {error}") from None
+
+
+def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParameter:
+    """Return a net whose Input layers without a shape make a batch of such images first."""
+    changed = pb.NetParameter()
+    changed.CopyFrom(net)
+    for layer in changed.layer:
+        if layer.type == "Input" and not layer.input_param.shape and len(layer.top) == 1:
+            layer.input_param.shape.add(dim=[batch, *(dim or 0 for dim in image)])
+    return changed
+
+
+def needs_image(net: pb.NetParameter) -> bool:
+    """Whether a layer of the net may lack the size of its images."""
+    return any(
+        layer.type in ("AnnotatedData", "Data", "HDF5Data", "ImageData", "VideoData")
+        or (layer.type == "Input" and not layer.input_param.shape)
+        for layer in net.layer
+    )
+
+
+def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
+    """Return a net whose data layers and inputs make batches of `batch`; InputError if it has none."""
+    changed = pb.NetParameter()
+    changed.CopyFrom(net)
+    found = False
+    for layer in changed.layer:
+        for name in _BLOCKS:
+            if layer.HasField(name):
+                getattr(layer, name).batch_size = batch
+                found = True
+        for shape in _shapes(layer):
+            shape.dim[0] = batch
+            found = True
+        for index in range(len(layer.dummy_data_param.num)):
+            layer.dummy_data_param.num[index] = batch
+            found = True
+    if not found:
+        raise InputError(net.name or "net", "has no layer whose batch could be set", "leave --batch out")
+    return changed
+
+
+def _shapes(layer: pb.LayerParameter) -> Iterator[pb.BlobShape]:
+    for param in (layer.input_param, layer.dummy_data_param):
+        yield from (shape for shape in param.shape if shape.dim)

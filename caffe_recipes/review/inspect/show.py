@@ -1,0 +1,445 @@
+"""A recipe on a page: its shape, its phases, and what its source reports of it; as values, and as text.
+
+The arithmetic behind the numbers of a TensorFlow and Horovod run; as values, and as lines of text.
+
+Rows of text as aligned columns.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from caffe_recipes.recipe.graph import (
+    find_evaluated,
+    find_leaves,
+    images_before,
+    images_of,
+    images_per_iter,
+    model_epochs,
+    total_epochs,
+    total_images,
+    total_iterations,
+    training_minutes,
+)
+from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
+from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.inspect.schedules import rate_before, rates_between
+
+if TYPE_CHECKING:
+    from caffe_recipes.recipe.model import Family, Mlsl, Phase, Recipe, Reported
+    from caffe_recipes.review.inspect.schedules import TellingRates
+
+
+@dataclass(frozen=True)
+class HorovodArithmetic:
+    """The run's numbers from its shape; epochs by the source's round count of images, and by the recipe's.
+
+    Speeds are images a second, `minutes` those of training at the reported one; None where none is reported.
+    """
+
+    workers: int
+    batch: int
+    steps: int
+    steps_per_epoch: float
+    warmup_epochs: float
+    epochs: float
+    images_per_epoch: int
+    epochs_of_all_images: float
+    images: int
+    scaled_learning_rate: float
+    end_learning_rate: float
+    images_per_s: float | None
+    images_per_s_per_node: float | None
+    images_per_s_if_linear: float | None
+    minutes: float | None
+
+
+def horovod_arithmetic(recipe: Recipe) -> HorovodArithmetic | None:
+    """Compute a recipe's run of TensorFlow; None if it has none.
+
+    Source: section 7 b of SURFsara's and Intel's recipe for TensorFlow 1.6.
+    """
+    run, cluster, images = recipe.tensorflow, recipe.cluster, recipe.data.train.images
+    if run is None:
+        return None
+    per_epoch = run.images_per_epoch / cluster.global_batch
+    trained = run.schedule.steps * cluster.global_batch
+    speed = recipe.reported.images_per_s
+    return HorovodArithmetic(
+        workers=cluster.ranks,
+        batch=cluster.global_batch,
+        steps=run.schedule.steps,
+        steps_per_epoch=per_epoch,
+        warmup_epochs=run.schedule.warmup_steps / per_epoch,
+        epochs=run.schedule.steps / per_epoch,
+        images_per_epoch=run.images_per_epoch,
+        epochs_of_all_images=trained / images,
+        images=images,
+        scaled_learning_rate=scaled_lr(cluster.global_batch),
+        end_learning_rate=run.schedule.end_learning_rate,
+        images_per_s=speed,
+        images_per_s_per_node=speed / cluster.nodes if speed else None,
+        images_per_s_if_linear=speed / run.linear_share if speed and run.linear_share else None,
+        minutes=trained / speed / 60 if speed else None,
+    )
+
+
+def horovod_values(recipe: Recipe) -> dict[str, object] | None:
+    """Return what the run is told and what follows from it, for JSON."""
+    found = horovod_arithmetic(recipe)
+    if found is None or recipe.tensorflow is None:
+        return None
+    return {**recipe.tensorflow.model_dump(), "arithmetic": asdict(found)}
+
+
+def horovod_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield the arithmetic of a recipe's run of TensorFlow, a sentence each; nothing if it has none."""
+    found, run, cluster = horovod_arithmetic(recipe), recipe.tensorflow, recipe.cluster
+    if found is None or run is None:
+        return
+    told = run.schedule
+    yield f"{found.workers} workers x {cluster.batch_per_rank} images = {found.batch:,} images a step"
+    yield f"{found.images_per_epoch:,} / {found.batch:,} = {found.steps_per_epoch:.2f} steps an epoch"
+    yield (
+        f"{found.steps:,} steps / {found.steps_per_epoch:.2f} = {found.epochs:.1f} epochs; of all "
+        f"{found.images:,} images {found.epochs_of_all_images:.1f}"
+    )
+    scaled, times = found.scaled_learning_rate, found.scaled_learning_rate / found.end_learning_rate
+    parted = "halved to" if times == 2 else f"divided by {times:.3g}:"
+    yield (
+        f"{REFERENCE_LR:g} x {found.batch:,} / {REFERENCE_BATCH} = {scaled:g}, {parted} "
+        f"{found.end_learning_rate:g}"
+    )
+    yield (
+        f"rate {told.learning_rate:g} to {told.end_learning_rate:g} in {told.warmup_steps} steps, "
+        f"{found.warmup_epochs:.2f} epochs, then linearly to 0 in {told.steps - told.warmup_steps:,}"
+    )
+    if found.minutes is not None and found.images_per_s:
+        yield (
+            f"{found.steps:,} x {found.batch:,} images / {found.images_per_s:,g} images/s = "
+            f"{found.minutes:.0f} minutes"
+        )
+    if found.images_per_s_if_linear and run.linear_share:
+        yield (
+            f"{found.images_per_s:,g} images/s are {100 * run.linear_share:g} % of linear, "
+            f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} a node, where a node "
+            f"alone makes {found.images_per_s_if_linear / cluster.nodes:.1f}"
+        )
+
+
+def of_another_run(recipe: Recipe, step: int) -> str | None:
+    """Say why a model of a global step is not what a recipe's run ends with; None if it is.
+
+    >>> from caffe_recipes.recipe.source import load_recipe
+    >>> of_another_run(load_recipe("tf-256n-90ep"), 14075)
+    'tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192, another run'
+    """
+    run = recipe.tensorflow
+    if run is None or step == run.schedule.steps:
+        return None
+    ends = f"{recipe.name} ends at step {run.schedule.steps:,}"
+    epochs, images = recipe.reported.epochs, recipe.data.train.images
+    batch = _batch_of(step, epochs * images) if epochs and step else None
+    if batch:
+        return f"{ends}; {step:,} steps are {epochs:g} epochs at a batch of {batch:,}, another run"
+    return f"{ends}; {'a model on its way, or ' if step < run.schedule.steps else ''}another run"
+
+
+def _batch_of(step: int, images: float) -> int | None:
+    """Return the batch, a whole number of times 256, with which so many images are so many steps.
+
+    The last batch of an epoch may be left out or be a part: within a step.
+
+    >>> _batch_of(14075, 90 * 1281167), _batch_of(14000, 90 * 1281167)
+    (8192, None)
+    """
+    batch = round(images / step / REFERENCE_BATCH) * REFERENCE_BATCH
+    return batch if batch and abs(images / batch - step) < 1 else None
+
+
+_WIDTH = 120
+_NUMBERS = {"iterations", "epochs", "images", "minutes", "decay"}
+_RATES = {"start", "warm-up ends", "drops to", "last", "left at"}
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """A caffemodel that a phase writes on the first host, and what starts from it."""
+
+    path: str
+    iteration: int
+    used_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """One phase in numbers; `rates` is None for `plateau`, `minutes` where no speed is known.
+
+    `rate_before` is the rate at which the snapshot it starts from was made.
+    """
+
+    name: str
+    starts_from: str | None
+    starts_from_iter: int | None
+    rate_before: float | None
+    net: str
+    augmentation: str
+    lr_policy: str
+    rates: TellingRates | None
+    weight_decay: float | None
+    iterations: int
+    epochs: float
+    images: int
+    images_per_iter: int
+    minutes: float | None
+    snapshot_every_iter: int
+    snapshots: tuple[SnapshotRow, ...]
+
+
+def render_list(recipes: Iterable[Recipe]) -> str:
+    """Write a line for each recipe: its name and title; those of a family below the family's own title."""
+    groups: dict[Family | None, list[Recipe]] = {}
+    for recipe in recipes:
+        groups.setdefault(recipe.family, []).append(recipe)
+    blocks = []
+    for family, group in groups.items():
+        lines = align_columns([(one.name, one.title) for one in group])
+        blocks.append([family.title, *(f"  {line}" for line in lines)] if family else lines)
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = None) -> PhaseSummary:
+    """Return what there is to say of one phase of a recipe.
+
+    Raises RecipeError for a schedule whose rate is not finite.
+    """
+    from caffe_recipes.recipe.model import Phase  # pydantic
+    from caffe_recipes.render.solvers import build_solver  # pydantic
+
+    start, images = recipe.starts_from(phase), images_of(recipe, phase)
+    return PhaseSummary(
+        name=phase.name,
+        starts_from=start.name if isinstance(start, Phase) else start,
+        starts_from_iter=(phase.weights_iter or start.last_iter) if isinstance(start, Phase) else None,
+        rate_before=rate_before(recipe, phase),
+        net=phase.net,
+        augmentation=_augmentation(recipe, phase.net),
+        lr_policy=phase.lr_policy,
+        rates=rates_between(build_solver(recipe, phase), phase.last_iter),
+        weight_decay=phase.weight_decay,
+        iterations=phase.last_iter,
+        epochs=images / recipe.data.train.images,
+        images=images,
+        images_per_iter=images_per_iter(recipe, phase),
+        minutes=images / images_per_s / 60 if images_per_s else None,
+        snapshot_every_iter=phase.snapshot_every_iter,
+        snapshots=tuple(_snapshots(recipe, phase)),
+    )
+
+
+def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str, object]:
+    """Return a recipe's summary as values for JSON; minutes at `images_per_s`, or at the reported speed."""
+    speed = images_per_s or recipe.reported.images_per_s
+    cluster = recipe.cluster
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "family": recipe.family.name if recipe.family else None,
+        "net": recipe.net.name,
+        "classes": recipe.net.classes,
+        "training_images": recipe.data.train.images,
+        "test_images": recipe.data.test.images,
+        "nodes": cluster.nodes,
+        "ranks": cluster.ranks,
+        "batch_per_rank": cluster.batch_per_rank,
+        "global_batch": cluster.global_batch,
+        "mlsl": cluster.mlsl.model_dump() if cluster.mlsl else None,
+        "trainer": recipe.trainer,
+        "phases": [asdict(summarize_phase(recipe, phase, speed)) for phase in recipe.phases],
+        "iterations": total_iterations(recipe),
+        "epochs": total_epochs(recipe),
+        "images": total_images(recipe),
+        "model_epochs": model_epochs(recipe),
+        "images_per_s": speed,
+        "minutes": training_minutes(recipe, speed) if speed else None,
+        "tensorflow": horovod_values(recipe),
+        "reported": recipe.reported.model_dump(),
+        "ensemble": recipe.ensemble.model_dump() if recipe.ensemble else None,
+        "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
+        "derived": [one.model_dump() for one in recipe.derived],
+        "differences": [one.model_dump() for one in recipe.differences],
+        "accepted": [acceptance.model_dump() for acceptance in recipe.accept],
+    }
+
+
+def render_recipe(recipe: Recipe, images_per_s: float | None = None) -> str:
+    """Write a recipe's net, data, shape and phases, and what its source reports, within 120 columns."""
+    speed = images_per_s or recipe.reported.images_per_s
+    phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
+    facts = [(name, text) for name, text in _facts(recipe, speed) if text]
+    blocks = [
+        [recipe.title],
+        list(_wrapped(facts)),
+        align_columns(list(_rate_rows(recipe, phases)), _NUMBERS | _RATES),
+        align_columns(list(_net_rows(phases)), _RATES),
+        align_columns(list(_snapshot_rows(phases))),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
+    net, train, cluster = recipe.net, recipe.data.train, recipe.cluster
+    yield "recipe", recipe.name
+    yield "source", recipe.source or ""
+    yield "net", f"{net.name}, {net.classes} classes, by {net.builder or net.prototxt or net.function}"
+    size = f", {train.size_gb:g} GB," if train.size_gb else ""
+    yield "training", f"{train.images:,} images{size} in {train.lmdb}"
+    yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
+    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
+    images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
+    ranks = f"{cluster.ranks_per_node} rank{'s' if cluster.ranks_per_node > 1 else ''}"
+    yield "shape", f"{nodes} x {ranks} x {images}"
+    yield "MLSL", _servers(cluster.mlsl)
+    yield "trainer", recipe.trainer
+    leaves = find_leaves(recipe)
+    if len(leaves) > 1:
+        ages = ((images_before(recipe, leaf) + images_of(recipe, leaf)) / train.images for leaf in leaves)
+        told = ", ".join(f"{leaf.name} {age:.2f}" for leaf, age in zip(leaves, ages, strict=True))
+        yield "models", f"{told} epochs old at their ends; all phases train {total_epochs(recipe):.2f}"
+    elif total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
+        yield (
+            "model",
+            f"{model_epochs(recipe):.2f} epochs old at the end; all phases train {total_epochs(recipe):.2f}",
+        )
+    for phase in recipe.phases:
+        yield "reported", _reported(phase.reported, f"after {phase.name}: ")
+    yield "reported", _reported(recipe.reported, "")
+    if recipe.ensemble:
+        yield (
+            "ensemble",
+            f"{', '.join(recipe.ensemble.members)}{_reported(recipe.ensemble.reported, '; reported: ')}",
+        )
+    if speed:
+        minutes = training_minutes(recipe, speed)
+        yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    for line in horovod_lines(recipe):
+        yield "tensorflow", line
+    for different in recipe.differences:
+        ours = f"printed {_value(different.printed)}, here {_value(different.ours)}"
+        yield "differs", f"{different.key}: {ours}: {different.why}"
+    for one in recipe.derived:
+        yield "derived", f"{one.phase}: {one.key}: {one.rule}" if one.phase else f"{one.key}: {one.rule}"
+    for accepted in recipe.accept:
+        phase_name = f" ({accepted.phase})" if accepted.phase else ""
+        yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
+
+
+def _servers(mlsl: Mlsl | None) -> str:
+    if mlsl is None:
+        return ""
+    cores = ", ".join(map(str, mlsl.server_affinity)) or "that MLSL chooses"
+    return f"{mlsl.num_servers} server{'s' if mlsl.num_servers > 1 else ''} a rank, on cores {cores}"
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,g}"
+
+
+def _reported(said: Reported, before: str) -> str:
+    texts = (
+        (said.table, "Table {}"),
+        (said.row, "row {}"),
+        (said.batch, "batch {:,}"),
+        (said.nodes, "{:,} nodes"),
+        (said.cpus, "{:,} sockets"),
+        (said.iterations, "{:,} iterations"),
+        (said.epochs, "{:g} epochs"),
+        (said.images_per_s, "{:,g} images/s"),
+        (said.images_per_s_per_node, "{:g} images/s per node"),
+        (said.minutes, "about {:g} minutes"),
+        (said.loss, "loss {:g}"),
+        (said.top1_percent, "top-1 {:g} %"),
+        (said.top5_percent, "top-5 {:g} %"),
+    )
+    parts = [text.format(value) for value, text in texts if value is not None]
+    return before + ", ".join(parts) if parts else ""
+
+
+def _wrapped(facts: list[tuple[str, str]]) -> Iterator[str]:
+    """Write names and texts, a text's further lines below its first; a name that repeats stands once."""
+    width, before = max(len(name) for name, _ in facts) + 2, ""
+    for name, text in facts:
+        head = "" if name == before else name
+        lines = textwrap.wrap(text, _WIDTH - width, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{head if not index else '':{width}}{line}" for index, line in enumerate(lines))
+        before = name
+
+
+def _rate_rows(recipe: Recipe, phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    timed = all(phase.minutes for phase in phases)
+    warmed = any(phase.rates and phase.rates.warmup_end is not None for phase in phases)
+    ends = ("warm-up ends", "drops to") if warmed else ()
+    minutes = ("minutes",) if timed else ()
+    yield ("phase", "policy", "iterations", "epochs", "images", "start", *ends, "last", "decay", *minutes)
+    for phase in phases:
+        decay = "" if phase.weight_decay is None else f"{phase.weight_decay:g}"
+        counts = (f"{phase.iterations:,}", f"{phase.epochs:.2f}", f"{phase.images:,}")
+        time = (f"{phase.minutes:.1f}",) if timed and phase.minutes else ()
+        yield (phase.name, phase.lr_policy, *counts, *_rate_texts(phase.rates, warmed), decay, *time)
+    if len(phases) > 1:
+        total = sum(phase.minutes or 0 for phase in phases)
+        counts = (f"{total_iterations(recipe):,}", f"{total_epochs(recipe):.2f}", f"{total_images(recipe):,}")
+        yield ("all", "", *counts, "", *("" for _ in ends), "", "", *((f"{total:.1f}",) if timed else ()))
+
+
+def _rate_texts(rates: TellingRates | None, warmed: bool) -> tuple[str, ...]:
+    if rates is None:
+        return ("?", *(("", "") if warmed else ()), "?")
+    between = (rates.warmup_end, rates.after_warmup) if warmed else ()
+    return tuple("" if rate is None else f"{rate:.6g}" for rate in (rates.first, *between, rates.last))
+
+
+def _net_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    yield ("phase", "starts from", "left at", "net", "augmentation")
+    for before, phase in zip([None, *phases], phases, strict=False):
+        start = phase.starts_from or "fillers"
+        rate = "" if phase.rate_before is None else f"{phase.rate_before:.6g}"
+        if before and phase.starts_from == before.name and phase.starts_from_iter != before.iterations:
+            start = f"{start}, iteration {phase.starts_from_iter:,}"
+        yield (phase.name, start, rate, phase.net, phase.augmentation)
+
+
+def _snapshot_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
+    yield ("phase", "snapshot", "for")
+    for phase in phases:
+        for snapshot in phase.snapshots:
+            yield (phase.name, snapshot.path, ", ".join(snapshot.used_by))
+
+
+def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[SnapshotRow]:
+    """Yield the last snapshot of a phase, and before it those that others start from."""
+    users: dict[int, list[str]] = {}
+    for other in recipe.phases:
+        if recipe.starts_from(other) is phase:
+            users.setdefault(other.weights_iter or phase.last_iter, []).append(other.name)
+    if phase in find_evaluated(recipe):
+        users.setdefault(phase.last_iter, []).append("the evaluation")
+    for iteration in sorted({*users, phase.last_iter}):
+        yield SnapshotRow(phase.snapshot_at(iteration), iteration, tuple(users.get(iteration, ())))
+
+
+def _augmentation(recipe: Recipe, net: str) -> str:
+    """Say what is random about a training image, in the order of Caffe's transformations."""
+    data, ratio = recipe.data, recipe.nets[net].random_aspect_ratio
+    if ratio:
+        change = ratio.aspect_ratio_change
+        area = f"area {ratio.min_area_ratio:g} to {ratio.max_area_ratio:g}"
+        parts = [f"{area}, aspect {change**2:.4g} to {change**-2:.4g}"]
+    else:
+        parts = [f"crop of {data.crop_size} px"] if data.crop_size else []
+    parts += ["mirror"] if data.mirror else []
+    return f"random {', '.join(parts)}" if parts else "none"

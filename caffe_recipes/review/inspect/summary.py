@@ -1,0 +1,408 @@
+"""A net in numbers: each layer's shapes and what it costs, in one phase.
+
+A net's summary as a table for people, as JSON and as CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import layer_type_dialects, nearest_layer_type
+from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe.shape_rules import RULES, SOURCES
+from caffe_recipes.caffe.shapes import (
+    apply_stats_batch_size,
+    infer_shapes,
+    select_layers,
+    stats_images,
+)
+from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.inspect.costs import count_layers, total
+from caffe_recipes.review.inspect.nets import (
+    image_reader,
+    load_net,
+    needs_image,
+    with_batch,
+    with_image,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Dim, Image, Shape
+    from caffe_recipes.caffe.shapes import (
+        NetShapes,
+    )
+    from caffe_recipes.review.inspect.costs import BlobCost, LayerCount, Totals
+    from caffe_recipes.review.inspect.nets import (
+        GivenNet,
+    )
+
+
+@dataclass(frozen=True)
+class SummaryOptions:
+    """What a user may say about the net; None is what its file says."""
+
+    phase: int | None = None
+    level: int | None = None
+    stages: tuple[str, ...] = ()
+    batch: int | None = None
+    image: Image | None = None
+    caffe_root: Path | None = None
+    max_bytes: int = MOST_BYTES
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A net in one phase; `batch` is the first dimension of the first input, None where that is unknown.
+
+    `hint` says why shapes are unknown and what to give; empty where all are known. `stats_batch_sizes` are
+    the images that a BatchNorm of this phase normalises together, where that is not its whole batch.
+    """
+
+    path: str
+    net: str
+    phase: str
+    level: int
+    stages: tuple[str, ...]
+    batch: int | None
+    layers: tuple[LayerCount, ...]
+    totals: Totals
+    hint: str = ""
+    stats_batch_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReadNet:
+    """A net as the options leave it, the phase to look at, and its level and stages.
+
+    `failures` gathers what is wrong with the LMDBs that were looked into.
+    """
+
+    path: str
+    message: pb.NetParameter
+    phase: int
+    level: int
+    stages: tuple[str, ...]
+    options: SummaryOptions = field(default_factory=SummaryOptions)
+    failures: list[str] = field(default_factory=list, compare=False)
+
+    def infer(self, phase: int) -> NetShapes:
+        """Work out the shapes of one phase; PrototxtError where they do not fit, or no Caffe has a type."""
+        _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
+        images = image_reader(self.options.image, self.options.caffe_root, self.failures)
+        return infer_shapes(
+            self.message, phase, level=self.level, stages=self.stages, images=images, path=self.path
+        )
+
+    def only_phase(self, layers: Sequence[pb.LayerParameter]) -> list[str]:
+        """Name for each of these layers the one phase that has it; empty where both do."""
+        kept = {
+            pb.Phase.Name(phase): {
+                id(layer) for layer in select_layers(self.message, phase, self.level, self.stages)
+            }
+            for phase in (pb.TRAIN, pb.TEST)
+        }
+        holding = [[name for name, ids in kept.items() if id(layer) in ids] for layer in layers]
+        return [names[0] if len(names) == 1 else "" for names in holding]
+
+
+def read_net(given: str, options: SummaryOptions) -> ReadNet:
+    """Read the net that a prototxt, a solver or a recipe's name means, with the batch and image asked for.
+
+    Raises PrototxtError, RecipeError, or InputError for an option that changes nothing.
+    """
+    found = load_net(given, options.phase, options.caffe_root, options.max_bytes)
+    net = found.message
+    if not net.layer:
+        raise InputError(found.path, "has no layers", "give a net, a solver or a recipe")
+    is_idle = options.image is not None and not needs_image(net)
+    if options.image is not None:
+        net = with_image(net, options.image, options.batch or 1)
+    if options.batch is not None and not is_idle:
+        net = with_batch(net, options.batch)
+    level = found.state.level if options.level is None else options.level
+    stages = options.stages or tuple(found.state.stage)
+    phase = _default_phase(found, net, level, stages) if options.phase is None else options.phase
+    read = ReadNet(found.path, net, phase, level, stages, options)
+    if is_idle:
+        read.infer(phase)  # a bottom that no layer makes, say, goes before
+        raise InputError(found.path, *_needs_no_image(net))
+    return read
+
+
+def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
+    """Say why --input changes nothing in a net, and what to do."""
+    for layer in net.layer:
+        if not layer.bottom and layer.top and layer.type not in SOURCES:
+            what = f"layer '{layer.name}' ({layer.type}) makes blobs whose shape only a run tells"
+            return what, "--input is for images of data layers: put an Input layer in its place"
+    return "states the size of all its inputs", "leave --input out"
+
+
+def summarize(net: ReadNet) -> Summary:
+    """Count a net in its phase; raises PrototxtError where shapes do not fit."""
+    shapes = net.infer(net.phase)
+    layers = count_layers(shapes, net.phase, net.only_phase([found.layer for found in shapes.layers]))
+    if not layers:
+        name = pb.Phase.Name(net.phase)
+        raise InputError(net.path, f"has no layer in phase {name}", "give another --phase or --stage")
+    totals = total(layers)
+    return Summary(
+        net.path,
+        net.message.name,
+        pb.Phase.Name(net.phase),
+        net.level,
+        net.stages,
+        _batch(layers),
+        layers,
+        totals,
+        _hint(layers, net.failures) if totals.unknown else "",
+        _stats_batch_sizes(net, shapes),
+    )
+
+
+def _stats_batch_sizes(net: ReadNet, shapes: NetShapes) -> tuple[int, ...]:
+    norms = [found.layer for found in shapes.layers if found.layer.type == "BatchNorm"]
+    found = {stats_images(apply_stats_batch_size(net.message, layer), net.phase) for layer in norms}
+    return tuple(sorted(size for size in found if size))
+
+
+def per_image(count: int, batch: int | None) -> int | None:
+    """Share a batch's count among its images, rounded up.
+
+    >>> per_image(130853896192, 32), per_image(5, None)
+    (4089184256, None)
+    """
+    return -(-count // batch) if batch else None
+
+
+def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequence[str] = ()) -> bool:
+    """Whether a phase of the net has a layer that makes data."""
+    return any(
+        layer.type in SOURCES or not layer.bottom for layer in select_layers(net, phase, level, stages)
+    )
+
+
+def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
+    for layer in layers:
+        if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
+            continue
+        if not layer.type:
+            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops with it; name one")
+        near = nearest_layer_type(layer.type)
+        hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
+        raise PrototxtError(path, f"layer '{layer.name}' has type '{layer.type}', which no Caffe has", hint)
+
+
+def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:
+    """Choose TRAIN, if the net can be trained: a net that is deployed has Input layers, or no TRAIN data."""
+    if found.state.HasField("phase"):
+        return found.state.phase
+    train = select_layers(net, pb.TRAIN, level, stages)
+    makes_data = any(not layer.bottom and layer.type != "Input" for layer in train)
+    if makes_data or not has_inputs(net, pb.TEST, level, stages):
+        return pb.TRAIN
+    is_deployed = any(layer.type == "Input" for layer in train)
+    return pb.TEST if is_deployed or not has_inputs(net, pb.TRAIN, level, stages) else pb.TRAIN
+
+
+def _batch(layers: Sequence[LayerCount]) -> int | None:
+    for layer in layers:
+        if not layer.bottoms and layer.tops and layer.tops[0].shape:
+            return layer.tops[0].shape[0]
+    return None
+
+
+def _hint(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
+    for layer in layers:
+        known = all(blob.shape is not None and None not in blob.shape for blob in layer.bottoms)
+        if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
+            what = f"layer '{layer.name}' ({layer.type})"
+            if layer.type not in SOURCES and layer.type not in RULES:
+                return f"{what} has no shape rule here: what it makes, and all after it, is left open"
+            if layer.type in SOURCES and failures:
+                return f"{what} does not say the size of its images, and {failures[0]}: give --input C,H,W"
+            if layer.type in SOURCES:
+                return f"{what} does not say the size of its images: give --input C,H,W"
+            return f"{what} makes blobs whose shape only a run tells"
+    return ""
+
+
+_HEADINGS = (
+    "layer",
+    "type",
+    "phase",
+    "bottoms -> tops",
+    "parameters",
+    "statistics",
+    "multiply-adds",
+    "other ops",
+    "activations",
+)
+_NUMBERS = set(_HEADINGS[4:])
+_UNITS = ("", "", "", "", "", "", "per image", "per image", "bytes")
+_CSV = (
+    "layer",
+    "type",
+    "phase",
+    "bottoms",
+    "tops",
+    "in_place",
+    "parameters",
+    "frozen",
+    "statistics",
+    "shares_with",
+    "multiply_adds",
+    "multiply_adds_per_image",
+    "other_operations",
+    "activation_bytes",
+)
+
+
+def render_table(summary: Summary) -> str:
+    """Write a line for each layer, then the totals; what is unknown is a `?`, and a 0 is left out."""
+    batch = summary.batch
+    rows = [_HEADINGS, _UNITS, *(_row(layer, batch) for layer in summary.layers)]
+    if not any(layer.phase for layer in summary.layers):
+        rows = [row[:2] + row[3:] for row in rows]
+    return "\n".join([_title(summary), "", *align_columns(rows, _NUMBERS), "", *_totals(summary)])
+
+
+def render_json(summary: Summary) -> str:
+    """Write everything: null is unknown; counts are for a whole batch, unless they say `per_image`."""
+    data: dict[str, Any] = asdict(summary)
+    for layer in data["layers"]:
+        layer["multiply_adds_per_image"] = _each(layer["multiply_adds"], summary.batch)
+    totals = data["totals"]
+    totals["multiply_adds_per_image"] = _each(totals["multiply_adds"], summary.batch)
+    totals["parameter_bytes"] = 4 * totals["parameters"]
+    return json.dumps(data, indent=2)
+
+
+def render_csv(summary: Summary) -> str:
+    """Write a row for each layer; several blobs are parted by `;`, unknown counts are empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CSV)
+    for layer in summary.layers:
+        values: dict[str, object] = {
+            **{name: getattr(layer, name) for name in _CSV if hasattr(layer, name)},
+            "layer": layer.name,
+            "bottoms": ";".join(map(_named, layer.bottoms)),
+            "tops": ";".join(map(_named, layer.tops)),
+            "in_place": int(layer.in_place),
+            "multiply_adds_per_image": _each(layer.multiply_adds, summary.batch),
+        }
+        writer.writerow(["" if values[name] is None else values[name] for name in _CSV])
+    return text.getvalue()
+
+
+def show_dims(shape: Shape | None) -> str:
+    """Write a shape in the least space.
+
+    >>> show_dims((32, None, 7, 7)), show_dims(()), show_dims(None)
+    ('32x?x7x7', '1', '?')
+    """
+    if shape is None:
+        return "?"
+    return "x".join("?" if dim is None else str(dim) for dim in shape) or "1"
+
+
+def _title(summary: Summary) -> str:
+    stages = f", stage {', '.join(summary.stages)}" if summary.stages else ""
+    level = f", level {summary.level}" if summary.level else ""
+    name = f" '{summary.net}'" if summary.net else ""
+    batch = "of unknown size" if summary.batch is None else f"of {summary.batch:,}"
+    return f"{summary.path}: net{name}, phase {summary.phase}{level}{stages}, batches {batch}"
+
+
+def _row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
+    parameters = f"as {layer.shares_with}" if layer.shares_with else _number(layer.parameters)
+    return (
+        layer.name,
+        layer.type,
+        f"{layer.phase} only" if layer.phase else "",
+        _shapes(layer),
+        parameters,
+        _number(layer.statistics),
+        _number(_each(layer.multiply_adds, batch)) if layer.multiply_adds != 0 else "",
+        _number(_each(layer.other_operations, batch)) if layer.other_operations != 0 else "",
+        _number(layer.activation_bytes),
+    )
+
+
+def _shapes(layer: LayerCount) -> str:
+    tops = ", ".join(show_dims(blob.shape) for blob in layer.tops)
+    if layer.in_place and len(layer.bottoms) == 1:
+        return f"{tops} in place"
+    bottoms = ", ".join(show_dims(blob.shape) for blob in layer.bottoms)
+    return " -> ".join(filter(None, [bottoms, tops])) if tops else f"{bottoms} ->"
+
+
+def _totals(summary: Summary) -> Iterator[str]:
+    totals, batch = summary.totals, summary.batch
+    least = "at least " if totals.unknown else ""
+    frozen = f", {totals.frozen:,} of them with lr_mult 0" if totals.frozen else ""
+    lines = [
+        ("learned parameters", f"{least}{totals.parameters:,} ({_size(4 * totals.parameters)}){frozen}"),
+        ("batch-norm statistics", f"{least}{totals.statistics:,}{_normalised(summary.stats_batch_sizes)}"),
+        ("multiply-adds", f"{least}{_both(totals.multiply_adds, batch)}: {_matrix_layers(summary.layers)}"),
+        ("other operations", f"{least}{_both(totals.other_operations, batch)}"),
+        (
+            "activations",
+            f"{least}{totals.activation_bytes:,} bytes a batch ({_size(totals.activation_bytes)})",
+        ),
+    ]
+    yield from align_columns(lines)
+    if summary.hint:
+        yield f"unknown shapes in {len(totals.unknown)} layers: {summary.hint}"
+
+
+def _normalised(sizes: tuple[int, ...]) -> str:
+    return f"; of each {' or '.join(map(str, sizes))} images by themselves" if sizes else ""
+
+
+def _matrix_layers(layers: Iterable[LayerCount]) -> str:
+    counted = sorted({layer.type for layer in layers if layer.multiply_adds})
+    return f"in {', '.join(counted)}" if counted else "no layer has any"
+
+
+def _both(count: int, batch: int | None) -> str:
+    each = per_image(count, batch)
+    return f"{count:,} a batch" if each is None else f"{each:,} an image, {count:,} a batch"
+
+
+def _each(count: Dim, batch: int | None) -> int | None:
+    return None if count is None else per_image(count, batch)
+
+
+def _number(count: Dim) -> str:
+    if count is None:
+        return "?"
+    return f"{count:,}" if count else ""
+
+
+def _named(blob: BlobCost) -> str:
+    return f"{blob.name} {show_dims(blob.shape)}"
+
+
+def _size(count_bytes: int) -> str:
+    """Write a number of bytes in units of 1024.
+
+    >>> _size(102228384), _size(500)
+    ('97.5 MiB', '500 bytes')
+    """
+    size, units = float(count_bytes), iter(("KiB", "MiB", "GiB", "TiB"))
+    if size < 1024:
+        return f"{count_bytes} bytes"
+    unit = ""
+    while size >= 1024 and (following := next(units, "")):
+        size, unit = size / 1024, following
+    return f"{size:.1f} {unit}"

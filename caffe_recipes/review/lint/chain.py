@@ -1,0 +1,346 @@
+"""A chain of phases as lint sees it, wherever it came from: solvers, nets, and what each starts from.
+
+The state in which a solver sets up each of its nets: phase, level and stages, which choose layers.
+
+Phases that are stopped short of their max_iter, as the comments of generated solvers say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import batch_size
+from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.caffe.rates import check_rates, lr_at
+from caffe_recipes.caffe.shapes import select_layers
+
+_NEVER = pb.NetStateRule(min_level=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class NetState:
+    """What a net's rules on layers are held against."""
+
+    phase: int
+    level: int = 0
+    stages: tuple[str, ...] = ()
+
+
+def train_state(solver: pb.SolverParameter, net: pb.NetParameter) -> NetState:
+    """Give the state of the training net: TRAIN, then the net's own, then the solver's.
+
+    >>> train_state(pb.SolverParameter(train_state={"stage": ["a"]}), pb.NetParameter())
+    NetState(phase=0, level=0, stages=('a',))
+    """
+    return _merge(pb.TRAIN, net.state, solver.train_state)
+
+
+def test_states(solver: pb.SolverParameter, net: pb.NetParameter) -> tuple[NetState, ...]:
+    """Give the states of the test nets, one for each `test_state`; one if there is none."""
+    states = solver.test_state or (pb.NetState(),)
+    return tuple(_merge(pb.TEST, net.state, state) for state in states)
+
+
+def select_sources(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
+    """Give the layers of a state that make blobs out of nothing: those that read data."""
+    layers = select_layers(net, state.phase, state.level, state.stages)
+    return [layer for layer in layers if layer.top and not layer.bottom]
+
+
+def has_source(net: pb.NetParameter, state: NetState) -> bool:
+    """Whether anything makes data in a state."""
+    return bool(net.input or select_sources(net, state))
+
+
+def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
+    """Copy a net that is read in one phase only, with that said in the rules of each layer.
+
+    >>> net = pb.NetParameter(layer=[{"name": "data"}])
+    >>> [len(select_layers(restrict_net(net, pb.TEST), phase)) for phase in (pb.TRAIN, pb.TEST)]
+    [0, 1]
+    """
+    copy = pb.NetParameter()
+    copy.CopyFrom(net)
+    layers: list[pb.LayerParameter | pb.V1LayerParameter] = [*copy.layer, *copy.layers]
+    for layer in layers:
+        for rule in layer.include:
+            if rule.HasField("phase") and rule.phase != phase:
+                rule.CopyFrom(_NEVER)  # each layer keeps its index in the file
+            else:
+                rule.MergeFrom(pb.NetStateRule(phase=pb.Phase.Name(phase)))
+        if layer.exclude:
+            layer.exclude.add(phase=pb.Phase.Name(pb.TRAIN if phase == pb.TEST else pb.TEST))
+        elif not layer.include:
+            layer.include.add(phase=pb.Phase.Name(phase))
+    return copy
+
+
+def _merge(phase: int, *states: pb.NetState) -> NetState:
+    merged = pb.NetState()
+    for state in (pb.NetState(phase=pb.Phase.Name(phase)), *states):
+        merged.MergeFrom(state)
+    return NetState(merged.phase, merged.level, tuple(merged.stage))
+
+
+Solver = Document[pb.SolverParameter]
+Net = Document[pb.NetParameter]
+
+_MOST_SNAPSHOTS = 1000
+
+
+@dataclass(frozen=True)
+class Link:
+    """One phase. `weights` is what `--weights` gives, at `weights_where`: None if not known, empty if none.
+
+    `resumes` is the solverstate that `--snapshot` gives, at the same place. `last_iter` is the iteration at
+    which it ends: max_iter, unless it is stopped before. `ranks` are its own, None if it has those of all.
+    `test_nets` are the files that its solver tests besides its net, `tested_images` how many images its test
+    data have, 0 if that is not known.
+    """
+
+    name: str
+    solver: Solver
+    net: Net | None
+    last_iter: int
+    weights: str | None = None
+    weights_where: str = ""
+    resumes: str = ""
+    ranks: int | None = None
+    test_nets: tuple[Net, ...] = ()
+    tested_images: int = 0
+
+    @cached_property
+    def sources(self) -> tuple[pb.LayerParameter, ...]:
+        """The layers that make the training data; once, as each phase is compared with all before it."""
+        if self.net is None:
+            return ()
+        state = train_state(self.solver.message, self.net.message)
+        return tuple(select_sources(self.net.message, state))
+
+
+@dataclass(frozen=True)
+class ChainFacts:
+    """What the files do not hold; None is not known."""
+
+    ranks: int | None = None
+    images: int | None = None
+    test_images: int | None = None
+    ranks_per_node: int | None = None
+    omp_num_threads: int | None = None
+    mlsl_cores: tuple[int, ...] = ()
+    sockets_per_node: int | None = None
+    cores_per_socket: int | None = None
+    has_gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Phases in order. `is_whole` is false for a solver that may be any phase of a chain not known.
+
+    `tested` are the nets that the chain's own evaluation uses; none if it is not known to have one.
+    """
+
+    links: tuple[Link, ...]
+    setting: ChainFacts = ChainFacts()
+    is_whole: bool = True
+    tested: tuple[Net, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
+
+    `choices` counts the snapshots that it may be, where it is a guess.
+    """
+
+    index: int
+    iteration: int
+    choices: int = 1
+    is_guess: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshots(Sequence[int]):
+    """The iterations at which a phase writes snapshots, in order; as many as there are, none is stored."""
+
+    every: range
+    last: int | None
+
+    def __len__(self) -> int:
+        return len(self.every) + (self.last is not None)
+
+    def __contains__(self, iteration: object) -> bool:
+        return iteration in self.every or (self.last is not None and iteration == self.last)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if self.last is not None and index in (-1, len(self.every)):
+            return self.last
+        return self.every[index + 1 if index < 0 and self.last is not None else index]
+
+    def nearest(self, iteration: int) -> int | None:
+        """Give the snapshot that is nearest to an iteration."""
+        below = iteration // self.every.step * self.every.step
+        ends = (self[0], self[-1]) if self else ()
+        near = [number for number in (below, below + self.every.step, *ends) if number in self]
+        return min(near, key=lambda number: abs(number - iteration), default=None)
+
+
+def fired_snapshots(link: Link) -> Snapshots:
+    """Give the iterations at which a phase writes snapshots: after that at which it is resumed, if it is.
+
+    >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
+    >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
+    [400, 800, 1000]
+    """
+    solver, first, last = link.solver.message, first_iter(link), link.last_iter
+    step = solver.snapshot
+    every = range((first // step + 1) * step, last + 1, step) if step > 0 else range(0)
+    is_stopped = last != solver.max_iter
+    is_written = solver.snapshot_after_train and not is_stopped and last > first
+    return Snapshots(every, last if is_written and not (every and every[-1] == last) else None)
+
+
+def first_iter(link: Link) -> int:
+    """Give the iteration at which a phase starts: that of the solverstate that it resumes, else 0."""
+    return split_weights(link.resumes)[1] or 0
+
+
+def has_rates(solver: pb.SolverParameter) -> bool:
+    """Whether the rate is known and finite at every iteration of the run."""
+    return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
+
+
+def snapshot_rate(link: Link, iteration: int) -> float:
+    """Give the rate at a snapshot: of its iteration, or of the last update where the run ends with it."""
+    return lr_at(link.solver.message, min(iteration, link.last_iter - 1))
+
+
+def plan_starts(chain: Chain) -> list[Start | None]:
+    """Say what each phase starts from; None for the first, for foreign weights, and where nothing is written.
+
+    A phase that resumes its own solverstate has none either.
+
+    Where the weights are not known, it is the snapshot of the phase before whose rate is nearest to the
+    phase's first.
+    """
+    starts: list[Start | None] = []
+    for index, link in enumerate(chain.links):
+        if link.weights is not None or link.resumes:
+            starts.append(_named_start(chain.links[:index], link.weights or link.resumes))
+        else:
+            starts.append(_guessed_start(chain.links[index - 1], link, index - 1) if index else None)
+    return starts
+
+
+def split_weights(weights: str) -> tuple[str, int | None]:
+    """Split the name of a snapshot's file into prefix, without folders, and iteration, None if it has none.
+
+    >>> split_weights("/tmp/resnet_50_iter_7638.caffemodel")
+    ('resnet_50', 7638)
+    """
+    name = weights.rpartition("/")[2]
+    stem = name.partition(".")[0] if "_iter_" not in name else name
+    prefix, mark, rest = stem.rpartition("_iter_")
+    number = rest.partition(".")[0]
+    if not mark or not (number.isascii() and number.isdigit()) or len(number) > 10:
+        return stem, None
+    return prefix, int(number)
+
+
+def prefix_name(link: Link) -> str:
+    """Give a phase's snapshot_prefix without its folders."""
+    return link.solver.message.snapshot_prefix.rpartition("/")[2]
+
+
+def find_writer(links: Sequence[Link], name: str) -> int | None:
+    """Find the phase that writes a snapshot, by its prefix: the last of those at its iteration, or of all."""
+    prefix, iteration = split_weights(name)
+    if iteration is None:
+        return None
+    writers = [index for index, link in enumerate(links) if prefix_name(link) == prefix]
+    firing = [index for index in writers if iteration in fired_snapshots(links[index])]
+    return max(firing or writers, default=None)
+
+
+def batch_per_rank(link: Link) -> int | None:
+    """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
+    for layer in link.sources:
+        if size := batch_size(layer):
+            return size * max(link.solver.message.iter_size, 1)
+    return None
+
+
+def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
+    index, iteration = find_writer(earlier, weights), split_weights(weights)[1]
+    return None if index is None or iteration is None else Start(index, iteration)
+
+
+def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
+    fired = fired_snapshots(before)
+    if not fired:
+        return None
+    iteration = fired[-1]
+    if len(fired) > 1 and has_rates(before.solver.message) and has_rates(link.solver.message):
+        iteration = _nearest_rate(before, fired, lr_at(link.solver.message, 0))
+    return Start(index, iteration, len(fired), is_guess=len(fired) > 1)
+
+
+def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
+    """Find the snapshot whose rate is nearest, the latest of equals; of very many, in ever smaller steps."""
+    # A rate of `multistep` takes as long as there are steps.
+    most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
+    low, high = 0, len(fired)
+    while True:
+        step = max((high - low) // most, 1)
+        best: int = min(
+            {*range(low, high, step), high - 1},
+            key=lambda index: (_distance(link, fired[index], rate), -index),
+        )
+        if step == 1:
+            return fired[best]
+        low, high = max(best - step, low), min(best + step + 1, high)
+
+
+def _distance(link: Link, iteration: int, rate: float) -> float:
+    """Compare rates by their ratio, as people do."""
+    other = snapshot_rate(link, iteration)
+    return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9
+
+
+_STOP = re.compile(r"\bstopped at (?:iteration )?(\d[\d,]{0,12})", re.IGNORECASE)
+
+
+def parse_stop(text: str) -> int | None:
+    """Find the iteration at which a comment says that a phase is stopped.
+
+    >>> parse_stop("stopped at 7800, 24.94 epochs"), parse_stop("24.94 epochs")
+    (7800, None)
+    """
+    match = _STOP.search(text)
+    return int(match[1].replace(",", "")) if match else None
+
+
+def stop_phases(chain: Chain) -> Chain:
+    """Give a chain whose phases end where the comments beside their max_iter say, if nothing else said so."""
+    return replace(chain, links=tuple(map(_stopped, chain.links)))
+
+
+def _stopped(link: Link) -> Link:
+    most, comment = link.solver.message.max_iter, link.solver.comments.get("max_iter")
+    if link.last_iter != most or comment is None:
+        return link
+    texts = [*filter(None, comment.texts)]
+    stops = [stop for text in texts if (stop := parse_stop(text)) is not None and 0 < stop < most]
+    return replace(link, last_iter=stops[0]) if stops else link

@@ -1,0 +1,277 @@
+"""A folder of somebody else's: its solvers, in the order in which they seem to be trained.
+
+What `lint` is given: recipes by name or file, prototxts as one chain, folders.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
+from caffe_recipes.review.lint.chain_rules import check_deploys
+from caffe_recipes.review.lint.check import sort_findings, split_place
+from caffe_recipes.review.lint.inputs import (
+    Reader,
+    find_training,
+    is_solver,
+    lint_chain,
+    lint_files,
+    lint_single,
+    split_started,
+    upgraded,
+)
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, LintRule, finding
+from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
+from caffe_recipes.review.lint.snapshot_rules import check_commands, check_started, name_of, name_rank
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt_file
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.review.lint.inputs import (
+        LintOptions,
+    )
+    from caffe_recipes.review.lint.rules import Finding
+
+_MOST_FILES = 10_000
+_MOST_SCRIPT_BYTES, _MOST_SCRIPT_LINES = 1_000_000, 20_000
+_SCRIPTS = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
+_OF_SOLVERS = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
+
+
+def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Finding]:
+    """Find what is wrong with the prototxts below a folder, the solvers of each folder in it as a chain.
+
+    Raises InputError for a folder without prototxts, or that cannot be read, and PrototxtError for a solver
+    that cannot: the chain without it would be another.
+    """
+    groups = _prototxts(folder)
+    if not groups:
+        raise InputError(folder, "holds no .prototxt file", "give a folder with solvers and nets")
+    for home, paths in groups.items():
+        documents = [document for path in paths if (document := _read(reader, path))]
+        solvers = [document for document in documents if is_solver(document)]
+        text = script if script != Script() else find_script(home, solvers)
+        yield from check_commands(text)
+        started, idle = split_started(solvers, script)
+        # Another folder's solvers are none that the script forgets.
+        if (started or len(groups) == 1) and not reader.options.is_alone:
+            yield from check_started(idle)
+        ordered, why = order_solvers(started or solvers, text)
+        alone = [solver for solver in solvers if solver not in ordered]
+        waiting = [solver for solver in alone if solver not in idle]
+        if len(ordered) > 1 and not reader.options.is_alone:
+            if text is not script:
+                yield _say_order(home, ordered, why)
+            yield from lint_chain(reader, ordered, text)
+        else:
+            alone = solvers
+            waiting = started or solvers
+        if len(waiting) > 1 and not reader.options.is_alone:
+            names = ", ".join(Path(solver.path).name for solver in waiting)
+            what = f"the order of {names} cannot be told: each was looked at alone"
+            write = "give the solvers in their order, or --script FILE"
+            yield finding(
+                "order-unknown", str(home), what, "what happens between them was not looked at", write
+            )
+        for solver in alone:
+            yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, started))
+        for document in documents:
+            yield from lint_single(reader, document)
+        yield from check_deploys(
+            [upgraded(one) for one in documents if isinstance(one.message, pb.NetParameter)]
+        )
+
+
+def _read(reader: Reader, path: Path) -> Document[Any] | None:
+    """Read a prototxt; what cannot be read is found if it is no solver, by its name and text."""
+    try:
+        return reader.read(path)
+    except PrototxtError:
+        if "solver" in path.name.lower() or _OF_SOLVERS.search(_beginning(path)):
+            raise
+        return reader.read_leniently(path)
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_SCRIPT_BYTES)
+    except OSError:
+        return b""
+
+
+def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[list[Document[Any]], str]:
+    """Put solvers in the order of a script's commands, else of their names; and say by which.
+
+    What the script does not start is left out. Empty if the order cannot be told.
+    """
+    by_command = []
+    for training in script.trainings:
+        started = [solver for solver in solvers if find_training(script, solver.path) is training]
+        by_command += [solver for solver in started if solver not in by_command]
+    if len(by_command) > 1 and not script.untold:
+        return by_command, "by the commands of a script"
+    ranks = [name_rank(name_of(solver.path)) for solver in solvers]
+    is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
+    if (None in ranks or len(set(ranks)) < len(ranks) or not is_plain) and len(by_command) > 1:
+        return by_command, "by the commands of a script"
+    if None in ranks or len(set(ranks)) < len(ranks) or not is_plain:
+        return [], ""
+    pairs = sorted(zip(ranks, range(len(ranks)), strict=True), key=lambda pair: (pair[0] or 0, pair[1]))
+    return [solvers[index] for _, index in pairs], "by their names"
+
+
+def _prototxts(folder: Path) -> dict[Path, list[Path]]:
+    """List the prototxts below a folder by the folder that holds them; hidden folders are left alone."""
+    groups: dict[Path, list[Path]] = {}
+    count = 0
+    for root, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found = [Path(root) / name for name in sorted(files) if is_prototxt_file(Path(root) / name)]
+        count += len(found)
+        if count > _MOST_FILES:
+            raise InputError(folder, f"holds more than {_MOST_FILES:,} prototxts", "give a folder within it")
+        if found:
+            groups[Path(root)] = found
+    return groups
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
+
+
+def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
+    """Read the script or README of a folder whose commands start most of its solvers."""
+    best, most = Script(), 1
+    for path in sorted(home.iterdir()):
+        if not _SCRIPTS.fullmatch(path.name) or not path.is_file():
+            continue
+        try:
+            if path.stat().st_size > _MOST_SCRIPT_BYTES:
+                continue
+            text = path.read_text("utf-8", errors="replace")
+            if text.count("\n") > _MOST_SCRIPT_LINES:
+                continue
+            script = parse_script(text, path)
+        except (OSError, CaffeRecipesError):
+            continue
+        started = sum(find_training(script, solver.path) is not None for solver in solvers)
+        if started > most or (started and started == len(solvers)):
+            best, most = script, started
+    return best
+
+
+def _say_order(home: Path, ordered: Sequence[Document[Any]], why: str) -> Finding:
+    names = ", ".join(Path(solver.path).name for solver in ordered)
+    what = f"{len(ordered)} solvers were taken as one chain {why}: {names}"
+    write = "give the solvers in their order if it is another"
+    return finding("order-guessed", str(home), what, "joins are judged in this order", write)
+
+
+def lint(targets: Sequence[str], options: LintOptions) -> list[Finding]:
+    """Find what is wrong with recipes one after the other, then with folders, then with files as one chain.
+
+    Raises InputError for what cannot be read, and for options of files where only recipes are given.
+    """
+    if not all(target.strip() for target in targets):
+        raise InputError("", "an empty name is given", "is a variable unset?")
+    recipes = [target for target in targets if is_recipe(target)]
+    others = [Path(target) for target in targets if target not in recipes]
+    if not others:
+        _refuse_options(options)
+    found: list[Finding] = []
+    for recipe in recipes:
+        from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to start
+
+        found += lint_recipe(recipe, options.dialect)
+    return found + _lint_paths(others, options)
+
+
+def is_recipe(target: str) -> bool:
+    """Whether a target is a recipe: a YAML file, the name of one that ships, or a name that is no path.
+
+    >>> is_recipe("mine.yaml"), is_recipe("stampede2-64n-72ep"), is_recipe("a/solver.prototxt")
+    (True, True, False)
+    """
+    named = find_named(target)
+    if named is not None:
+        return named.kind == "recipe"
+    return target.endswith(RECIPE_SUFFIXES) or not ("/" in target or "." in target)
+
+
+def is_at_least(found: Finding, severity: str) -> bool:
+    """Whether a finding is accepted by nobody and as grave as `severity`, or graver; `never` is above all."""
+    if found.accepted or severity == "never":
+        return False
+    return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
+
+
+def all_rules() -> Mapping[str, LintRule]:
+    """Return every rule that lint has, by id."""
+    from caffe_recipes.review.lint.check import DIALECT_RULES, NET_RULES
+
+    return {
+        **RULES,
+        **{name: LintRule(*about) for name, about in (*NET_RULES.items(), *DIALECT_RULES.items())},
+    }
+
+
+def explain_rule(name: str) -> Mapping[str, LintRule]:
+    """Return one rule by its id; InputError, with the nearest, if there is none."""
+    rules = all_rules()
+    if name not in rules:
+        near = difflib.get_close_matches(name, rules, n=1)
+        raise InputError(
+            "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
+        )
+    return {name: rules[name]}
+
+
+def _lint_paths(paths: Sequence[Path], options: LintOptions) -> list[Finding]:
+    script = load_script(options.script, options.max_bytes) if options.script else Script()
+    reader = Reader(options)
+    found: list[Finding] = [*check_commands(script)]
+    for folder in (path for path in paths if path.is_dir()):
+        found += lint_folder(reader, folder, script)
+    found += lint_files(reader, [path for path in paths if not path.is_dir()], script)
+    return merge_folders(sort_findings([*reader.findings, *found], reader.order))
+
+
+def merge_folders(findings: Sequence[Finding]) -> list[Finding]:
+    """Say once for all solvers of a folder that their nets are said to lie in another, where the first is."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for found in findings:
+        if found.id == "net-folder":
+            home = Path(split_place(found.where)[0]).parent
+            groups.setdefault((home, found.values["folder"]), []).append(found)
+    merged = {id(group[0]): _merge(group) for group in groups.values()}
+    gone = {id(found) for group in groups.values() for found in group[1:]}
+    return [merged.get(id(found), found) for found in findings if id(found) not in gone]
+
+
+def _merge(group: Sequence[Finding]) -> Finding:
+    first = group[0]
+    names = [*dict.fromkeys(found.phase for found in group)]
+    if len(names) == 1:
+        return first
+    folder, own = first.values["folder"], first.values["own"]
+    what = f"the nets of {', '.join(names)} lie in {folder}, and the solvers in {own}"
+    return replace(first, what=what, phase="")
+
+
+def _refuse_options(options: LintOptions) -> None:
+    given = [
+        name
+        for name in ("ranks", "images", "test_images", "classes", "caffe_root", "script")
+        if getattr(options, name) is not None
+    ]
+    if given:
+        what = f"--{given[0].replace('_', '-')} is for files: a recipe states its own"
+        raise InputError("", what, "give prototxts, or leave it out")

@@ -1,0 +1,587 @@
+"""Rules on what Caffe checks when it sets a layer up, and stops at: the table is `caffe/refusals.py`.
+
+Rules on fields that are set and never read: blocks of other types, and fields without effect.
+
+Rules on phases: which layers are in which, and what must be the same in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
+from caffe_recipes.caffe.refusals import Refusal, refuse_filler, refuse_layer
+from caffe_recipes.caffe.shapes import show_shape
+from caffe_recipes.review.lint.net_view import (
+    UNWEIGHTED,
+    Draft,
+    block_readers,
+    filler_fields,
+    is_loss,
+    same_path,
+    show_names,
+    show_number,
+    title,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.review.lint.net_view import (
+        NetView,
+        PhaseNet,
+    )
+    from caffe_recipes.review.lint.rules import Severity
+
+REFUSAL_RULES: dict[str, tuple[Severity, str]] = {
+    "size-given-twice": ("error", "kernel_size, pad, stride or a shape given in two ways"),
+    "size-half-given": ("error", "kernel, pad or stride of one axis, and none of the other"),
+    "axis-given-twice": ("error", "axis beside slice_dim or concat_dim"),
+    "global-pooling-sized": ("error", "global_pooling with kernel_size, pad or stride"),
+    "pooling-stochastic": ("error", "pool: STOCHASTIC, which no CPU computes"),
+    "tops-count": ("error", "a layer with fewer tops than its type makes, or more"),
+    "dummy-shapes": ("error", "DummyData with sizes that are neither one nor one for each top"),
+    "infogain-source": ("error", "InfogainLoss without a matrix: neither source nor a third bottom"),
+    "dropout-ratio": ("error", "dropout_ratio below 0, or 1 and above"),
+    "eltwise-coeff": ("error", "coeff of Eltwise for a product, or not one for each bottom"),
+    "layer-value-refused": ("error", "a value that its type stops at, or computes NaN or nothing with"),
+    "value-not-finite": ("error", "a number of a layer that is infinite or NaN"),
+    "value-overflows": ("error", "a number of a layer that is above 2,147,483,647"),
+    "value-large": ("warning", "a multiplier, weight or spread far beyond what anybody trains with"),
+    "input-ignored": ("warning", "a layer whose output is the same for any input"),
+    "loss-weight-count": ("error", "loss_weight not given once for each top"),
+    "loss-weight-missing": ("error", "a loss whose type has the weight 0 unless loss_weight is given"),
+    "loss-weight-odd": ("warning", "loss_weight on a layer that is no loss"),
+    "propagate-down-count": ("error", "propagate_down not given once for each bottom"),
+    "engine-unknown": ("error", "an engine that this Caffe does not know, or has on GPUs only"),
+    "filler-range": ("error", "a filler whose std is not above 0, or whose min is above its max"),
+    "filler-sparse": ("error", "sparse on a filler that is not gaussian, or below 0"),
+}
+
+# What the Caffes that are built for GPUs have.
+_OF_GPUS = frozenset(("engine-unknown", "pooling-stochastic"))
+_NO_LOSS_WORDS = """
+    Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
+    InnerProduct LRN Pooling ReLU Silence Softmax
+"""
+_NO_LOSS = frozenset(_NO_LOSS_WORDS.split())
+
+
+def check_refusals(view: NetView) -> Iterator[Draft]:
+    """Check each layer of the file for what Caffe would stop at."""
+    is_intels = view.dialect.knows("NetParameter", "engine")
+    for index, layer in enumerate(view.net.layer):
+        unweighted = _unweighted(layer) if is_intels else ()
+        own = (*_loss_weight(layer), *_ignored(layer), *_large(layer))
+        for refusal in (*refuse_layer(layer, view.net.engine), *own, *unweighted):
+            if is_intels or refusal.rule not in _OF_GPUS:
+                yield _draft(index, layer, refusal)
+        for path, filler in filler_fields(layer):
+            if not fills(view, layer, path):
+                continue
+            for refusal in refuse_filler(filler):
+                yield _draft(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
+
+
+def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
+    """Whether Caffe makes a filler at all: of a block that the type reads, for a blob that it has."""
+    block, _, field = path.partition(".")
+    is_read = layer.type in block_readers(view.dialect.layer_types).get(block, frozenset((layer.type,)))
+    return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
+
+
+def _draft(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Draft:
+    what = f"{title(layer)} {refusal.what}"
+    return Draft(refusal.rule, index, refusal.field, what, refusal.effect, refusal.write)
+
+
+def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    if layer.type in _NO_LOSS and any(layer.loss_weight):
+        yield Refusal(
+            "loss-weight-odd",
+            "loss_weight[0]",
+            "has loss_weight and is no loss",
+            "training minimizes the sum of all its values, or Caffe stops where it has no gradient",
+            "give loss_weight to the loss",
+        )
+
+
+def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    """Find factors of 0: what a layer makes does not depend on its input."""
+    fields = {
+        "Exp": ("exp_param.scale",),
+        "Log": ("log_param.scale",),
+        "Power": ("power_param.power", "power_param.scale"),
+    }.get(layer.type, ("transform_param.scale",) if layer.HasField("transform_param") else ())
+    for path in fields:
+        block, _, field = path.partition(".")
+        if getattr(getattr(layer, block), field) == 0:
+            effect = "its output is the same for any input: nothing is learned from it"
+            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another")
+
+
+# The largest that published nets have are a hundredth of these, or less.
+_MOST_MULTIPLIER, _MOST_WEIGHT, _MOST_SPREAD, _MOST_SCALE = 1e3, 1e6, 1e2, 1e3
+
+
+def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    """Find numbers with which the first updates, or the first pass, leave nothing but infinities."""
+    given: list[tuple[str, float, float]] = [
+        (f"param[{p}].{name}", getattr(param, name), _MOST_MULTIPLIER)
+        for p, param in enumerate(layer.param)
+        for name in ("lr_mult", "decay_mult")
+    ]
+    given += [(f"loss_weight[{t}]", weight, _MOST_WEIGHT) for t, weight in enumerate(layer.loss_weight)]
+    given.append(("transform_param.scale", layer.transform_param.scale, _MOST_SCALE))
+    if layer.type != "DummyData":
+        given += [
+            (f"{path}.{name}", getattr(filler, name), _MOST_SPREAD)
+            for path, filler in filler_fields(layer)
+            for name in ("mean", "std", "min", "max", "value")
+        ]
+    for path, value, most in given:
+        if most < abs(value) < math.inf:
+            name = path.rpartition(".")[2].partition("[")[0]
+            effect = "the loss becomes NaN, or saturates, and Caffe trains on to the end"
+            yield Refusal("value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: 1, say")
+
+
+def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    if layer.type in UNWEIGHTED and not layer.loss_weight:
+        yield Refusal(
+            "loss-weight-missing",
+            "type",
+            "has no loss_weight, and the one of its type is 0",
+            "Caffe prints loss = 0, and nothing is learned from it",
+            "loss_weight: 1",
+        )
+
+
+READ_RULES: dict[str, tuple[Severity, str]] = {
+    "unknown-layer-type": ("error", "a layer type that this Caffe has not"),
+    "block-unread": ("warning", "a `*_param` block of another layer type"),
+    "field-unread": ("warning", "a field that is set and has no effect"),
+    "field-idle": ("note", "a field that is set, has no effect, and misleads nobody"),
+}
+
+
+class Unread(NamedTuple):
+    """A field that has no effect where `idle` holds of the layer's block; `write` says what would have."""
+
+    rule: str
+    block: str
+    field: str
+    idle: Callable[[Any], bool]
+    why: str
+    write: str
+
+
+def _no_bias(param: Any) -> bool:  # noqa: ANN401  # several blocks have bias_term
+    return not param.bias_term
+
+
+def _always(param: Any) -> bool:  # noqa: ANN401
+    return True
+
+
+def _moved(block: str, *fields: str) -> list[Unread]:
+    """Tell of fields that the blocks of data layers had before there was `transform_param`."""
+    why = "Caffe reads it from transform_param"
+    return [
+        Unread("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
+        for field in fields
+    ]
+
+
+_TAKE_OUT = "take it out"
+_UNREAD: tuple[Unread, ...] = (
+    *(
+        Unread("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _TAKE_OUT)
+        for block in ("convolution_param", "inner_product_param", "embed_param", "scale_param")
+    ),
+    *_moved("data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved("image_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved("window_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    Unread(
+        "field-unread",
+        "transform_param",
+        "random_aspect_ratio_param",
+        lambda param: param.HasField("random_resize_param"),
+        "random_resize_param goes before it",
+        "keep one of them",
+    ),
+    Unread(
+        "field-unread",
+        "loss_param",
+        "normalize",
+        lambda param: param.HasField("normalization"),
+        "normalization goes before it",
+        "keep normalization",
+    ),
+    Unread(
+        "field-unread",
+        "loss_param",
+        "pre_fixed_normalizer",
+        lambda param: param.normalization != pb.LossParameter.PRE_FIXED,
+        "normalization is not PRE_FIXED",
+        "normalization: PRE_FIXED",
+    ),
+    Unread(
+        "field-unread",
+        "convolution_param",
+        "negative_slope",
+        lambda param: not param.relu,
+        "relu is false",
+        "relu: true, or a ReLU layer with negative_slope",
+    ),
+    Unread(
+        "field-unread",
+        "eltwise_param",
+        "coeff",
+        lambda param: param.operation == pb.EltwiseParameter.MAX,
+        "operation is MAX",
+        _TAKE_OUT,
+    ),
+    Unread(
+        "field-unread",
+        "pooling_param",
+        "avg_include_pad",
+        lambda param: param.engine == pb.PoolingParameter.CAFFE,
+        "engine CAFFE divides by the window clipped to the padded input",
+        _TAKE_OUT,
+    ),
+    Unread(
+        "field-idle",
+        "lrn_param",
+        "k",
+        lambda param: param.norm_region == pb.LRNParameter.WITHIN_CHANNEL,
+        "norm_region is WITHIN_CHANNEL",
+        _TAKE_OUT,
+    ),
+)
+
+# The fields that each filler reads; `scale` is a matter of Intel's engines.
+_FILLERS = {
+    "bilinear": (),
+    "constant": ("value",),
+    "gaussian": ("mean", "std", "sparse"),
+    "msra": ("variance_norm",),
+    "positive_unitball": (),
+    "uniform": ("min", "max"),
+    "xavier": ("variance_norm",),
+}
+# Each type but gaussian checks that there is no `sparse`: `refusals` has the rule.
+_ALWAYS_READ = frozenset(("type", "scale", "sparse"))
+
+
+def check_reads(view: NetView) -> Iterator[Draft]:
+    """Check types, and what each layer sets that its type does not read; alike layers told once."""
+    found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    unknown: dict[str, list[int]] = defaultdict(list)
+    for index, layer in enumerate(view.net.layer):
+        if layer.type not in view.dialect.layer_types:
+            unknown[layer.type].append(index)
+            continue
+        for key in _unread_of(view, layer):
+            found[key].append(index)
+    if view.dialect.name == OURS:  # of another dialect, its own rules tell this
+        for type_, layers in unknown.items():
+            yield _unknown_type(view, type_, layers)
+    for (rule, field, why, write), layers in found.items():
+        whose = title(view.net.layer[layers[0]]) if len(layers) == 1 else _show_layers(view, layers)
+        yield Draft(
+            rule,
+            layers[0],
+            field,
+            f"{field} of {whose} is never read: {why}",
+            "it changes nothing, whoever wrote it meant something"
+            if rule != "field-idle"
+            else "it changes nothing",
+            write,
+            (("layers", len(layers)),),
+        )
+
+
+def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
+    if layer.type == "Python":  # its code may read any
+        return
+    readers = block_readers(view.dialect.layer_types)
+    for field, value in layer.ListFields():
+        name = field.name
+        if name in readers and layer.type not in readers[name]:
+            if value.ListFields():
+                types = show_names(sorted(readers[name]))
+                write = f'take it out, or type: "{sorted(readers[name])[0]}"'
+                yield "block-unread", name, f"it is for {types}, not for {layer.type}", write
+            continue
+        for rule in _UNREAD:
+            if rule.block == name and _is_set(value, rule.field) and rule.idle(value):
+                yield rule.rule, f"{name}.{rule.field}", rule.why, rule.write
+    for path, filler in filler_fields(layer):
+        reads = _FILLERS.get(filler.type)
+        block = path.partition(".")[0]
+        if reads is None or (block in readers and layer.type not in readers[block]):
+            continue
+        for field, _ in filler.ListFields():
+            if field.name not in _ALWAYS_READ and field.name not in reads:
+                write = f'type: "{_reader_of(field.name)}", or take it out'
+                yield "field-unread", f"{path}.{field.name}", f"the filler is {filler.type}", write
+
+
+def _is_set(message: Any, field: str) -> bool:  # noqa: ANN401  # any block of a layer
+    return any(descriptor.name == field for descriptor, _ in message.ListFields())
+
+
+def _reader_of(field: str) -> str:
+    return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
+
+
+def _show_layers(view: NetView, layers: Sequence[int]) -> str:
+    return f"{len(layers)} layers ({show_names([view.net.layer[index].name for index in layers])})"
+
+
+def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Draft:
+    near = nearest_layer_type(type_, view.dialect.name)
+    others = layer_type_dialects(type_)
+    if near:
+        write = f'type: "{near}"'
+    elif others:
+        write = f"it belongs to {', '.join(others)}; build it from other layers for this Caffe"
+    else:
+        write = "name a type that this Caffe has; of your own build it must have this layer too"
+    first = view.net.layer[layers[0]]
+    if len(layers) > 1:
+        of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
+        what = f"{_show_layers(view, layers)} {of_type}"
+    elif type_:
+        what = f"{title(first)} has a type that this Caffe does not know"
+    else:
+        what = f"layer '{first.name}' has no type"
+    effect = f"Caffe stops: Unknown layer type: {type_}"
+    return Draft("unknown-layer-type", layers[0], "type", what, effect, write, (("layers", len(layers)),))
+
+
+PHASE_RULES: dict[str, tuple[Severity, str]] = {
+    "no-data": ("error", "no layer makes data, in either phase"),
+    "no-train-data": ("warning", "layers for TRAIN, but none that makes its data"),
+    "no-loss": ("error", "data for TRAIN, but no loss"),
+    "include-and-exclude": ("error", "a layer with both include and exclude rules"),
+    "phase-without-include": ("warning", "`phase` in a layer, which does not choose its phase"),
+    "phase-transforms-differ": ("warning", "mean or scale of TRAIN and TEST differ"),
+    "phase-crops-differ": ("warning", "crop_size of TRAIN and TEST differ"),
+    "dropout-test-only": ("warning", "a Dropout in TEST alone, where it does nothing"),
+    "phase-weights-differ": ("error", "weights of one layer have another shape in TEST than in TRAIN"),
+    "test-on-train": ("warning", "TEST reads the records that TRAIN reads"),
+}
+
+_COLORS = 3
+_SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray")
+
+
+def check_rules_of_layers(view: NetView) -> Iterator[Draft]:
+    """Check the include and exclude rules of each layer."""
+    for index, layer in enumerate(view.net.layer):
+        if layer.include and layer.exclude:
+            yield Draft(
+                "include-and-exclude",
+                index,
+                "exclude[0]",
+                f"{title(layer)} has both include and exclude",
+                "Caffe stops: Specify either include rules or exclude rules; not both",
+                "keep one of them",
+            )
+        if layer.HasField("phase"):
+            name = pb.Phase.Name(layer.phase)
+            yield Draft(
+                "phase-without-include",
+                index,
+                "phase",
+                f"{title(layer)} says phase: {name}, which does not choose the phases that it is in",
+                "the layer is in both phases, and behaves in both as in this one",
+                f"include {{ phase: {name} }}",
+            )
+
+
+def check_phases(view: NetView) -> Iterator[Draft]:
+    """Check that each phase has what it needs, and that both fit together."""
+    train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
+    first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
+    if not view.phases:
+        yield Draft(
+            "no-data",
+            None,
+            "",
+            "no layer makes data: each has a bottom, and there is no `input`",
+            "Caffe stops: Unknown bottom blob",
+            "add a data layer for each phase, or an Input layer",
+        )
+    elif train is None and first is not None and not any(each.stages for each in view.phases):
+        yield Draft(
+            "no-train-data",
+            first,
+            "include[0]",
+            f"{title(view.net.layer[first])} is for TRAIN, for which no layer makes data",
+            "the net can be tested, not trained: Caffe stops at the first bottom",
+            "add a data layer with include { phase: TRAIN }",
+        )
+    if train is not None:
+        yield from _loss(train)
+    if train is not None and test is not None:
+        counted = list(_mean_counts(train, test))
+        yield from counted
+        yield from _transforms(train, test)
+        yield from _crops(train, test)
+        yield from _dropouts(train, test)
+        # Images of unknown channels have as many as they have means.
+        if not counted:
+            yield from _weights(train, test)
+
+
+def _only_train(layer: pb.LayerParameter) -> bool:
+    return bool(layer.include) and all(
+        rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include
+    )
+
+
+def _loss(train: PhaseNet) -> Iterator[Draft]:
+    if any(map(is_loss, train.layers)):
+        return
+    for index, layer in zip(train.indexes, train.layers, strict=True):
+        if _only_train(layer) and not layer.bottom:
+            yield Draft(
+                "no-loss",
+                index,
+                "include[0]",
+                f"{title(layer)} makes data for TRAIN, where no layer is a loss",
+                "nothing is learned, and Caffe exits 0 at the end",
+                "add a loss, such as SoftmaxWithLoss",
+            )
+            return
+
+
+def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
+    """Yield the data layers of one top and type that differ: indexes in TRAIN, and in TEST."""
+    makers = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
+    for i, layer in enumerate(test.layers):
+        twin = makers.get(layer.top[0]) if layer.top and not layer.bottom else None
+        if twin is not None and train.layers[twin].type == layer.type and train.layers[twin] != layer:
+            yield twin, i
+
+
+def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    """Find phases whose means are of other numbers of channels; the odder of both is the wrong one."""
+    for in_train, in_test in _twins(train, test):
+        counts = [
+            len(phase.layers[i].transform_param.mean_value)
+            for phase, i in ((train, in_train), (test, in_test))
+        ]
+        if min(counts) < 2 or counts[0] == counts[1]:
+            continue
+        phase, i = (train, in_train) if counts[0] != _COLORS else (test, in_test)
+        other = counts[1] if phase is train else counts[0]
+        layer, count = phase.layers[i], len(phase.layers[i].transform_param.mean_value)
+        where, there = ("TRAIN", "TEST") if phase is train else ("TEST", "TRAIN")
+        yield Draft(
+            "mean-values-misfit",
+            phase.where(i),
+            "transform_param.mean_value[0]",
+            f"{title(layer)} has {count} mean_value in {where}, and {other} in {there}",
+            "Caffe stops: Specify either 1 mean_value or as many as channels",
+            f"give 1 or {other}",
+        )
+
+
+def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    for in_train, in_test in _twins(train, test):
+        index, layer, twin = test.where(in_test), test.layers[in_test], train.layers[in_train]
+        for field in _SAME_IN_BOTH:
+            ours, theirs = _value(layer.transform_param, field), _value(twin.transform_param, field)
+            counts = len(layer.transform_param.mean_value), len(twin.transform_param.mean_value)
+            is_told = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
+            if ours != theirs and not is_told:
+                yield Draft(
+                    "phase-transforms-differ",
+                    index,
+                    f"transform_param.{field}",
+                    f"{title(layer)} has {field} {ours} in TEST and {theirs} in TRAIN",
+                    "the net is tested on other numbers than it was trained on: the accuracy says little",
+                    f"give both phases the same {field}",
+                )
+        source = layer.data_param.source
+        if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
+            yield Draft(
+                "test-on-train",
+                index,
+                "data_param.source",
+                f"{title(layer)} reads '{source}' in TEST, as in TRAIN",
+                "the accuracy is of images that the net was trained on",
+                "name the LMDB that was held out",
+            )
+
+
+def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    for in_train, in_test in _twins(train, test):
+        layer = test.layers[in_test]
+        ours = layer.transform_param.crop_size
+        theirs = train.layers[in_train].transform_param.crop_size
+        # Without a crop the images may be of that size already.
+        if ours and theirs and ours != theirs:
+            yield Draft(
+                "phase-crops-differ",
+                test.where(in_test),
+                "transform_param.crop_size",
+                f"{title(layer)} has crop_size {ours} in TEST and {theirs} in TRAIN",
+                "objects have another size than those that the net was trained on, or weights do not fit",
+                f"crop_size: {theirs}",
+            )
+
+
+def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    for i, layer in enumerate(test.layers):
+        if layer.type == "Dropout" and layer.name not in {other.name for other in train.layers}:
+            yield Draft(
+                "dropout-test-only",
+                test.where(i),
+                "include[0]" if layer.include else "exclude[0]",
+                f"{title(layer)} is in TEST, and not in TRAIN",
+                "it does nothing in TEST, and TRAIN trains without it",
+                "take its include out: it is in both phases",
+            )
+
+
+def _value(param: pb.TransformationParameter, field: str) -> str:
+    value = getattr(param, field)
+    if field == "mean_value":
+        return ", ".join(map(show_number, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (f"'{value}'" if value else "none") if isinstance(value, str) else show_number(value)
+
+
+def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+    shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
+    for i, layer in enumerate(test.layers):
+        ours, theirs = test.learned(i), shapes.get(layer.name)
+        if not ours or not theirs:
+            continue
+        for one, other in zip(ours, theirs, strict=False):
+            if _differ(one, other):
+                yield Draft(
+                    "phase-weights-differ",
+                    test.where(i),
+                    "name",
+                    f"{title(layer)} has weights {show_shape(one)} in TEST and {show_shape(other)} in TRAIN",
+                    "Caffe stops before it trains: Cannot share param 0 weights from layer "
+                    f"'{layer.name}'; shape mismatch",
+                    "give both phases inputs of one size (crop_size), or pool globally before the layer",
+                )
+                break
+
+
+def _differ(one: Shape, other: Shape) -> bool:
+    if len(one) != len(other):
+        return True
+    return any(a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None)

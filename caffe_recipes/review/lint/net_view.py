@@ -1,0 +1,420 @@
+"""A net as lint's rules see it: the layers of each phase, where each blob comes from, and what it is.
+
+Which `*_param` block belongs to which layer types: what of a layer Caffe never reads.
+
+Nets of `layers`: what Caffe makes of them, with each field in its place in the old text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.shapes import select_layers
+from caffe_recipes.caffe.upgrade import upgrade_net
+from caffe_recipes.errors import PrototxtError
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.dialects import Dialect
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.caffe.shapes import LayerShapes
+    from caffe_recipes.review.lint.rules import Severity
+
+DatumOf = Callable[[str], pb.Datum | None]
+
+# Which block of a source holds its batch_size.
+SOURCE_BLOCKS = BATCH_BLOCKS
+# Sources that read a file, or that the caller's code feeds.
+READERS = frozenset(SOURCE_BLOCKS) | {"DummyData"}
+_LEARNED_TYPES_WORDS = """
+    BatchNorm Bias Convolution Deconvolution Embed InnerProduct LSTM MKLBatchNorm Normalize PReLU
+    Parameter RNN Scale
+"""
+LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
+_MOST_STAGES = 8
+# Losses whose set-up leaves out that of all losses, which gives the weight 1.
+UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
+
+Blob = tuple[int, int]  # (layer, top), or (-1, input)
+
+
+def same_path(source: str) -> str:
+    """Give a path in the one way that all ways of writing it share; links are not followed.
+
+    >>> same_path("//data//./lmdb/"), same_path("lmdb/../lmdb"), same_path("")
+    ('/data/lmdb', 'lmdb', '')
+    """
+    path = posixpath.normpath(source) if source else ""
+    return path[1:] if path.startswith("//") else path
+
+
+class Draft(NamedTuple):
+    """A finding before it has its place and severity; equal ones of both phases become one.
+
+    `layer` indexes the file's layers, None for what concerns the whole net; `field` is a path within it.
+    """
+
+    rule: str
+    layer: int | None
+    field: str
+    what: str
+    effect: str
+    write: str
+    values: tuple[tuple[str, float | str], ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseNet:
+    """The layers that one phase keeps, in order; `indexes` counts them in the file.
+
+    `shapes` holds what was inferred for each layer, or None where that was not possible. Its length is that
+    of `layers`, or 0 before inference.
+    """
+
+    net: pb.NetParameter
+    phase: int
+    stages: tuple[str, ...]
+    indexes: tuple[int, ...]
+    layers: tuple[pb.LayerParameter, ...]
+    shapes: tuple[LayerShapes | None, ...] = ()
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Who makes and who reads each blob."""
+        return _trace(self.net.input, self.layers)
+
+    @cached_property
+    def has_source(self) -> bool:
+        """Whether anything makes data here: a layer without bottoms, or `input` fields."""
+        return bool(self.net.input) or any(
+            not layer.bottom and layer.top and layer.type != "Parameter" for layer in self.layers
+        )
+
+    @cached_property
+    def gradients(self) -> frozenset[tuple[int, int]]:
+        """The (layer, bottom) along which Caffe carries a gradient back."""
+        return _trace_gradients(self)
+
+    @cached_property
+    def is_fed(self) -> bool:
+        """Whether code feeds the data, so that whatever is left over is an output: a deploy net."""
+        return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
+
+    def where(self, layer: int) -> int:
+        """Give the index in the file of a layer of this phase."""
+        return self.indexes[layer]
+
+    def maker(self, layer: int, bottom: int) -> Blob | None:
+        """Give the (layer, top) that makes a bottom."""
+        return self.flow.makers.get((layer, bottom))
+
+    def bottom_shape(self, layer: int, bottom: int) -> Shape | None:
+        """Give the inferred shape of a bottom, None if it is not known."""
+        shapes = self.shapes[layer] if self.shapes else None
+        return shapes.bottoms[bottom] if shapes and bottom < len(shapes.bottoms) else None
+
+    def learned(self, layer: int) -> tuple[Shape, ...] | None:
+        """Give the inferred shapes of what a layer learns, None if they are not known."""
+        shapes = self.shapes[layer] if self.shapes else None
+        return shapes.learned if shapes else None
+
+    def above(self, layer: int) -> Iterator[int]:
+        """Walk from a layer to the sources along first bottoms, itself excluded."""
+        made = self.maker(layer, 0)
+        while made is not None and made[0] >= 0:
+            yield made[0]
+            made = self.maker(made[0], 0)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`makers` gives the maker of each (layer, bottom) that has one, `readers` the readers of each blob.
+
+    `twice` are the (layer, top) that make a blob that is there already, with the maker that was first.
+    """
+
+    makers: Mapping[tuple[int, int], Blob]
+    readers: Mapping[Blob, Sequence[tuple[int, int]]]
+    missing: Sequence[tuple[int, int]]
+    twice: Mapping[Blob, Blob]
+
+
+@dataclass(frozen=True)
+class NetView:
+    """One net, its phases that hold a source, and what the caller knows besides."""
+
+    net: pb.NetParameter
+    phases: tuple[PhaseNet, ...]
+    classes: int | None
+    datum_of: DatumOf
+    dialect: Dialect
+
+    def phase(self, phase: int) -> PhaseNet | None:
+        """Give the net of a phase in the plain state, None if it has no source."""
+        return next((each for each in self.phases if each.phase == phase and not each.stages), None)
+
+
+def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
+    """Give the states of a net that hold a source: each phase, with no stage and with each of the rules'."""
+    stages = dict.fromkeys(
+        stage for layer in net.layer for rule in (*layer.include, *layer.exclude) for stage in rule.stage
+    )
+    # Nobody writes so many; each costs a look at the whole net.
+    stages = dict.fromkeys([*stages][:_MOST_STAGES])
+    states = [
+        (phase, names) for names in [(), *((stage,) for stage in stages)] for phase in (pb.TRAIN, pb.TEST)
+    ]
+    found = [_phase(net, phase, names) for phase, names in states]
+    kept: dict[tuple[int, tuple[int, ...]], PhaseNet] = {}
+    for each in found:
+        if each.has_source:
+            kept.setdefault((each.phase, each.indexes), each)
+    return tuple(each for each in kept.values() if each.phase != pb.TRAIN or not is_deployed(each))
+
+
+def is_deployed(phase: PhaseNet) -> bool:
+    """Whether a net is one for deployment, which no TRAIN sets up: code feeds it, and it has no loss."""
+    return phase.is_fed and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
+
+
+def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNet:
+    chosen = select_layers(net, phase, stages=stages)
+    indexes: list[int] = []
+    layers: list[pb.LayerParameter] = []
+    for index, layer in enumerate(net.layer):
+        # Equal layers have equal rules: the first that equals the next chosen is it. NaN equals nothing.
+        at = len(layers)
+        if at < len(chosen) and (layer is chosen[at] or layer == chosen[at]):
+            indexes.append(index)
+            layers.append(layer)
+    return PhaseNet(net, phase, stages, tuple(indexes), tuple(layers))
+
+
+def _trace(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
+    latest: dict[str, Blob] = {name: (-1, index) for index, name in enumerate(inputs)}
+    makers: dict[tuple[int, int], Blob] = {}
+    readers: dict[Blob, list[tuple[int, int]]] = {blob: [] for blob in latest.values()}
+    missing: list[tuple[int, int]] = []
+    twice: dict[Blob, Blob] = {}
+    for i, layer in enumerate(layers):
+        for b, name in enumerate(layer.bottom):
+            if name in latest:
+                makers[i, b] = latest[name]
+                readers[latest[name]].append((i, b))
+            else:
+                missing.append((i, b))
+        for t, name in enumerate(layer.top):
+            if name in latest and not is_in_place(layer, t):
+                twice[i, t] = latest[name]
+            latest[name] = (i, t)
+            readers[i, t] = []
+    return Flow(makers, readers, missing, twice)
+
+
+def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
+    """Decide as Caffe does when it sets the net up: what learns is above, and a loss below."""
+    readers, makers = phase.flow.readers, phase.flow.makers
+    needed: set[Blob] = set()
+    bottoms: dict[tuple[int, int], bool] = {}
+    learns: list[bool] = []
+    for i, layer in enumerate(phase.layers):
+        given = list(layer.propagate_down) if len(layer.propagate_down) == len(layer.bottom) else []
+        reached = [makers.get((i, b)) in needed for b in range(len(layer.bottom))]
+        bottoms |= {(i, b): given[b] if given else need for b, need in enumerate(reached)}
+        learns.append(any(reached) or _has_rate(layer, phase.learned(i)))
+        if learns[-1]:
+            needed |= {(i, t) for t in range(len(layer.top))}
+    found: set[tuple[int, int]] = set()
+    under_loss: set[int] = set()
+    for i in reversed(range(len(phase.layers))):
+        layer = phase.layers[i]
+        tops = [readers.get((i, t), ()) for t in range(len(layer.top))]
+        if not (any(loss_weights(layer)) or any(reader in under_loss for top in tops for reader, _ in top)):
+            continue
+        under_loss.add(i)
+        is_skipped = bool(tops) and all(top and not any(bottoms[one] for one in top) for top in tops)
+        if learns[i] and not is_skipped:
+            found |= {(i, b) for b in range(len(layer.bottom)) if bottoms[i, b]}
+    return frozenset(found)
+
+
+def _has_rate(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
+    """Whether Caffe computes gradients of what a layer learns: lr_mult is 1 where there is no `param`."""
+    count = len(learned) if learned is not None else int(layer.type in LEARNED_TYPES)
+    return len(layer.param) < count or any(param.lr_mult for param in layer.param[:count])
+
+
+def is_in_place(layer: pb.LayerParameter, top: int) -> bool:
+    """Whether Caffe computes a top in place: it has the name of the bottom at the same position."""
+    return top < len(layer.bottom) and layer.bottom[top] == layer.top[top]
+
+
+def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
+    """Give the weights of a layer's tops in the loss: as written, else 1 for what its type makes a loss.
+
+    >>> loss_weights(pb.LayerParameter(type="SoftmaxWithLoss")), loss_weights(pb.LayerParameter(type="ReLU"))
+    ((1.0,), ())
+    """
+    if layer.loss_weight:
+        return tuple(layer.loss_weight)
+    return (1.0,) if has_loss_top(layer) and layer.type not in UNWEIGHTED else ()
+
+
+def is_loss(layer: pb.LayerParameter) -> bool:
+    """Whether a layer adds to the loss: by its loss_weight, or else by its type."""
+    return any(loss_weights(layer))
+
+
+def has_loss_top(layer: pb.LayerParameter) -> bool:
+    """Whether a layer's type is a loss: Caffe gives it the top that it lacks."""
+    return "Loss" in layer.type
+
+
+def title(layer: pb.LayerParameter) -> str:
+    """Name a layer and its type, as errors do.
+
+    >>> title(pb.LayerParameter(name="fc", type="InnerProduct"))
+    "layer 'fc' (InnerProduct)"
+    """
+    return f"layer '{layer.name}' ({layer.type})"
+
+
+def show_names(names: Sequence[str], most: int = 4) -> str:
+    """List names, the first few of many.
+
+    >>> show_names(["a", "b", "c"], most=2), show_names(["a", "b", "c"], most=3)
+    ('a, b and 1 more', 'a, b, c')
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def show_number(value: float) -> str:
+    """Write a float32 field as a person would.
+
+    >>> show_number(0.949999988079071), show_number(0.0)
+    ('0.95', '0')
+    """
+    return f"{value:.6g}"
+
+
+# Blocks that any layer may have: they are for the engine, or for MLSL.
+_OF_ANY = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
+
+# Where the name of the block is not the name of one type.
+_TYPES = {
+    "argmax_param": "ArgMax",
+    "batch_norm_param": "BatchNorm MKLBatchNorm",
+    "convolution_param": "Convolution Deconvolution Im2col",
+    "data_param": "AnnotatedData Data VideoData",
+    "dropout_param": "Dropout SpatialDropout",
+    "infogain_loss_param": "InfogainLoss",
+    "loss_param": "MultiBoxLoss SmoothL1LossOHEM SoftmaxWithLoss SoftmaxWithLossOHEM",
+    "norm_param": "Normalize",
+    "recurrent_param": "LSTM RNN",
+    "sigmoid_param": "Sigmoid SigmoidCrossEntropyLoss",
+    "smooth_l1_loss_param": "SmoothL1Loss SmoothL1LossOHEM",
+    "softmax_param": "InfogainLoss Softmax SoftmaxWithLoss SoftmaxWithLossOHEM",
+    "transform_param": " ".join(sorted(set(SOURCE_BLOCKS) - {"HDF5Data"})),
+}
+
+# What reads `loss_param` in BVLC's Caffe and NVIDIA's, and not in Intel's, which has this type.
+_READING_LOSS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
+_ADDED_TYPE = "MKLBatchNorm"
+
+
+def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
+    """Give the layer types that read a block of LayerParameter; None if any may, or it is not known.
+
+    >>> sorted(readers_of("inner_product_param", ["InnerProduct", "ReLU"]))
+    ['InnerProduct']
+    """
+    if block in _OF_ANY:
+        return None
+    if block in _TYPES:
+        readers = frozenset(_TYPES[block].split())
+        return readers | _READING_LOSS if block == "loss_param" and _ADDED_TYPE not in types else readers
+    stem = block.removesuffix("_param").replace("_", "")
+    return frozenset(name for name in types if name.lower() == stem) or None
+
+
+@functools.cache
+def block_readers(types: frozenset[str]) -> Mapping[str, frozenset[str]]:
+    """Give for each `*_param` block the types that read it, for blocks that not any type may have."""
+    names = (field.name for field in pb.LayerParameter.DESCRIPTOR.fields if field.message_type)
+    found = {name: readers_of(name, types) for name in names if name.endswith("_param")}
+    return {name: readers for name, readers in found.items() if readers is not None}
+
+
+def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerParameter]]:
+    """Yield each filler of a layer with its path (`convolution_param.weight_filler`)."""
+    for block, value in layer.ListFields():
+        if block.message_type is None or not block.name.endswith("_param"):
+            continue
+        for field, filler in value.ListFields():
+            if field.message_type is not pb.FillerParameter.DESCRIPTOR:
+                continue
+            path = f"{block.name}.{field.name}"
+            if isinstance(filler, pb.FillerParameter):
+                yield path, filler
+            else:
+                yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
+
+
+_GIVEN = re.compile(r"layers\[(\d+)\]")
+
+RULES: dict[str, tuple[Severity, str]] = {
+    "old-format": ("note", "a net of `layers`, the old format"),
+    "upgrade-refused": ("error", "a net of the old format that Caffe cannot upgrade"),
+}
+
+
+def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Draft]]:
+    """Give a net of `layers` as Caffe upgrades it, its layers placed in the old text, and findings.
+
+    Of a net that Caffe refuses nothing is left to look at.
+    """
+    old = document.message.layers
+    note = Draft(
+        "old-format",
+        None,
+        "layers[0]",
+        f"the net has {len(old)} `layers` of the old format",
+        "Caffe upgrades it each time that it reads it, and so do these findings",
+        "caffe-recipes upgrade FILE writes it in today's",
+    )
+    try:
+        net = upgrade_net(document.message).message
+    except PrototxtError as error:
+        refused = Draft(
+            "upgrade-refused", None, error.where, error.what, "Caffe stops when it reads the net", error.hint
+        )
+        return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
+    now = {index: new for new, index in enumerate(_find(net.layer, old)) if index is not None}
+    offsets = dict(document.offsets)
+    for path, offset in document.offsets.items():
+        given = _GIVEN.match(path)
+        if given and int(given[1]) in now:
+            offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
+    return dataclasses.replace(document, message=net, offsets=offsets), [note]
+
+
+def _find(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
+    """Give the index of the old layer that each layer was; they keep their order, and names."""
+    found: list[int | None] = []
+    names = [each.name or each.layer.name for each in old]
+    start = 0
+    for layer in layers:
+        index = next((i for i in range(start, len(names)) if names[i] == layer.name), None)
+        found.append(index)
+        start = start if index is None else index + 1
+    return found

@@ -1,1 +1,0 @@
-"""What lint is given, and the chain that it comes to."""

@@ -1,0 +1,388 @@
+"""Epochs that comments and titles claim, and the images and the global batch that a schedule was made for.
+
+What the machine must give: cores for threads and for MLSL's servers, and room in /tmp.
+
+What a recipe states besides its solvers and nets: the images of its evaluation, and of its digits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.layers import batch_size
+from caffe_recipes.caffe.weights import weights_bytes
+from caffe_recipes.errors import PrototxtError
+from caffe_recipes.recipe.checks import Location
+from caffe_recipes.review.lint.chain import (
+    batch_per_rank,
+    fired_snapshots,
+    parse_stop,
+    select_sources,
+    test_states,
+)
+from caffe_recipes.review.lint.rules import finding
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.text.comments import Comment
+    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.review.lint.chain import (
+        Chain,
+        ChainFacts,
+        Link,
+        Net,
+    )
+    from caffe_recipes.review.lint.rules import Finding
+
+_TOLERANCE = 0.02
+_NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
+# `1 epoch = 313 iterations` explains, it claims nothing.
+_CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
+_BASIS = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
+# What our own generated solvers say at their top.
+_HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
+_FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
+_LEAST_IMAGES = 1000  # below it, `3 / 4` is no images over batch
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What an epoch is made of: images in it, and images in an iteration."""
+
+    images: float
+    batch: float
+
+    def epochs(self, iterations: float) -> float:
+        """Give the epochs of so many iterations.
+
+        >>> round(Basis(1281167, 4096).epochs(1000), 2)
+        3.2
+        """
+        return iterations * self.batch / self.images
+
+
+def parse_claims(text: str) -> tuple[float, ...]:
+    """Find the numbers of epochs that a text claims.
+
+    >>> [parse_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
+    [(5.0,), (90.0,), ()]
+    """
+    return tuple(_value(match[1]) for match in _CLAIM.finditer(text))
+
+
+def parse_basis(text: str) -> Basis | None:
+    """Find images over batch in a comment.
+
+    >>> parse_basis("1281167 / 4096  * 5 epochs")
+    Basis(images=1281167.0, batch=4096.0)
+    """
+    header = _HEADER.search(text)
+    if header:
+        return Basis(_value(header[2]), _value(header[1]))
+    for match in _BASIS.finditer(text):
+        images, batch = _value(match[1]), _value(match[2])
+        if images >= _LEAST_IMAGES and 0 < batch <= images:
+            return Basis(images, batch)
+    return None
+
+
+def check_epochs(chain: Chain) -> Iterator[Finding]:
+    """Find comments whose epochs are off, and a global batch or images that the schedule was not made for.
+
+    A comment is judged by its own images over batch, else by those of another comment of the chain, else by
+    what is given; with none of these it is not judged.
+    """
+    made_for = find_basis(chain.links)
+    for link in chain.links:
+        given = _given_basis(chain, link)
+        yield from _claims(link, _scaled(made_for, chain, link) if made_for else given)
+        if made_for:
+            yield from _batch(chain, link, made_for)
+    if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
+        what = f"comments count on {made_for.images:,.0f} images, and there are {chain.setting.images:,}"
+        effect = "all epochs are shorter or longer than the schedule's"
+        where, write = chain.links[0].solver.path, "iterations and comments for these images"
+        yield finding("images-differ", where, what, effect, write, images=chain.setting.images)
+
+
+def check_tests(chain: Chain) -> Iterator[Finding]:
+    """Find a test_iter that leaves out images of a test set that is here, given, or in a comment."""
+    for link in chain.links:
+        solver = link.solver.message
+        nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
+        state = test_states(solver, nets[0].message)[0] if nets and nets[0] else None
+        layers = select_sources(nets[0].message, state) if nets and nets[0] and state else []
+        batch = next((size for layer in layers if (size := batch_size(layer))), None)
+        if batch is None or len(nets) != 1 or len(solver.test_iter) != 1 or not solver.test_iter[0]:
+            continue
+        comment = link.solver.comments.get("test_iter[0]")
+        claimed = next(filter(None, map(parse_basis, _texts([comment] if comment else []))), None)
+        images = chain.setting.test_images or link.tested_images or (claimed.images if claimed else 0)
+        tested = solver.test_iter[0] * batch
+        if images and tested < images * (1 - _TOLERANCE):
+            what = f"test_iter {solver.test_iter[0]} x {batch} are {tested:,} of {images:,.0f} images"
+            effect = "each test sees other images, in the order of the LMDB: the accuracy varies"
+            write = f"test_iter: {math.ceil(images / batch)}"
+            where = link.solver.where("test_iter[0]")
+            yield finding("test-images-left", where, what, effect, write, link.name, images=images)
+
+
+def find_basis(links: Iterable[Link]) -> Basis | None:
+    """Find the first images over batch in the comments of a chain's solvers."""
+    for link in links:
+        for field, comment in link.solver.comments.items():
+            # Images over batch at a test_iter are those of the test set.
+            bases = () if field.partition("[")[0] == "test_iter" else map(parse_basis, _texts([comment]))
+            if basis := next(filter(None, bases), None):
+                return basis
+    return None
+
+
+def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
+    """Find a title whose epochs are neither those of the `whole` chain nor those behind its last `model`."""
+    for claim in parse_claims(title):
+        if _differ(whole, claim) and _differ(model, claim):
+            what = f"the title says {claim:g} epochs, and the phases make {whole:.2f}"
+            if _differ(model, whole):
+                what += f", of which {model:.2f} are behind the last model"
+            effect = "results are compared with those of other schedules"
+            write = f"{whole:.0f} epochs, or phases of other lengths"
+            yield finding(
+                "title-epochs", where, what, effect, write, claimed=claim, epochs=whole, model=model
+            )
+
+
+def _scaled(basis: Basis, chain: Chain, link: Link) -> Basis:
+    """Give another phase's images in an iteration as this one has them, by the iter_size of both."""
+    of = next(one for one in chain.links if find_basis([one]))
+    times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
+    return Basis(basis.images, basis.batch * times)
+
+
+def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
+    for field, comment in link.solver.comments.items():
+        iterations = _iterations(link.solver.message, field)
+        for text in _texts([comment]) if iterations > 0 else ():
+            stop = parse_stop(text) if field == "max_iter" else None
+            basis, claims = parse_basis(text) or others, parse_claims(text)
+            if basis is None or not claims:
+                continue
+            epochs = basis.epochs(stop or iterations)
+            differences = {abs(number - epochs): number for number in claims}
+            claim = differences[min(differences)]
+            if _differ(epochs, claim):
+                yield _wrong_claim(link, field, stop or iterations, claim, basis)
+
+
+def _iterations(solver: pb.SolverParameter, field: str) -> int:
+    """Give the iterations that a field of a solver, or one of its `stepvalue`s, counts; else 0."""
+    name, _, rest = field.partition("[")
+    if name == "stepvalue":
+        return solver.stepvalue[int(rest.removesuffix("]"))]
+    value: int = getattr(solver, name) if name in _FIELDS else 0
+    return value
+
+
+def _wrong_claim(link: Link, field: str, iterations: int, claim: float, basis: Basis) -> Finding:
+    meant = round(claim * basis.images / basis.batch)
+    epochs = basis.epochs(iterations)
+    what = f"{field} {iterations} is {epochs:.4g} epochs, and the comment claims {claim:g}"
+    effect = f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are {meant} iterations"
+    write = f"{field}: {meant}, or a comment that says {epochs:.3g} epochs"
+    values = {"claimed": claim, "epochs": epochs, "iterations": iterations, "meant": meant}
+    return finding("epochs-claim", link.solver.where(field), what, effect, write, link.name, **values)
+
+
+def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
+    each, ranks = batch_per_rank(link), link.ranks or chain.setting.ranks
+    if each is None or link.net is None:
+        return
+    if ranks is not None and _differ(each * ranks, made_for.batch):
+        what = f"{ranks} ranks x {each} are {each * ranks:,} images an iteration"
+    elif ranks is None and made_for.batch % each:
+        what = f"no number of ranks makes {made_for.batch:,.0f} images an iteration from {each} of each"
+    else:
+        return
+    what += f", and the schedule was made for {made_for.batch:,.0f}"
+    effect = "the rate is that of another batch, and the iterations are other epochs"
+    write = f"ranks x batch_size = {made_for.batch:,.0f}, or a schedule for this batch"
+    where = _batch_place(link.net) or link.solver.path
+    made = {"batch": each * (ranks or 1), "made_for": made_for.batch}
+    yield finding("global-batch", where, what, effect, write, link.name, **made)
+
+
+def _batch_place(net: Net) -> str:
+    fields = [path for path in net.offsets if path.endswith("data_param.batch_size")]
+    return net.where(fields[0]) if fields else net.path
+
+
+def _given_basis(chain: Chain, link: Link) -> Basis | None:
+    each, ranks, images = batch_per_rank(link), link.ranks or chain.setting.ranks, chain.setting.images
+    return Basis(images, each * ranks) if each and ranks and images else None
+
+
+def _texts(comments: Iterable[Comment]) -> Iterator[str]:
+    for comment in comments:
+        yield from filter(None, comment.texts)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def _differ(one: float, other: float) -> bool:
+    return abs(one - other) > _TOLERANCE * abs(other)
+
+
+_TMP = "/tmp/"
+
+
+def busy_cores(setting: ChainFacts) -> Sequence[int]:
+    """Give the cores of MLSL's servers that the first OpenMP threads of each socket take too.
+
+    Cores are taken to be numbered alternately over the sockets, so that the first ones of each are those of
+    the lowest numbers; a second hardware thread is its core.
+
+    >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
+    (38, 39, 42, 43)
+    >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))
+    ()
+    """
+    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
+    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    return tuple(sorted({core for core in setting.mlsl_cores if (core % cores if cores else core) < threads}))
+
+
+def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
+    """Find MLSL servers on cores that OpenMP threads use."""
+    busy = busy_cores(setting)
+    if not busy:
+        return
+    ranks, threads = setting.ranks_per_node or 0, setting.omp_num_threads or 0
+    shape = f"{ranks} ranks x {threads} OpenMP threads a node"
+    if setting.sockets_per_node and setting.cores_per_socket:
+        each = ranks * threads / setting.sockets_per_node
+        shape = f"{each:g} OpenMP threads on each socket of {setting.cores_per_socket} cores"
+    what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
+    effect = (
+        "where cores are numbered alternately over the sockets, a server and a thread share a core, "
+        "unless MLSL keeps OpenMP off it"
+    )
+    first = ranks * threads
+    last = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    spare = f"cores from {first} on" if not last else f"cores of {first} to {last - 1}"
+    write = f"MLSL_SERVER_AFFINITY: {spare}" if not last or first < last else "fewer OpenMP threads"
+    cores = ",".join(map(str, busy))
+    yield finding("mlsl-on-openmp-cores", where, what, effect, write, cores=cores, threads=first)
+
+
+def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
+    """Find more OpenMP threads on a node than it has cores."""
+    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
+    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    if not 0 < cores < threads:
+        return
+    what = (
+        f"{setting.ranks_per_node} ranks x {setting.omp_num_threads} OpenMP threads, on {cores} cores a node"
+    )
+    effect = "threads wait for each other at every layer: training is many times slower"
+    write = f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less"
+    yield finding("threads-above-cores", where, what, effect, write, threads=threads, cores=cores)
+
+
+def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
+    """Find an LMDB and snapshots that together do not fit into the first node's /tmp."""
+    data = lmdb_gb * 1e9 if lmdb.startswith(_TMP) else 0
+    snapshots = sum(_snapshot_bytes(chain)) if chain.links else 0
+    if data + snapshots <= tmp_gb * 1e9:
+        return
+    what = (
+        f"/tmp holds {tmp_gb:g} GB, and the LMDB takes {data / 1e9:.1f} GB and the snapshots "
+        f"{snapshots / 1e9:.1f} GB of it"
+    )
+    effect = "staging fails, or Caffe stops when it writes a snapshot"
+    write = "snapshot_prefix on another disk, fewer snapshots, or another `lmdb`"
+    yield finding(
+        "tmp-too-small", where, what, effect, write, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9
+    )
+
+
+def _snapshot_bytes(chain: Chain) -> Iterator[float]:
+    """Give the bytes of each phase's snapshots in /tmp: the weights, and in the solverstate as much again."""
+    for link in chain.links:
+        if link.net is None or not link.solver.message.snapshot_prefix.startswith(_TMP):
+            continue
+        try:
+            weights = weights_bytes(link.net.message, pb.TRAIN)
+        except PrototxtError:  # a rule of the net's own
+            continue
+        yield 2 * len(fired_snapshots(link)) * (weights or 0)
+
+
+# What `prepare: digits` builds: data/digits.py, which stands beside review and is not asked.
+DIGITS_CLASSES = 10
+DIGITS_SIDE_PX = 32
+
+_Locate = Callable[[Location], str]
+
+
+def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
+    """Find an evaluation of other images than there are, and a net that does not fit the digits."""
+    yield from _evaluation(recipe, locate(("evaluation", "iterations")))
+    if recipe.data.prepare == "digits":
+        yield from _classes(recipe, locate(("net", "classes")))
+        yield from _crop(recipe, locate(("data", "crop_size")))
+
+
+def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
+    if recipe.evaluation is None:
+        return
+    test, iterations = recipe.data.test, recipe.evaluation.iterations
+    tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
+    images = f"{iterations} iterations of {test.batch_size} are {tested:,} images"
+    if tested < test.images:
+        what = f"the evaluation tests {tested:,} of {test.images:,} images"
+        effect = "the accuracy is that of the first images of the test LMDB, in its order"
+        write = f"iterations: {whole}"
+        yield finding("evaluation-partial", where, what, effect, write, tested=tested, images=test.images)
+    elif tested > test.images:
+        what = f"{images}, and there are {test.images:,}"
+        effect = f"{tested - test.images:,} of them are counted again"
+        divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
+        write = f"iterations: {whole}"
+        if iterations == whole:
+            once = f"batch_size: {divisor} and iterations: {test.images // divisor}, for each image once"
+            write = once if divisor > 1 else "nothing, if it is known to do"
+        yield finding("evaluation-repeats", where, what, effect, write, tested=tested, images=test.images)
+
+
+def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
+    classes = recipe.net.classes
+    if classes < DIGITS_CLASSES:
+        what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
+        effect = f"labels {classes} and above make Caffe read beyond the outputs: SIGSEGV"
+        yield finding(
+            "classes-below-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+        )
+    elif classes > DIGITS_CLASSES:
+        what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
+        effect = f"outputs {DIGITS_CLASSES} and above are never right, and cost little"
+        yield finding(
+            "classes-above-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+        )
+
+
+def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
+    crop = recipe.data.crop_size or 0
+    # What is resized first is as large as it is made.
+    trained = [name for name, net in recipe.nets.items() if net.random_aspect_ratio is None]
+    tested = [name for name, net in recipe.nets.items() if net.test and not recipe.data.test.shorter_side_px]
+    names = list(dict.fromkeys([*trained, *tested]))
+    if crop > DIGITS_SIDE_PX and names:
+        what = f"crop_size is {crop}, and the digits are {DIGITS_SIDE_PX} pixels high and wide, in {names[0]}"
+        effect = "the trainer stops at the first image: Check failed: height >= crop_size"
+        yield finding("crop-above-records", where, what, effect, f"crop_size: {DIGITS_SIDE_PX} or less")

@@ -1,0 +1,193 @@
+"""A recipe as a chain: what it generates, the machine that it states, and the findings that it accepts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caffe_recipes.recipe.checks import Location
+from caffe_recipes.recipe.graph import model_epochs, total_epochs
+from caffe_recipes.recipe.model import Phase
+from caffe_recipes.recipe.source import load_recipe, locate_keys
+from caffe_recipes.recipe.translate import translate
+from caffe_recipes.render.dialect import find_parts
+from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
+from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
+from caffe_recipes.review.lint.check import (
+    DIALECT_RULES,
+    NET_RULES,
+    check_chain,
+    check_net,
+    sort_findings,
+    split_place,
+)
+from caffe_recipes.review.lint.inputs import FOR_GPUS, check_records, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.recipe_rules import (
+    check_cores,
+    check_recipe_values,
+    check_threads,
+    check_title,
+    check_tmp,
+)
+from caffe_recipes.review.lint.rules import RULES, finding
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.recipe.model import Acceptance, Recipe
+    from caffe_recipes.review.lint.rules import Finding
+
+_Locate = Callable[[Location], str]
+
+
+def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
+    """Find what is wrong with a recipe and the prototxts that it generates; what it accepts is marked so.
+
+    For another Caffe it is the translated recipe, as `generate --dialect` writes it, where there is one; else
+    the recipe as it is, with what stands in the way. Raises RecipeError or PrototxtError for a recipe that
+    nothing can be generated from.
+    """
+    recipe = load_recipe(name_or_path)
+    common = recipe.solver.model_fields_set
+    if not find_parts(recipe, dialect):
+        recipe = translate(recipe, dialect)
+    locate = locate_keys(name_or_path)
+    paths = list(placed_paths(recipe))
+    texts = {path: text for path, text in generate(recipe).items() if path in paths}
+    found = sort_findings(check_recipe(recipe, texts, locate, dialect), paths)
+    accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
+    return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
+
+
+def check_recipe(
+    recipe: Recipe, texts: Mapping[str, str], locate: _Locate, dialect: str
+) -> Iterator[Finding]:
+    """Find what is wrong with a recipe, whether it accepts it or not; `texts` are its prototxts."""
+    documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
+    chain = build_chain(recipe, documents, dialect)
+    yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
+    yield from check_recipe_values(recipe, locate)
+    yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
+    yield from check_threads(chain.setting, locate(("cluster", "omp_num_threads")))
+    cluster, train = recipe.cluster, recipe.data.train
+    if cluster.tmp_gb is not None:
+        where = locate(("cluster", "tmp_gb"))
+        yield from check_tmp(chain, where, cluster.tmp_gb, train.lmdb, train.size_gb or 0)
+    yield from check_chain(chain)
+    for name in recipe.nets:
+        yield from check_net(
+            documents[net_file(recipe, name)],
+            classes=recipe.net.classes,
+            datum_of=lambda source: find_datum(source, None),
+            dialect=dialect,
+        )
+        yield from check_records(documents[net_file(recipe, name)], None)
+    for path, text in texts.items():
+        yield from check_text(text, path, dialect)
+
+
+def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:
+    """Make the chain of a recipe's phases out of its generated files."""
+    links = [
+        Link(
+            phase.name,
+            documents[solver_file(recipe, phase.name)],
+            documents[net_file(recipe, phase.net)],
+            phase.last_iter,
+            _weights(recipe, phase),
+        )
+        for phase in recipe.phases
+    ]
+    cluster, evaluation = recipe.cluster, recipe.evaluation
+    setting = ChainFacts(
+        ranks=cluster.ranks,
+        images=recipe.data.train.images,
+        ranks_per_node=cluster.ranks_per_node,
+        omp_num_threads=cluster.omp_num_threads,
+        mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),
+        sockets_per_node=cluster.sockets_per_node,
+        cores_per_socket=cluster.cores_per_socket,
+        has_gpus=dialect in FOR_GPUS,
+    )
+    tested = (documents[net_file(recipe, evaluation.net)],) if evaluation else ()
+    return Chain(tuple(links), setting, tested=tested)
+
+
+def accept_findings(
+    findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
+) -> list[Finding]:
+    """Mark the findings that are accepted with their reason; find acceptances that nothing needs."""
+    accept = recipe.accept
+    marked, used = [], set()
+    for found in findings:
+        fitting = [index for index, one in enumerate(accept) if _accepts(one, found)]
+        used.update(fitting)
+        marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
+    for index, one in enumerate(accept):
+        unknown = _unknown(one, recipe)
+        if unknown:
+            what, write = unknown
+            effect = "it accepts nothing, and what it was meant for is told"
+            marked.append(finding("accept-unknown", locate(index), what, effect, write))
+        elif index not in used:
+            of_phase = f" of phase '{one.phase}'" if one.phase else ""
+            what = f"'{one.finding}'{of_phase} is accepted, and not found"
+            effect = "a later finding of that id would pass unseen"
+            write = "nothing: take the acceptance out, or mend its id or phase"
+            marked.append(finding("unused-accept", locate(index), what, effect, write, one.phase or ""))
+    return marked
+
+
+def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
+    """Say what an acceptance names that is not there, and what it may mean; None if all of it is."""
+    rules, phases = [*RULES, *NET_RULES, *DIALECT_RULES], [phase.name for phase in recipe.phases]
+    if one.finding not in rules:
+        near = difflib.get_close_matches(one.finding, rules, n=1)
+        write = f"finding: {near[0]}" if near else "an id that `caffe-recipes lint --rules` lists"
+        return f"'{one.finding}' is accepted, and lint has no such rule", write
+    if one.phase is not None and one.phase not in phases:
+        near = difflib.get_close_matches(one.phase, phases, n=1)
+        what = f"'{one.finding}' is accepted in phase '{one.phase}', and there is none of that name"
+        return what, f"phase: {near[0] if near else ', or '.join(phases)}"
+    return None
+
+
+def place_in_recipe(
+    where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
+) -> str:
+    """Give the place of a finding: in a generated file if that is there, else in the recipe.
+
+    `common` are the keys of its `solver:`, which phases inherit.
+    """
+    path, line, _ = split_place(where)
+    if path not in texts or _is_written(path, texts[path]):
+        return where
+    nets = {net_file(recipe, net): net for net in recipe.nets}
+    if path in nets:
+        return locate(("nets", nets[path]))
+    index = [solver_file(recipe, phase.name) for phase in recipe.phases].index(path)
+    lines = texts[path].splitlines()
+    field = lines[line - 1].partition(":")[0].strip() if 0 < line <= len(lines) else ""
+    own = locate(("phases", index, field))
+    is_inherited = field in common and own == locate(("phases", index))
+    return locate(("solver", field)) if is_inherited else own
+
+
+def _is_written(path: str, text: str) -> bool:
+    try:
+        return Path(path).read_text("utf-8") == text
+    except (OSError, ValueError):
+        return False
+
+
+def _accepts(one: Acceptance, found: Finding) -> bool:
+    return one.finding == found.id and one.phase in (None, found.phase)
+
+
+def _weights(recipe: Recipe, phase: Phase) -> str:
+    start = recipe.starts_from(phase)
+    if isinstance(start, Phase):
+        return start.snapshot_at(phase.weights_iter or start.last_iter)
+    return start or ""

@@ -1,0 +1,303 @@
+"""Snapshots: which are written, and whether the next phase finds the one that it is to start from.
+
+What is wrong with a script's commands themselves: what they train, or leave out, and what they test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.review.lint.chain import (
+    find_writer,
+    fired_snapshots,
+    first_iter,
+    plan_starts,
+    prefix_name,
+    split_weights,
+)
+from caffe_recipes.review.lint.rules import finding
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.review.lint.chain import (
+        Chain,
+        Link,
+    )
+    from caffe_recipes.review.lint.rules import Finding
+    from caffe_recipes.review.lint.scripts import Script, TestCommand
+
+_MOST_COMPARED = 10_000
+_MODELS = (".caffemodel", ".caffemodel.h5")
+_STATES = (".solverstate", ".solverstate.h5")
+
+
+def check_snapshots(chain: Chain) -> Iterator[Finding]:
+    """Find snapshots that are not written, written over, or not those that a later phase asks for."""
+    starts = zip(chain.links, plan_starts(chain), strict=True)
+    used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
+    for index, link in enumerate(chain.links):
+        is_last = index == len(chain.links) - 1
+        yield from _final(link, is_needed=is_last or index not in used)
+        yield from _collisions(chain.links[:index], link)
+        if link.resumes:
+            yield from _resume(chain.links[: index + 1], link)
+        elif link.weights is not None and (index or link.weights):
+            yield from _check_start_weights(chain.links[:index], link, link.weights)
+
+
+def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
+    solver = link.solver.message
+    fired = fired_snapshots(link)
+    if solver.snapshot_after_train or not is_needed or solver.max_iter <= 0:
+        return
+    if fired and fired[-1] == link.last_iter:
+        return
+    last = f"the last is of iteration {fired[-1]}" if fired else "there is none at all"
+    what = f"snapshot_after_train is false, and no snapshot fires at max_iter {solver.max_iter}: {last}"
+    effect = "what is trained after it is lost" if fired else "the whole training is lost"
+    write = f"snapshot_after_train: true, or a snapshot that divides {solver.max_iter}"
+    yield finding(
+        "no-final-snapshot", link.solver.where("snapshot_after_train"), what, effect, write, link.name
+    )
+
+
+def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+    prefix = link.solver.message.snapshot_prefix
+    for other in earlier:
+        if not prefix or other.solver.message.snapshot_prefix != prefix:
+            continue
+        fired = fired_snapshots(other)
+        shared = next(
+            (number for number in islice(fired_snapshots(link), _MOST_COMPARED) if number in fired), 0
+        )
+        if shared:
+            name = f"{prefix}_iter_{shared}.caffemodel"
+            what = f"{other.name} and {link.name} both write {name}"
+            effect = f"{link.name} overwrites the snapshot of {other.name}"
+            where = link.solver.where("snapshot_prefix")
+            write = "a snapshot_prefix of each phase's own; or --script FILE, if it resumes by --snapshot"
+            yield finding("snapshots-collide", where, what, effect, write, link.name)
+
+
+def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+    where = link.weights_where or link.solver.path
+    if not weights:
+        what = f"{link.name} starts without --weights"
+        effect = "it starts from the net's fillers, and the phases before it were for nothing"
+        folder = _folder(earlier[-1].solver.message.snapshot_prefix)
+        write = f"--weights={folder}{final_name(earlier[-1])}"
+        yield finding("weights-missing", where, what, effect, write, link.name)
+        return
+    if not weights.endswith(_MODELS):
+        what = f"{link.name} starts from {weights}, which is no caffemodel by its name"
+        effect = "Caffe stops with `Failed to parse NetParameter file`, or `File not found`"
+        write = f"--weights={weights.rpartition('.')[0] or weights}.caffemodel"
+        yield finding("weights-no-caffemodel", where, what, effect, write, link.name)
+    if earlier:
+        yield from _unwritten(earlier, link, weights)
+
+
+def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+    where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
+    index, folder = find_writer(earlier, weights), _folder(weights)
+    if index is None or iteration is None or not _is_written_so(earlier[index], weights):
+        names = [final_name(other) for other in earlier]
+        alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
+        what = f"{link.name} starts from {weights}, which no phase before it writes"
+        effect = "Caffe stops with `File not found`, or trains on from what another run left there"
+        write = f"--weights={folder}{alike[0] if alike else names[-1]}"
+        yield finding("weights-unknown", where, what, effect, write, link.name)
+        return
+    if iteration not in fired_snapshots(earlier[index]):
+        yield from _never(earlier[index], link, iteration)
+    elif index < len(earlier) - 1:
+        writer = earlier[index].name
+        what = f"{link.name} starts from {writer}, and {earlier[-1].name} lies between them"
+        effect = f"what {earlier[-1].name} trains is not in the model"
+        write = f"--weights={folder}{final_name(earlier[-1])}"
+        yield finding("weights-of-other-phase", where, what, effect, write, link.name)
+
+
+def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
+    where, state = link.weights_where or link.solver.path, link.resumes
+    if link.weights:
+        what = f"{link.name} is given both --weights and --snapshot"
+        effect = "Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`"
+        write = "--snapshot alone to go on with the history, or --weights alone to start anew"
+        yield finding("weights-and-snapshot", where, what, effect, write, link.name)
+        return
+    if "$" in state:
+        return
+    if not state.endswith(_STATES):
+        what = f"{link.name} resumes {state}, which is no solverstate by its name"
+        effect = "Caffe stops with `Failed to parse SolverState file`, or `File not found`"
+        write = f"--snapshot={state.partition('.caffemodel')[0]}.solverstate"
+        yield finding("snapshot-no-solverstate", where, what, effect, write, link.name)
+    index, iteration = _resumed(links, state), split_weights(state)[1]
+    if iteration is not None and _is_at_end(link):
+        what = f"{link.name} resumes iteration {iteration}, and its max_iter is {link.last_iter}"
+        effect = (
+            "Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes"
+        )
+        write = f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, to count from 0"
+        place = link.solver.where("max_iter")
+        yield finding("resumed-at-end", place, what, effect, write, link.name, iteration=iteration)
+    if index is None or iteration is None or not _is_written_so(links[index], state):
+        # Only a phase before it says what there is to resume: a first one may go on with anything.
+        if len(links) > 1:
+            what = f"{link.name} resumes {state}, which no phase up to it writes"
+            effect = "Caffe stops with `File not found`, or trains on from what another run left there"
+            write = f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}"
+            yield finding("snapshot-unknown", where, what, effect, write, link.name)
+    # Caffe snapshots its own phase at any iteration when it is stopped.
+    elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
+        yield from _never(links[index], link, iteration)
+
+
+def _resumed(links: Sequence[Link], state: str) -> int | None:
+    """Find the phase that writes a solverstate: one before the last, or that itself, past all before it."""
+    index, (prefix, iteration) = find_writer(links[:-1], state), split_weights(state)
+    if iteration is None or prefix != prefix_name(links[-1]):
+        return index
+    return len(links) - 1 if index is None or iteration > links[index].last_iter else index
+
+
+def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
+    if _is_at_end(writer):  # once that is mended there may be such a snapshot
+        return
+    where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
+    what = f"{link.name} starts from iteration {iteration} of {writer.name}, which writes no snapshot there"
+    effect = "Caffe stops with `File not found` once the phases before it are trained"
+    write = f"iteration {near}, or another snapshot interval" if near else "snapshot: above 0"
+    yield finding("snapshot-never-fires", where, what, effect, write, link.name, iteration=iteration)
+
+
+def _is_at_end(link: Link) -> bool:
+    """Whether a phase resumes a solverstate at its max_iter or past it, and so trains nothing."""
+    return "$" not in link.resumes and first_iter(link) >= link.last_iter > 0
+
+
+def _is_written_so(link: Link, name: str) -> bool:
+    """Whether a snapshot's name ends as the phase's snapshot_format makes it; other names pass."""
+    is_hdf5 = link.solver.message.snapshot_format == pb.SolverParameter.HDF5
+    return not name.endswith((*_MODELS, *_STATES)) or name.endswith(".h5") == is_hdf5
+
+
+def _folder(path: str) -> str:
+    """Give the folders that a path begins with, as they stand there.
+
+    >>> _folder("/scratch/a_iter_5.caffemodel"), _folder("a_iter_5.caffemodel")
+    ('/scratch/', '')
+    """
+    return path[: path.rfind("/") + 1]
+
+
+def final_name(link: Link, kind: str = "caffemodel") -> str:
+    """Name the last snapshot that a phase writes, without its folders."""
+    fired = fired_snapshots(link)
+    end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
+    return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"
+
+
+_FIRST = {
+    "": 0,
+    "solver": 0,
+    "init": 0,
+    "initial": 0,
+    "start": 0,
+    "warmup": 0,
+    "first": 0,
+    "base": 0,
+    "main": 0,
+}
+_LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
+
+
+def check_commands(script: Script) -> Iterator[Finding]:
+    """Find the commands whose solver cannot be told."""
+    for command in script.untold:
+        what = f"the solver of this command cannot be told: {command.solver}"
+        effect = "the order and the starting weights of what it trains are not judged by it"
+        write = "the solver's path as it is, or a loop over plain words"
+        yield finding("solver-untold", command.where, what, effect, write)
+
+
+def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
+    """Say of the solvers that no command trains that it is so."""
+    for solver in idle:
+        what = f"no command of the script trains {Path(solver.path).name}"
+        effect = "this phase is never trained: what starts from it finds no weights"
+        write = "the command that trains it, or leave the file out"
+        yield finding("not-started", solver.path, what, effect, write, name_of(solver.path))
+
+
+def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
+    """Find tests without weights; and, if the phases are all that the script trains, of the wrong ones."""
+    for one in script.evaluations:
+        if one.weights == "":
+            effect = "Caffe stops with `Need model weights to score.`"
+            write = f"--weights={final_name(links[-1])}" if links and is_all else "--weights=MODEL.caffemodel"
+            what = "caffe test is given no --weights"
+            yield finding("test-without-weights", one.where, what, effect, write)
+    told = [one for one in script.evaluations if one.weights]
+    if not links or not is_all:
+        return
+    has_final = any(_name(one) == final_name(links[-1]) for one in told)
+    for one in told:
+        yield from _check_tested_weights(links, one, has_final=has_final)
+
+
+def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
+    final, iteration = final_name(links[-1]), split_weights(_name(one))[1]
+    if _name(one) == final:
+        return
+    index = find_writer(links, _name(one))
+    write = f"--weights={final}"
+    if index is None or iteration not in fired_snapshots(links[index]):
+        what = f"caffe test is given {one.weights}, which no phase writes"
+        effect = "Caffe stops with `File not found`, or scores what another run left there"
+        yield finding("test-weights-unknown", one.where, what, effect, write)
+    elif not has_final:
+        what = f"caffe test is given {one.weights} of {links[index].name}, and the last phase writes {final}"
+        effect = "what is trained after it is not in the score"
+        yield finding("test-weights-not-final", one.where, what, effect, write)
+
+
+def _name(one: TestCommand) -> str:
+    return PurePosixPath(one.weights or "").name
+
+
+def name_of(path: str | Path) -> str:
+    """Name a phase by its solver's file.
+
+    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
+    ('cyc1', 'solver', 'lenet_adam')
+    """
+    stem = PurePosixPath(path).stem
+    return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
+
+
+def name_rank(name: str) -> int | None:
+    """Tell a phase's place in its chain by its name; None if the name does not say.
+
+    >>> names = ["collapse", "cyc10", "cyc2", "init"]
+    >>> sorted(names, key=name_rank)
+    ['init', 'cyc2', 'cyc10', 'collapse']
+    >>> name_rank("quick"), name_rank("phase_3")
+    (None, 3)
+    """
+    word = name.lower()
+    ends = _FIRST | _LAST
+    if word in ends:
+        return ends[word]
+    last = re.split(r"[_.-]", word)[-1]
+    if last in ends:
+        return ends[last]
+    number = re.fullmatch(r"(?:phase|stage|step|part|cyc|cycle|run|p|s)?[_-]?(\d{1,6})(?:st|nd|rd|th)?", last)
+    return int(number[1]) if number else None

@@ -1,0 +1,495 @@
+"""The rate of one solver: whether it is there at all, where its warm-up ends, and how it ends.
+
+Values of a solver's fields that Caffe stops at, computes nonsense with, or never reads.
+
+Solvers whose rate another Caffe makes in a way of its own: rules on rates would judge what it never is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
+from caffe_recipes.caffe.rates import POLICY_NEEDS, check_rates, lr_at
+from caffe_recipes.caffe.refusals import ENGINES
+from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
+from caffe_recipes.review.lint.net_view import show_number
+from caffe_recipes.review.lint.rules import finding
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe import pb
+    from caffe_recipes.caffe.prototxt import Document
+    from caffe_recipes.review.lint.chain import Link, Solver
+    from caffe_recipes.review.lint.rules import Finding
+
+LEAST_JUMP = 0.02
+_MOST_AT_THE_END = 1e-5
+_MOST_RATE = 5
+_WITH_POWER = ("poly", "poly_cyc", "inv")
+_TO_ZERO = ("poly", "poly_cyc")
+# What Caffe does about each; by the rule that a message of check_rates falls under.
+_FAULTS = {
+    "base-lr-missing": (
+        "Caffe trains at rate 0, learns nothing, and exits 0",
+        "base_lr: the rate to start at",
+    ),
+    "lr-policy-unknown": ("Caffe stops with it once the warm-up has ended", "one of the known policies"),
+    "lr-iter-missing": (
+        "the rate is -nan, then inf; Caffe trains on to the end and exits 0",
+        "lr_iter: the iteration at which the rate would reach 0",
+    ),
+    "lr-policy-incomplete": ("Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0", "the field"),
+    "rate-not-finite": ("the weights become NaN; Caffe trains on to the end and exits 0", "other numbers"),
+}
+
+
+def compare_rates(before: float, after: float) -> str:
+    """Say how the rate changes, in per cent up to the double and in times beyond.
+
+    >>> compare_rates(1.59904, 1.46667), compare_rates(0.1, 0.103), compare_rates(0.001, 0.5)
+    ('drops by 8.3 %', 'rises by 3.0 %', 'rises to 500 times')
+    """
+    ratio = after / before if before else math.inf
+    if ratio >= 2:
+        return f"rises to {ratio:.3g} times" if before else "rises from 0"
+    return f"{'rises' if ratio > 1 else 'drops'} by {abs(ratio - 1) * 100:.1f} %"
+
+
+def is_jump(before: float, after: float) -> bool:
+    """Whether a rate changes by more than 2 %.
+
+    >>> is_jump(0.255136, 0.255), is_jump(0.93, 1.02), is_jump(0, 0)
+    (False, True, False)
+    """
+    return abs(after - before) > LEAST_JUMP * abs(before)
+
+
+def check_schedule(link: Link, *, is_last: bool, is_alone: bool = False) -> Iterator[Finding]:
+    """Find what is wrong with the rate of one phase: the last of its chain, or its only one."""
+    solver, where = link.solver.message, link.solver.where
+    if solver.max_iter <= 0:
+        what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
+        effect = "`caffe train` trains nothing; only a program that steps the solver itself does"
+        yield finding("max-iter-missing", where("max_iter"), what, effect, "max_iter", link.name)
+    # Large batches are warmed up to what would be too much at the start.
+    if solver.base_lr > _MOST_RATE * (10 if solver.warmup_iter else 1):
+        what = f"base_lr is {solver.base_lr:.4g}, and usual ones are 0.0001 to 2"
+        effect = "the loss becomes NaN, or saturates, and Caffe trains on to the end"
+        yield finding("base-lr-large", where("base_lr"), what, effect, "base_lr: 0.1, say", link.name)
+    yield from _faults(link)
+    if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
+        what = f"lr_policy {solver.lr_policy} without power"
+        effect = f"Caffe takes 0 for it: the rate stays at {solver.base_lr:.4g}"
+        yield finding("power-missing", where("lr_policy"), what, effect, "power: 1, or another", link.name)
+    if solver.warmup_iter > solver.max_iter > 0:
+        what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
+        effect = f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used"
+        write = f"warmup_iter: below {solver.max_iter}"
+        yield finding("warmup-never-ends", where("warmup_iter"), what, effect, write, link.name)
+    if has_rates(solver):
+        yield from _zero(link)
+        yield from _warmup_end(link)
+        if is_last:
+            yield from _end(link, is_alone=is_alone)
+
+
+def _faults(link: Link) -> Iterator[Finding]:
+    solver, where = link.solver.message, link.solver.where
+    if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
+        if solver.power == 2:
+            effect = "past it the rate rises again"
+        else:
+            effect = "past it the power of a negative number is taken: NaN, or a rate that turns around"
+        what = f"poly_cyc runs to max_iter {solver.max_iter}, past its lr_iter {solver.lr_iter}"
+        write = f"lr_iter: {solver.max_iter} or more"
+        yield finding("lr-iter-passed", where("lr_iter"), what, effect, write, link.name)
+        return
+    is_zero = solver.HasField("base_lr") and solver.base_lr == 0
+    for what in ["base_lr is 0"] if is_zero else check_rates(solver):
+        rule = _rule_of(what)
+        field = "base_lr" if rule == "base-lr-missing" else "lr_policy"
+        yield finding(rule, where(field), what.partition(": ")[0], *_FAULTS[rule], link.name)
+
+
+def _rule_of(fault: str) -> str:
+    """Tell which rule a message of check_rates falls under."""
+    if fault.startswith("base_lr is "):
+        return "base-lr-missing"
+    if "is unknown" in fault:
+        return "lr-policy-unknown"
+    if "needs lr_iter" in fault:
+        return "lr-iter-missing"
+    return "lr-policy-incomplete" if " needs " in fault else "rate-not-finite"
+
+
+def _zero(link: Link) -> Iterator[Finding]:
+    solver, middle = link.solver.message, link.last_iter // 2
+    if solver.base_lr and middle and lr_at(solver, middle) == 0:
+        what = f"the rate is 0 at iteration {middle}, halfway"
+        effect = "nothing is learned from there on"
+        write = "a gamma closer to 1, fewer steps, or fewer iterations"
+        yield finding("rate-zero", link.solver.where("lr_policy"), what, effect, write, link.name)
+
+
+def _warmup_end(link: Link) -> Iterator[Finding]:
+    solver = link.solver.message
+    warmup = solver.warmup_iter
+    if not first_iter(link) < warmup < link.last_iter:
+        return
+    before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
+    # A short warm-up climbs by more than 2 % in each iteration; only what leaves its line is a jump.
+    if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
+        return
+    what = (
+        f"the rate {compare_rates(before, after)} where the warm-up ends, "
+        f"{before:.4g} to {after:.4g} (iterations {warmup - 1} and {warmup})"
+    )
+    effect = f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile"
+    write = (
+        f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", max_iter: {warmup}), '
+        f"and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter"
+    )
+    place = link.solver.where("warmup_iter")
+    yield finding("warmup-end-jump", place, what, effect, write, link.name, before=before, after=after)
+
+
+def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
+    solver = link.solver.message
+    end = lr_at(solver, link.last_iter - 1)
+    zero = {"poly": solver.max_iter, "poly_cyc": solver.lr_iter}.get(solver.lr_policy)
+    # A root of what is left falls to 0 in its last step.
+    if end <= _MOST_AT_THE_END * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
+        return
+    what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
+    effect = "the last updates still carry the noise of single batches into the final model"
+    place, values = link.solver.where("max_iter"), {"end": end, "base_lr": solver.base_lr}
+    # Classical schedules never go to 0, and are one solver, or resumed ones.
+    if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
+        write = 'nothing, if the schedule is known to do; lr_policy: "poly" goes to 0'
+        yield finding("final-rate-kept", place, what, effect, write, link.name, **values)
+    else:
+        write = 'a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does'
+        yield finding("final-rate-high", place, what, effect, write, link.name, **values)
+
+
+# Which lr policies, or solver types, read a field that not all of them read.
+_POLICIES_READING = {
+    "gamma": ("exp", "inv", "multistep", "plateau", "sigmoid", "step"),
+    "power": ("inv", "poly", "poly_cyc"),
+    "stepsize": ("sigmoid", "step"),
+    "stepvalue": ("multistep",),
+    "lr_iter": ("poly_cyc",),
+    "plateau_winsize": ("plateau",),
+}
+_TYPES_READING = {
+    "momentum2": ("Adam",),
+    "rms_decay": ("RMSProp",),
+    "delta": ("AdaDelta", "AdaGrad", "Adam", "RMSProp"),
+}
+_MULTIPLYING = ("exp", "multistep", "plateau", "step")
+_REGULARIZATIONS = ("L1", "L2")
+_MOST_DECAY = 0.1 * (1 + 1e-6)  # a float32 0.1 lies above 0.1
+
+
+class Fault(NamedTuple):
+    """What is wrong with a field: the rule, the field, and what a finding says."""
+
+    rule: str
+    field: str
+    what: str
+    effect: str
+    write: str
+
+
+def check_solver_values(link: Link) -> Iterator[Finding]:
+    """Find values of one phase's solver that Caffe refuses, computes nonsense with, or never reads."""
+    solver = link.solver.message
+    checks = (_names, _nets, _counts, _tests, _factors, _decay, _growth, _steps, _unread)
+    for check in checks:
+        for fault in check(solver):
+            where = link.solver.where(fault.field)
+            yield finding(fault.rule, where, fault.what, fault.effect, fault.write, link.name)
+    yield from _prefix(link)
+
+
+def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
+    """Find a snapshot_prefix whose folder, seen from the Caffe root, is not there."""
+    folder, slash, _ = solver.message.snapshot_prefix.rpartition("/")
+    if not slash or not folder or folder.startswith("/"):
+        return
+    try:
+        is_there = (root / folder).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        is_there = False
+    if not is_there:
+        what = f"snapshot_prefix is in {folder}, which is not under the Caffe root"
+        effect = "Caffe does not make it: it stops at the start, or, with `snapshot: 0`, once all is trained"
+        place = solver.where("snapshot_prefix")
+        yield finding("snapshot-folder-missing", place, what, effect, f"mkdir -p {folder}, before it trains")
+
+
+def _names(solver: pb.SolverParameter) -> Iterator[Fault]:
+    known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
+    if solver.type not in known:
+        what = f"type '{solver.type}' is no solver"
+        effect = f"Caffe stops with `Unknown solver type: {solver.type}`"
+        yield Fault("solver-type-unknown", "type", what, effect, f'type: "{_nearest(solver.type, known)}"')
+    kind = solver.regularization_type
+    if kind not in _REGULARIZATIONS:
+        what = f"regularization_type '{kind}' is neither L1 nor L2"
+        effect = f"Caffe stops with `Unknown regularization type: {kind}` at the first update"
+        write = f'regularization_type: "{_nearest(kind, _REGULARIZATIONS, "L2")}"'
+        yield Fault("regularization-unknown", "regularization_type", what, effect, write)
+
+
+def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") -> str:
+    """Give the known name that a wrong one was meant for, by its letters in either case."""
+    alike = {each.lower(): each for each in known}
+    return next((alike[one] for one in difflib.get_close_matches(name.lower(), alike, n=1)), other)
+
+
+def _nets(solver: pb.SolverParameter) -> Iterator[Fault]:
+    given = [name for name in ("net", "net_param", "train_net", "train_net_param") if solver.HasField(name)]
+    if len(given) > 1:
+        what = f"{' and '.join(given)} each name a net to train"
+        effect = "Caffe stops with `SolverParameter must not contain more than one of these fields`"
+        yield Fault("solver-value-refused", given[-1], what, effect, f"keep {given[0]}")
+    if solver.engine.partition(":")[0].strip().upper() not in ("", *ENGINES):
+        what = f"engine is '{solver.engine}'"
+        effect = "Caffe stops as it sets the net up: it knows no such engine"
+        yield Fault("solver-value-refused", "engine", what, effect, f"engine: one of {', '.join(ENGINES)}")
+
+
+def _counts(solver: pb.SolverParameter) -> Iterator[Fault]:
+    least = {
+        "iter_size": "the gradients are of no image, and are divided by 0: the weights become NaN",
+        "average_loss": "Caffe divides by it: it stops with SIGFPE at the first iteration, or averages all",
+    }
+    for field, effect in least.items():
+        value = getattr(solver, field)
+        if value < 1:
+            yield Fault(
+                "solver-value-refused", field, f"{field} is {value}", effect, f"{field}: 1, or leave it out"
+            )
+    for field in ("display", "snapshot"):
+        value = getattr(solver, field)
+        if value < 0:
+            effect = f"Caffe takes it for {-value}, and caffe-torch refuses it"
+            yield Fault("solver-value-negative", field, f"{field} is {value}", effect, f"{field}: {-value}")
+
+
+def _tests(solver: pb.SolverParameter) -> Iterator[Fault]:
+    tests = len(solver.test_iter)
+    for index, count in enumerate(solver.test_iter):
+        if count < 1:
+            effect = "the sums of the test are divided by it: NaN, or nothing at all"
+            write = "test_iter: the test images / the test batch_size"
+            yield Fault("solver-value-refused", f"test_iter[{index}]", f"test_iter is {count}", effect, write)
+    if solver.test_interval < 0:
+        effect = "Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests"
+        write = "test_interval: the iterations between tests"
+        yield Fault(
+            "solver-value-refused", "test_interval", f"test_interval is {solver.test_interval}", effect, write
+        )
+    if tests and solver.test_interval > solver.max_iter > 0:
+        what = f"test_interval {solver.test_interval} is beyond max_iter {solver.max_iter}"
+        effect = "it tests before the first iteration, and never again"
+        write = f"test_interval: {solver.max_iter}, or less"
+        yield Fault("test-never-fires", "test_interval", what, effect, write)
+    named = len(solver.test_net) + len(solver.test_net_param)
+    if tests - named > 1 and not solver.test_state:
+        what = f"test_iter is given {tests} times, for {named} test nets and the net itself"
+        effect = f"Caffe sets the net up {tests - named} times, and tests the same {tests - named} times"
+        write = f"test_iter {named + 1} times, or a test_state for each"
+        yield Fault("tested-twice", f"test_iter[{named + 1}]", what, effect, write)
+    is_shared = solver.HasField("net") or solver.HasField("net_param")
+    if tests < named or (tests > named and not is_shared and named):
+        what = f"test_iter is given {tests} times, for {named} test nets"
+        effect = "Caffe stops with `test_iter must be specified for each test network`"
+        field = "test_iter[0]" if tests else "test_net[0]" if solver.test_net else "test_net_param[0]"
+        yield Fault("solver-value-refused", field, what, effect, f"test_iter {named} times")
+    states = len(solver.test_state)
+    if states not in (0, tests):
+        what = f"test_state is given {states} times, for {tests} test nets"
+        effect = "Caffe stops with `test_state must be unspecified or specified once per test net`"
+        yield Fault(
+            "solver-value-refused", "test_state[0]", what, effect, f"test_state {tests} times, or never"
+        )
+
+
+def _factors(solver: pb.SolverParameter) -> Iterator[Fault]:
+    if solver.type == "AdaGrad" and solver.momentum:
+        effect = "Caffe stops with `Momentum cannot be used with AdaGrad`"
+        what = f"AdaGrad with momentum {show_number(solver.momentum)}"
+        yield Fault("solver-value-refused", "momentum", what, effect, "take momentum out")
+    shares = {"momentum": "0.9", "momentum2": "0.999", "rms_decay": "0.99"}
+    for field, usual in shares.items():
+        value = getattr(solver, field)
+        is_read = solver.type in _TYPES_READING.get(field, (solver.type,))
+        if is_read and solver.HasField(field) and not 0 <= value < 1:
+            what = f"{field} is {show_number(value)}, and it is a share of 0 or more and less than 1"
+            effect = (
+                "each update keeps all of those before it, or more: the weights grow without bound"
+                if value >= 1
+                else "each update takes a part of the one before it back"
+            )
+            yield Fault("solver-share-range", field, what, effect, f"{field}: {usual}")
+    if solver.clip_gradients == 0:
+        effect = "gradients are scaled down to the norm 0: nothing is learned"
+        write = "clip_gradients: the largest norm, or leave it out"
+        yield Fault("solver-value-refused", "clip_gradients", "clip_gradients is 0", effect, write)
+    # -1 is the default.
+    if solver.clip_gradients < 0 and solver.clip_gradients != -1:
+        what = f"clip_gradients is {show_number(solver.clip_gradients)}"
+        effect = "below 0 nothing is clipped"
+        write = f"clip_gradients: {show_number(-solver.clip_gradients)}, or leave it out"
+        yield Fault("solver-value-negative", "clip_gradients", what, effect, write)
+    if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
+        effect = "it keeps a divisor above 0: where a gradient is 0 the weights become NaN"
+        yield Fault(
+            "solver-value-refused", "delta", f"delta is {show_number(solver.delta)}", effect, "delta: 1e-8"
+        )
+
+
+def _decay(solver: pb.SolverParameter) -> Iterator[Fault]:
+    decay = solver.weight_decay
+    if decay < 0:
+        what, effect = f"weight_decay is {show_number(decay)}", "each update makes the weights larger"
+        yield Fault(
+            "weight-decay-negative", "weight_decay", what, effect, f"weight_decay: {show_number(-decay)}"
+        )
+    elif decay > _MOST_DECAY:
+        what = f"weight_decay is {show_number(decay)}, and usual ones are 0.0001 to 0.001"
+        effect = "it outweighs the gradients: the weights go to 0, and little is learned"
+        yield Fault("weight-decay-large", "weight_decay", what, effect, "weight_decay: 0.0001, say")
+
+
+def _growth(solver: pb.SolverParameter) -> Iterator[Fault]:
+    policy, effect = solver.lr_policy, "the rate grows to the end"
+    if policy in _MULTIPLYING and solver.gamma > 1:
+        what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
+        write = f"gamma: {show_number(1 / solver.gamma)}, or another below 1"
+        yield Fault("rate-grows", "gamma", what, effect, write)
+    if policy in _MULTIPLYING and solver.HasField("gamma") and solver.gamma == 1:
+        what = f"gamma is 1, and lr_policy {policy} multiplies the rate by it"
+        yield _constant("gamma", what, "gamma: 0.1")
+    if policy in _POLICIES_READING["power"] and solver.HasField("power"):
+        if solver.power < 0:
+            what = f"power is {show_number(solver.power)} under lr_policy {policy}"
+            yield Fault("rate-grows", "power", what, effect, f"power: {show_number(-solver.power)}")
+        if solver.power == 0:
+            yield _constant("power", f"power is 0 under lr_policy {policy}", "power: 1, or another above 0")
+
+
+def _constant(field: str, what: str, write: str) -> Fault:
+    return Fault("rate-constant", field, what, "the rate never changes", f'{write}; or lr_policy: "fixed"')
+
+
+def _steps(solver: pb.SolverParameter) -> Iterator[Fault]:
+    most, steps = solver.max_iter, list(solver.stepvalue)
+    if solver.lr_policy == "step" and solver.stepsize > most > 0:
+        what = f"stepsize {solver.stepsize} is beyond max_iter {most}"
+        yield _constant("stepsize", what, f"stepsize: below {most}")
+    if solver.lr_policy != "multistep":
+        return
+    back = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), None)
+    if back is not None:
+        what = f"stepvalue {steps[back]} comes after {steps[back - 1]}"
+        effect = f"Caffe takes them in their order: this one waits for {steps[back - 1]}, then both are taken"
+        write = f"stepvalue: {steps[back]} before it, in rising order"
+        yield Fault("steps-disordered", f"stepvalue[{back}]", what, effect, write)
+    late = [i for i, step in enumerate(steps) if step > most > 0]
+    if late and len(late) == len(steps):
+        what = f"every stepvalue is beyond max_iter {most}"
+        yield _constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {most}")
+    elif late:
+        what = f"stepvalue {steps[late[0]]} is beyond max_iter {most}"
+        write = f"stepvalue: below {most}, or take it out"
+        effect = "the rate ends higher than the steps say"
+        yield Fault("step-never-taken", f"stepvalue[{late[0]}]", what, effect, write)
+
+
+def _unread(solver: pb.SolverParameter) -> Iterator[Fault]:
+    policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
+    unread = []
+    if policy in POLICY_NEEDS:
+        unread = [(name, f"lr_policy {policy}") for name, by in _POLICIES_READING.items() if policy not in by]
+    unread += [(name, f"type {kind}") for name, by in _TYPES_READING.items() if kind not in by]
+    if not solver.warmup_iter:
+        unread.append(("warmup_start_lr", "a solver without warmup_iter"))
+    for name, reader in unread:
+        if name in present:
+            field = f"{name}[0]" if name in ("stepvalue", "plateau_winsize") else name
+            effect = "it changes nothing; was another policy, type or field meant?"
+            what = f"{name} is never read by {reader}"
+            yield Fault("solver-field-unread", field, what, effect, "take it out, or give what reads it")
+
+
+def _prefix(link: Link) -> Iterator[Finding]:
+    solver, fired = link.solver.message, fired_snapshots(link)
+    if solver.snapshot_prefix or not fired:
+        return
+    name = f"_iter_{fired[0]}.caffemodel"
+    effect = (
+        "Caffe stops with `snapshot is specified but snapshot_prefix is not`"
+        if solver.snapshot > 0
+        else f"Caffe writes {name} into the folder that it is started in; caffe-torch refuses it"
+    )
+    where, what = link.solver.where("snapshot"), f"a snapshot at {fired[0]}, and no snapshot_prefix"
+    write = f'snapshot_prefix: "{link.name}"'
+    yield finding("snapshot-prefix-missing", where, what, effect, write, link.name)
+
+
+# What makes the rate in nvcaffe and in Intel's Caffe, and is nothing to ours.
+_FIELDS = ("rampup_interval", "min_lr", "stagelr")
+_POLICIES = ("multifixed",)
+
+_OF_ONE = frozenset(
+    ("rate-not-finite", "rate-zero", "rate-constant", "warmup-end-jump", "final-rate-high", "final-rate-kept")
+)
+_OF_JOINS = frozenset(("join-jump", "resume-jump"))
+_OF_POLICIES = frozenset(("lr-policy-unknown",))
+
+
+def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
+    """Find solvers, read as any Caffe's, whose rates are the dialect's own and are not judged."""
+    if dialect == OURS:
+        return
+    known = find_dialect(dialect)
+    for path, solver in _solvers(document.message):
+        given = [field for field in _FIELDS if _is_given(solver, field)]
+        fields = [field for field in given if known.knows("SolverParameter", field)]
+        if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
+            fields.append("lr_policy")
+        if fields:
+            what = f"{' and '.join(fields)}: a rate that only {dialect} makes so"
+            effect = "rules on rates, their joins and their end are skipped"
+            write = "nothing; compare the rates in its log"
+            yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what, effect, write)
+
+
+def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
+    """Leave out what rules on rates found of the solvers in these files, and where others meet them."""
+    for one in findings:
+        is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
+        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE | _OF_POLICIES)):
+            continue
+        yield one
+
+
+def _solvers(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
+    if message.DESCRIPTOR.name == "SolverParameter":
+        yield "", message
+    elif message.DESCRIPTOR.name == "MultiPhaseSolverParameter":
+        for index, pair in enumerate(message.params_pair):
+            yield f"params_pair[{index}].solver_params.", pair.solver_params
+
+
+def _is_given(solver: Any, field: str) -> bool:  # noqa: ANN401 - of the schema of all Caffes
+    return bool(getattr(solver, field))

@@ -1,0 +1,764 @@
+"""Rules on where weights start.
+
+Rules on batch normalization, and on the blocks of a residual net that start at zero.
+
+Rules on what a net learns, and is measured by: rates of its weights, weights of its losses, accuracies.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_rules import product
+from caffe_recipes.caffe.shapes import show_shape
+from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
+from caffe_recipes.review.lint.layer_rules import fills
+from caffe_recipes.review.lint.net_view import (
+    LEARNED_TYPES,
+    Blob,
+    Draft,
+    filler_fields,
+    has_loss_top,
+    is_loss,
+    show_names,
+    show_number,
+    title,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.review.lint.net_view import (
+        NetView,
+        PhaseNet,
+    )
+    from caffe_recipes.review.lint.rules import Severity
+
+FILLER_RULES: dict[str, tuple[Severity, str]] = {
+    "unknown-filler": ("error", "a filler type that Caffe has not"),
+    "filler-misfit": ("error", "a filler that does not fit its blob: bilinear, or too sparse"),
+    "filler-default-spread": ("warning", "a gaussian filler without std, or a uniform one without range"),
+    "zero-weights": ("warning", "a few weights without a filler, which start at 0"),
+    "no-fillers": ("note", "most weights without a filler: a net to go on from --weights"),
+}
+
+_TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
+_OF_INTELS = ("gabor",)
+_WEIGHTS = {
+    "Convolution": "convolution_param",
+    "Deconvolution": "convolution_param",
+    "InnerProduct": "inner_product_param",
+}
+# What must be written, or the default is far from what anybody trains with.
+_SPREADS = {
+    "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
+    "uniform": ("min", "0 to 1, all above 0", "min: -0.1 max: 0.1"),
+}
+
+
+def check_fillers(view: NetView) -> Iterator[Draft]:
+    """Check the fillers that each layer of the file reads."""
+    known = (*_TYPES, *(_OF_INTELS if view.dialect.knows("FillerParameter", "scale") else ()))
+    for index, layer in enumerate(view.net.layer):
+        for path, filler in filler_fields(layer):
+            if not fills(view, layer, path):
+                continue
+            if filler.type not in known:
+                near = difflib.get_close_matches(filler.type, known, n=1, cutoff=0)
+                yield Draft(
+                    "unknown-filler",
+                    index,
+                    f"{path}.type",
+                    f"{title(layer)} has a filler of type '{filler.type}'",
+                    f"Caffe stops: Unknown filler name: {filler.type}",
+                    f'type: "{near[0]}"',
+                )
+            elif path.endswith("weight_filler") and filler.type in _SPREADS:
+                field, default, write = _SPREADS[filler.type]
+                if not filler.HasField(field) and not (filler.type == "uniform" and filler.HasField("max")):
+                    yield Draft(
+                        "filler-default-spread",
+                        index,
+                        path,
+                        f"{title(layer)} has a {filler.type} filler without {field}",
+                        f"its weights start with {default}: the loss starts huge, or NaN",
+                        write,
+                    )
+            misfit = _misfit(layer, path, filler)
+            if misfit:
+                field, what, effect, write = misfit
+                said = f"{title(layer)} has {what}"
+                yield Draft("filler-misfit", index, f"{path}.{field}", said, effect, write)
+
+
+def _misfit(
+    layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
+) -> tuple[str, str, str, str] | None:
+    """Say why a filler does not fit its blob: the field, what is wrong, what happens, what to write."""
+    block = _WEIGHTS.get(layer.type)
+    outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
+    if filler.type == "gaussian" and 0 < outputs < filler.sparse:
+        what = f"a filler that is sparse: {filler.sparse}, for {outputs} outputs"
+        return "sparse", what, "Caffe stops: a share is from 0 to 1", f"sparse: below {outputs}"
+    if filler.type != "bilinear" or layer.type == "DummyData":  # whose blobs have any shape
+        return None
+    if path != "convolution_param.weight_filler":
+        what = "a bilinear filler for a blob that does not have 4 axes"
+        return "type", what, "Caffe stops: Blob must be 4 dim", 'type: "xavier"'
+    param = layer.convolution_param
+    sides = list(param.kernel_size) or [param.kernel_h, param.kernel_w]
+    if len(sides) == 2 and sides[0] != sides[1]:
+        what = f"a bilinear filler of a kernel {sides[0]}x{sides[1]}"
+        return "type", what, "Caffe stops: Filter must be square", "a kernel as high as it is wide"
+    return None
+
+
+def check_zero_weights(phase: PhaseNet) -> Iterator[Draft]:
+    """Check that weights which are trained have a filler."""
+    if phase.phase != pb.TRAIN or phase.is_fed or not any(map(is_loss, phase.layers)):
+        return
+    weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
+    empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
+    if not empty:
+        return
+    names = _names(phase, empty)
+    if 2 * len(empty) > len(weighted):
+        yield Draft(
+            "no-fillers",
+            phase.where(empty[0]),
+            "type",
+            f"{names} without weight_filler, of {len(weighted)} with weights",
+            "the net serves to go on from weights: without --weights these start at 0 and learn nothing",
+            'weight_filler { type: "msra" } in each, to train from the start',
+            (("layers", len(empty)),),
+        )
+        return
+    yield Draft(
+        "zero-weights",
+        phase.where(empty[0]),
+        "type",
+        f"{names} without weight_filler, while others have one",
+        "their weights start at 0, unless --weights hold them: all outputs stay alike, and the layers below "
+        "get no gradient",
+        'weight_filler { type: "msra" }',
+        (("layers", len(empty)),),
+    )
+
+
+def _is_learned(layer: pb.LayerParameter) -> bool:
+    return not layer.param or (layer.param[0].lr_mult != 0 and not layer.param[0].name)
+
+
+def _has_filler(layer: pb.LayerParameter) -> bool:
+    block = getattr(layer, _WEIGHTS[layer.type])
+    filler: pb.FillerParameter = block.weight_filler
+    if filler.type == "uniform":
+        return bool(filler.min or filler.max)
+    # A sparse filler keeps that many values of each output.
+    return filler.sparse != 0 if filler.type == "gaussian" else filler.type != "constant" or filler.value != 0
+
+
+def _names(phase: PhaseNet, layers: Sequence[int]) -> str:
+    names = show_names([phase.layers[i].name for i in layers])
+    return f"{len(layers)} {'layer' if len(layers) == 1 else 'layers'} ({names})"
+
+
+NORM_RULES: dict[str, tuple[Severity, str]] = {
+    "batch-norm-learned": ("error", "lr_mult other than 0 for some of a BatchNorm's statistics"),
+    "batch-norm-multipliers": ("warning", "the same in an engine that does not check it"),
+    "fold-refused": ("error", "a Scale that Caffe cannot fold into the Convolution before its BatchNorm"),
+    "folds-differ": (
+        "error",
+        "a Convolution that Caffe folds with other layers in TEST than in TRAIN",
+    ),
+    "batch-norm-frozen": ("note", "use_global_stats: true in TRAIN"),
+    "batch-norm-per-batch": ("warning", "use_global_stats: false in TEST"),
+    "batch-norm-unscaled": ("note", "BatchNorm without a Scale after it"),
+    "batch-norm-scale-missing": ("warning", "one BatchNorm without a Scale, where many others have one"),
+    "scale-bias-missing": ("warning", "one Scale after BatchNorm without a bias, where many others have one"),
+    "moving-average-range": ("error", "a moving_average_fraction that is not above 0 and at most 1"),
+    "batch-norms-differ": ("note", "BatchNorms that differ in moving_average_fraction or eps"),
+    "bias-before-norm": ("note", "a bias that the BatchNorm after it takes off again"),
+    "zero-start-partly": ("note", "some residual blocks only start at zero"),
+}
+
+# Sum of means, sum of variances, running factor: counted, not learned.
+_STATISTICS = 3
+# So many times more layers make the others a slip.
+_SLIP_TIMES = 4
+_BIASED = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
+
+
+_OF_MKL = ("MKL2017", "MKLDNN")
+
+
+def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Draft]:
+    """Check the BatchNorms of a phase, each kind of finding told once."""
+    norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
+    is_intels = view.dialect.knows("NetParameter", "engine")
+    for i in norms:
+        yield from _learned(phase, i, is_intels=is_intels)
+    if is_intels and phase.phase == pb.TEST:
+        yield from _folded(view, phase)
+    yield from _global_stats(phase, norms)
+    yield from _unscaled(phase, norms)
+    yield from _unbiased(phase, norms)
+    yield from _fraction(phase, norms)
+    for field in ("moving_average_fraction", "eps"):
+        yield from _differing(phase, norms, field)
+    yield from _biased(phase, norms)
+    yield from _zero_start(phase)
+
+
+def _norms(phase: PhaseNet, layers: Sequence[int]) -> str:
+    count = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
+    return f"{count} ({show_names([phase.layers[i].name for i in layers])})"
+
+
+def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Draft]:
+    layer = phase.layers[i]
+    # BVLC's Caffe, and NVIDIA's, upgrade three as an old net's, and make each 0. Intel's do not.
+    if not is_intels and len(layer.param) == _STATISTICS:
+        return
+    is_refused = not is_intels or _engine(phase, layer) in _OF_MKL
+    for p, param in enumerate(layer.param[:_STATISTICS]):
+        if param.lr_mult != 0:
+            yield Draft(
+                "batch-norm-learned" if is_refused else "batch-norm-multipliers",
+                phase.where(i),
+                f"param[{p}].lr_mult" if param.HasField("lr_mult") else f"param[{p}]",
+                f"{title(layer)} has lr_mult {show_number(param.lr_mult)} for its statistics",
+                "Caffe stops: Cannot configure batch normalization statistics as layer parameters"
+                if is_refused
+                else "the MKL engines stop at it; only weight decay touches them in the plain one",
+                "param { lr_mult: 0 } three times, or none",
+            )
+            return
+
+
+def _engine(phase: PhaseNet, layer: pb.LayerParameter) -> str:
+    """Name the engine that a BatchNorm asks for, itself or by its net; empty if none is named."""
+    given = layer.batch_norm_param.engine
+    if given != pb.BatchNormParameter.DEFAULT:
+        return pb.BatchNormParameter.Engine.Name(given)
+    return (layer.engine or phase.net.engine).partition(":")[0]
+
+
+# Of a Convolution: its BatchNorm and, if that is folded too, the Scale.
+_Folds = dict[int, tuple[int, int | None]]
+
+
+def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
+    """Find what Caffe folds when it sets up a TEST net: by the only reader of each Convolution's top.
+
+    Weights are folded by the layers that they are of, but for the BatchNorms that the net `kept`.
+    """
+    found: _Folds = {}
+    for i, layer in enumerate(phase.layers):
+        norm = _only_reader(phase, i) if layer.type == "Convolution" else None
+        if norm is None or phase.layers[norm].type != "BatchNorm":
+            continue
+        layer, param = phase.layers[norm], phase.layers[norm].batch_norm_param
+        own = param.HasField("use_global_stats") and not param.use_global_stats
+        # Caffe looks from the second layer on for what reads a BatchNorm, and may find itself.
+        is_itself = norm != i + 1 and layer.top[:1] == layer.bottom[:1]
+        if is_itself or (own if kept is None else layer.name in kept):
+            continue
+        after = _only_reader(phase, norm)
+        if after is not None or phase.flow.readers.get((norm, 0)):
+            is_scale = after is not None and phase.layers[after].type == "Scale"
+            found[i] = norm, after if is_scale else None
+    return found
+
+
+def _only_reader(phase: PhaseNet, i: int) -> int | None:
+    """Give the layer that alone reads a layer's first top: with several there is a Split between."""
+    readers = phase.flow.readers.get((i, 0), ())
+    return readers[0][0] if len(readers) == 1 else None
+
+
+def _folded(view: NetView, phase: PhaseNet) -> Iterator[Draft]:
+    folds = _folds(phase)
+    for i, (_, scale) in folds.items():
+        wrong = None if scale is None else _unfoldable(phase, scale)
+        if scale is not None and wrong:
+            field, fault, write = wrong
+            yield Draft(
+                "fold-refused",
+                phase.where(scale),
+                field,
+                f"{title(phase.layers[scale])} {fault}, behind {title(phase.layers[i])} and its BatchNorm",
+                "Caffe folds all three into one in TEST, and stops when it loads the weights: SIGSEGV",
+                write,
+            )
+    train = next((one for one in view.phases if one.phase == pb.TRAIN and one.stages == phase.stages), None)
+    if train is None or not any(map(is_loss, train.layers)):
+        return
+    trained = {train.layers[i].name: (i, train) for i in range(len(train.layers))}
+    gone = {norm for norm, _ in folds.values()}
+    norms = {i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"}
+    theirs = _folds(train, kept={phase.layers[i].name for i in norms - gone})
+    for i, (_, scale) in folds.items():
+        name = phase.layers[i].name
+        if name not in trained:
+            continue
+        other = theirs.get(trained[name][0])
+        if other is None or (other[1] is None) != (scale is None):
+            yield Draft(
+                "folds-differ",
+                phase.where(i),
+                "name",
+                f"{title(phase.layers[i])} has a BatchNorm"
+                f"{' and a Scale' if scale is not None else ''} behind it in TEST, and not so in TRAIN",
+                "Caffe folds them in TEST, and the weights of TRAIN by its own layers: the test is wrong, or"
+                " stops",
+                "the same layers, with the same readers, behind it in both phases",
+            )
+
+
+def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
+    """Say why Caffe cannot fold a Scale: it reads a factor and a summand of each channel."""
+    layer = phase.layers[scale]
+    param = layer.scale_param
+    if len(layer.bottom) > 1:
+        return "bottom[1]", "takes its factor from a bottom", "a BatchNorm without a Scale right behind it"
+    if not param.bias_term:
+        at = "scale_param.bias_term" if param.HasField("bias_term") else "type"
+        return at, "has no bias", "scale_param { bias_term: true }"
+    bottom = phase.bottom_shape(scale, 0)
+    axes = len(bottom) if bottom else 4
+    if param.axis not in (1, 1 - axes):
+        return "scale_param.axis", f"has axis {param.axis}", "axis: 1"
+    if param.num_axes != 1:
+        return "scale_param.num_axes", f"has num_axes {param.num_axes}", "num_axes: 1"
+    return None
+
+
+def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    train = phase.phase == pb.TRAIN
+    wrong = [
+        i
+        for i in norms
+        if phase.layers[i].batch_norm_param.HasField("use_global_stats")
+        and phase.layers[i].batch_norm_param.use_global_stats == train
+    ]
+    if not wrong or phase.is_fed:
+        return
+    if train:
+        yield Draft(
+            "batch-norm-frozen",
+            phase.where(wrong[0]),
+            "batch_norm_param.use_global_stats",
+            f"{_norms(phase, wrong)} of BatchNorm with use_global_stats: true in TRAIN",
+            "they normalize by the statistics of the weights given, and by nothing where none are given",
+            "leave it out to train from the start",
+            (("layers", len(wrong)),),
+        )
+    else:
+        yield Draft(
+            "batch-norm-per-batch",
+            phase.where(wrong[0]),
+            "batch_norm_param.use_global_stats",
+            f"{_norms(phase, wrong)} of BatchNorm with use_global_stats: false in TEST",
+            "the accuracy depends on which images share a batch, and on batch_size",
+            "leave it out: absent means true in TEST and false in TRAIN",
+            (("layers", len(wrong)),),
+        )
+
+
+def _scale_of(phase: PhaseNet, norm: int) -> int | None:
+    """Find the Scale that reads what a BatchNorm makes."""
+    readers = phase.flow.readers.get((norm, 0), ())
+    return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
+
+
+def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
+    """Whether a few layers that are unlike many others are so by mistake."""
+    return len(odd) * (_SLIP_TIMES + 1) <= len(all_of_them)
+
+
+def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    alone = [i for i in norms if _scale_of(phase, i) is None]
+    if not alone:
+        return
+    is_slip = _is_slip(alone, norms)
+    others = f", and {len(norms) - len(alone)} others have one" if is_slip else ""
+    yield Draft(
+        "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
+        phase.where(alone[0]),
+        "type",
+        f"{_norms(phase, alone)} of BatchNorm without a Scale after it{others}",
+        "in the plain engine nothing learns the scale and shift that batch normalization is made with",
+        'layer { type: "Scale" scale_param { bias_term: true } } after each',
+        (("layers", len(alone)),),
+    )
+
+
+def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
+    plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
+    if plain and _is_slip(plain, scales):
+        yield Draft(
+            "scale-bias-missing",
+            phase.where(plain[0]),
+            "scale_param.bias_term" if phase.layers[plain[0]].scale_param.HasField("bias_term") else "type",
+            f"{_norms(phase, plain)} of Scale after BatchNorm without a bias, and "
+            f"{len(scales) - len(plain)} others have one",
+            "what these normalize keeps the mean 0: no shift is learned",
+            "scale_param { bias_term: true }",
+            (("layers", len(plain)),),
+        )
+
+
+def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
+    if wrong:
+        fraction = phase.layers[wrong[0]].batch_norm_param.moving_average_fraction
+        yield Draft(
+            "moving-average-range",
+            phase.where(wrong[0]),
+            "batch_norm_param.moving_average_fraction",
+            f"{_norms(phase, wrong)} of BatchNorm with moving_average_fraction {show_number(fraction)}",
+            "the sums of means and variances grow without bound, until they are NaN"
+            if fraction > 1
+            else "a test sees the statistics of the last batch alone"
+            if fraction == 0
+            else "the sums change their sign at every iteration: tests are of no use",
+            "moving_average_fraction: 0.95, or another above 0 and at most 1",
+            (("layers", len(wrong)),),
+        )
+
+
+def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Draft]:
+    values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
+    counts = Counter(values)
+    if len(counts) < 2:
+        return
+    usual = counts.most_common(1)[0][0]
+    odd = [i for i, value in zip(norms, values, strict=True) if value != usual]
+    others = ", ".join(show_number(value) for value in counts if value != usual)
+    yield Draft(
+        "batch-norms-differ",
+        phase.where(odd[0]),
+        f"batch_norm_param.{field}",
+        f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
+        f"{others} in {_norms(phase, odd)}",
+        "their statistics do not follow the weights alike",
+        f"give all the same {field}",
+        (("layers", len(odd)),),
+    )
+
+
+def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Draft]:
+    biased = []
+    for i in norms:
+        made = phase.maker(i, 0)
+        if made is not None and made[0] >= 0 and len(phase.flow.readers[made]) == 1:
+            block = _BIASED.get(phase.layers[made[0]].type)
+            if block and getattr(phase.layers[made[0]], block).bias_term:
+                biased.append(made[0])
+    if biased:
+        yield Draft(
+            "bias-before-norm",
+            phase.where(biased[0]),
+            _BIASED[phase.layers[biased[0]].type],
+            f"{_norms(phase, biased)} with a bias before BatchNorm, which takes it off with the mean",
+            "the bias is stored, sent and updated, and changes nothing",
+            "bias_term: false, unless weights with a bias are to be read",
+            (("layers", len(biased)),),
+        )
+
+
+def _zero_start(phase: PhaseNet) -> Iterator[Draft]:
+    zero: list[int] = []
+    other: list[int] = []
+    for i, layer in enumerate(phase.layers):
+        if layer.type == "Eltwise" and layer.eltwise_param.operation == pb.EltwiseParameter.SUM:
+            starts = [_starts_at_zero(phase, i, b) for b in range(len(layer.bottom))]
+            if any(start is not None for start in starts):
+                (zero if any(starts) else other).append(i)
+    if not zero or not other:
+        return
+    blocks = len(zero) + len(other)
+
+    def show(layers: Sequence[int], most: int) -> str:
+        return show_names([phase.layers[i].name for i in layers], most)
+
+    yield Draft(
+        "zero-start-partly",
+        phase.where(zero[0]),
+        "name",
+        f"{len(zero)} of {blocks} residual blocks end in a BatchNorm or Scale whose filler is 0: "
+        f"{show(zero, 16)}; not {show(other, 4)}",
+        "these start as if they were not there, the others do not; the plain engine reads the filler of "
+        "Scale alone, MKL-DNN that of BatchNorm",
+        "filler { value: 0 } in the last BatchNorm of every block, if that is meant",
+        (("zero", len(zero)), ("blocks", blocks)),
+    )
+
+
+def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
+    """Whether the norm that ends a branch starts at 0; None if the branch ends in no norm."""
+    made, zero, normed = phase.maker(i, b), False, False
+    while made is not None and made[0] >= 0:
+        layer = phase.layers[made[0]]
+        if layer.type not in ("BatchNorm", "Scale"):
+            break
+        block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param
+        filler = block.filler
+        zero |= block.HasField("filler") and filler.type == "constant" and filler.value == 0
+        normed |= layer.type == "BatchNorm"
+        made = phase.maker(made[0], 0)
+    return zero if normed else None
+
+
+LEARNING_RULES: dict[str, tuple[Severity, str]] = {
+    "no-backward": ("error", "a layer without a backward pass between what learns and the loss"),
+    "loss-counted-twice": ("note", "a loss with a written weight that a layer reads too"),
+    "scores-frozen": ("warning", "lr_mult 0 in the layer that makes the scores, while others learn"),
+    "nothing-learns": ("warning", "lr_mult 0 for all that a net with a loss could learn"),
+    "rate-negative": ("warning", "a negative lr_mult or decay_mult"),
+    "loss-weight-negative": ("warning", "a negative loss_weight: the loss is maximized"),
+    "accuracy-elsewhere": ("warning", "an accuracy on another blob than the scores of the loss on its label"),
+    "blob-too-large": ("error", "a blob of more than 2,147,483,647 numbers"),
+}
+
+# Which bottoms a gradient cannot go back to; all, where there is None.
+_NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
+    "Accuracy": None,
+    "ArgMax": None,
+    "BatchReindex": (1,),
+    "DetectionEvaluate": None,
+    "DetectionOutput": None,
+    "Embed": (0,),
+    "Filter": (-1,),
+    "HingeLoss": (1,),
+    "InfogainLoss": (1, 2),
+    "LSTM": (1,),
+    "MultiBoxLoss": (2, 3),
+    "MultinomialLogisticLoss": (1,),
+    "RNN": (1,),
+    "SigmoidCrossEntropyLoss": (1,),
+    "SoftmaxWithLoss": (1,),
+    "Threshold": None,
+}
+_MOST_NUMBERS = 2**31 - 1
+_MOST_LOSSES = 20  # of one label
+# Statistics, not learned by gradients.
+_COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
+_SCORING = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
+# What their output ranks is what their bottom ranks.
+_RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
+
+
+def check_multipliers(view: NetView) -> Iterator[Draft]:
+    """Check the signs of each layer's rates and loss weights."""
+    for index, layer in enumerate(view.net.layer):
+        for p, param in enumerate(layer.param):
+            for field in ("lr_mult", "decay_mult"):
+                value = getattr(param, field)
+                if value < 0:
+                    yield Draft(
+                        "rate-negative",
+                        index,
+                        f"param[{p}].{field}",
+                        f"{title(layer)} has {field} {show_number(value)}",
+                        "its weights move up the gradient: the loss grows"
+                        if field == "lr_mult"
+                        else "each update makes its weights larger",
+                        f"{field}: {show_number(-value)}, or 0",
+                    )
+        for t, weight in enumerate(layer.loss_weight):
+            if weight < 0:
+                yield Draft(
+                    "loss-weight-negative",
+                    index,
+                    f"loss_weight[{t}]",
+                    f"{title(layer)} has loss_weight {show_number(weight)}",
+                    "training makes this loss larger, without bound",
+                    f"loss_weight: {show_number(-weight)}",
+                )
+
+
+def check_learning(phase: PhaseNet) -> Iterator[Draft]:
+    """Check that a phase learns, that its accuracies look at scores, and that its blobs are not too large."""
+    if phase.phase == pb.TRAIN:
+        yield from _nothing(phase)
+        yield from _stopped(phase)
+        yield from _frozen(phase)
+        yield from _counted_twice(phase)
+    yield from _accuracies(phase)
+    yield from _large(phase)
+
+
+def _stopped(phase: PhaseNet) -> Iterator[Draft]:
+    for i, layer in enumerate(phase.layers):
+        if layer.type not in _NO_BACKWARD:
+            continue
+        last, closed = len(layer.bottom), _NO_BACKWARD[layer.type]
+        bottoms = range(last) if closed is None else [b if b >= 0 else last + b for b in closed]
+        back = [b for b in bottoms if (i, b) in phase.gradients]
+        if not back:
+            continue
+        # Of a label that is computed another rule tells.
+        is_told = layer.type in CLASSIFIERS and closed is not None and is_computed(phase, i, back[0])
+        if not is_told:
+            name = layer.bottom[back[0]]
+            yield Draft(
+                "no-backward",
+                phase.where(i),
+                f"bottom[{back[0]}]",
+                f"{title(layer)} stands between '{name}', which learns, and the loss",
+                "Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
+                "take the layer out of the way to the loss, or propagate_down: false for this bottom",
+            )
+
+
+def _frozen(phase: PhaseNet) -> Iterator[Draft]:
+    """Find the layer of the scores at lr_mult 0: that of a new layer, whose fillers then stay."""
+    for i, layer in enumerate(phase.layers):
+        if not (layer.type.startswith("SoftmaxWithLoss") and is_loss(layer)):
+            continue
+        made = _ranked(phase, i, 0)
+        maker = phase.layers[made[0]] if made is not None and made[0] >= 0 else None
+        if maker is None or made is None or maker.type not in _SCORING or not maker.param:
+            continue
+        filler = getattr(maker, _SCORING[maker.type]).weight_filler
+        others = [k for k in range(len(phase.layers)) if k != made[0] and _learns(phase, k)]
+        if filler.type != "constant" and others and not _learns(phase, made[0]):
+            yield Draft(
+                "scores-frozen",
+                phase.where(made[0]),
+                "param[0].lr_mult",
+                f"{title(maker)} makes the scores of {title(layer)}, and has lr_mult 0, while others learn",
+                "what the weights that are given do not hold stays as its filler made it: guesses",
+                "lr_mult: 10 for a new layer",
+            )
+
+
+def _learns(phase: PhaseNet, i: int) -> bool:
+    layer = phase.layers[i]
+    if layer.type not in LEARNED_TYPES - _COUNTED:
+        return False
+    learned = phase.learned(i)
+    return any(_rates(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
+
+
+def _counted_twice(phase: PhaseNet) -> Iterator[Draft]:
+    for i, layer in enumerate(phase.layers):
+        if has_loss_top(layer) and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
+            yield Draft(
+                "loss-counted-twice",
+                phase.where(i),
+                "loss_weight[0]",
+                f"{title(layer)} has a loss_weight, and another layer reads its top",
+                "Caffe splits the top, gives the weight to a copy, and the layer the weight 1 again: the "
+                "printed loss holds both, the gradient one",
+                "leave loss_weight: 1 out, or read the loss from the log",
+            )
+
+
+def _nothing(phase: PhaseNet) -> Iterator[Draft]:
+    learning = [
+        i
+        for i, layer in enumerate(phase.layers)
+        if layer.type in LEARNED_TYPES - _COUNTED and phase.learned(i) != ()
+    ]
+    # A net of layers that are not known may learn in those.
+    if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
+        return
+    rates = [rate for i in learning for rate in _rates(phase.layers[i], len(phase.learned(i) or ()))]
+    if any(rates) or any(layer.type == "Python" for layer in phase.layers):
+        return
+    first = learning[0]
+    yield Draft(
+        "nothing-learns",
+        phase.where(first),
+        "param[0].lr_mult",
+        f"all {len(learning)} layers that could learn have lr_mult 0",
+        "nothing is learned, and Caffe trains to the end and exits 0",
+        "lr_mult: 1 for what is to learn",
+        (("layers", len(learning)),),
+    )
+
+
+def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
+    return [layer.param[p].lr_mult if p < len(layer.param) else 1.0 for p in range(count)]
+
+
+def _accuracies(phase: PhaseNet) -> Iterator[Draft]:
+    losses: dict[Blob | None, list[int]] = {}
+    for i, layer in enumerate(phase.layers):
+        if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
+            losses.setdefault(_ranked(phase, i, 1), []).append(i)
+    scores = {i: _ranked(phase, i, 0) for alike in losses.values() for i in alike}
+    scored, behind = set(scores.values()), dict[Blob | None, set[Blob]]()
+    for i, layer in enumerate(phase.layers):
+        if layer.type != "Accuracy" or len(layer.bottom) < 2:
+            continue
+        ours, of_label = _ranked(phase, i, 0), losses.get(_ranked(phase, i, 1), [])[:_MOST_LOSSES]
+        if ours is None or not of_label or ours in scored:
+            continue
+        for j in of_label:
+            if scores[j] not in behind:
+                behind[scores[j]] = _behind(phase, scores[j])
+        # Of one label there may be several scores: only what lies behind those of each is no score.
+        if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
+            loss = phase.layers[of_label[0]]
+            yield Draft(
+                "accuracy-elsewhere",
+                phase.where(i),
+                "bottom[0]",
+                f"{title(layer)} reads '{layer.bottom[0]}', and {title(loss)} the scores '{loss.bottom[0]}'",
+                "the accuracy ranks what is no score of a class: it stays at that of guessing",
+                f'bottom: "{loss.bottom[0]}"',
+            )
+
+
+def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
+    """Find the blob that a bottom ranks as, before layers that keep the order of its numbers."""
+    made = phase.maker(i, b)
+    while made is not None and made[0] >= 0 and phase.layers[made[0]].type in _RANKING:
+        made = phase.maker(made[0], 0)
+    return made
+
+
+def _behind(phase: PhaseNet, blob: Blob | None) -> set[Blob]:
+    """Give all blobs that a blob is computed from, and itself."""
+    found: set[Blob] = set()
+    waiting = [blob]
+    while waiting:
+        made = waiting.pop()
+        if made is not None and made not in found:
+            found.add(made)
+            if made[0] >= 0:
+                waiting += [phase.maker(made[0], b) for b in range(len(phase.layers[made[0]].bottom))]
+    return found
+
+
+def _large(phase: PhaseNet) -> Iterator[Draft]:
+    for i, layer in enumerate(phase.layers):
+        shapes = phase.shapes[i] if phase.shapes else None
+        if shapes is None:
+            continue
+        kinds: dict[str, tuple[Shape | None, ...]] = {"makes": shapes.tops, "learns": shapes.learned or ()}
+        for kind, blobs in kinds.items():
+            large = next((shape for shape in blobs if _is_large(shape)), None)
+            if large is not None:
+                yield Draft(
+                    "blob-too-large",
+                    phase.where(i),
+                    "type",
+                    f"{title(layer)} {kind} a blob {show_shape(large)}, of {product(large):,} numbers",
+                    "Caffe stops: blob size exceeds INT_MAX",
+                    "a smaller batch_size, num_output or image",
+                )
+                return  # those after it are as large
+
+
+def _is_large(shape: Shape | None) -> bool:
+    count = product(shape) if shape is not None else None
+    return count is not None and count > _MOST_NUMBERS

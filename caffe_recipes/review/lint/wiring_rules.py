@@ -1,0 +1,488 @@
+"""Rules on a net's blobs and names: what nothing makes, what nothing reads, what is made or named twice.
+
+Rules on shapes: layers that do not fit together, and the blobs that they learn or share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.dialects import layer_type_dialects
+from caffe_recipes.caffe.refusals import IN_PLACE
+from caffe_recipes.caffe.shape_rules import RULES as SHAPE_RULES
+from caffe_recipes.caffe.shape_rules import product
+from caffe_recipes.caffe.shapes import infer_shapes, show_shape
+from caffe_recipes.errors import PrototxtError
+from caffe_recipes.review.lint.net_view import (
+    LEARNED_TYPES,
+    READERS,
+    SOURCE_BLOCKS,
+    Draft,
+    has_loss_top,
+    is_in_place,
+    is_loss,
+    show_names,
+    title,
+)
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe.shape_rules import Shape
+    from caffe_recipes.caffe.shapes import LayerShapes
+    from caffe_recipes.review.lint.net_view import (
+        DatumOf,
+        PhaseNet,
+    )
+    from caffe_recipes.review.lint.rules import Severity
+
+BLOB_RULES: dict[str, tuple[Severity, str]] = {
+    "unknown-bottom": ("error", "a bottom that no layer above makes"),
+    "top-made-twice": ("error", "a top that another layer makes already"),
+    "in-place-shared": ("error", "a layer in place on a blob that another layer reads as well"),
+    "in-place-type": ("error", "a layer in place whose type cannot compute so"),
+    "in-place-gradient": ("error", "a layer in place whose backward pass needs what it overwrote"),
+    "in-place-overwrites": ("warning", "a layer in place over numbers that the backward pass above it needs"),
+    "no-top": ("error", "a layer without the top that its type needs"),
+    "unused-top": ("warning", "a top that nothing reads, in a net with a loss or an accuracy"),
+    "weights-name-twice": ("error", "two layers of one name in a phase, one of which learns"),
+    "layer-name-twice": ("note", "two layers of one name in a phase, neither of which learns"),
+}
+
+# What stands at the end of a net: its unread tops are results.
+_ENDS_WORDS = """
+    Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput Filter HDF5Output Parameter
+    Python Reduction Sigmoid Silence Softmax
+"""
+_ENDS = frozenset(_ENDS_WORDS.split())
+# Their backward pass reads the bottom that they overwrote, or writes before it reads.
+_LOSES_BOTTOM = frozenset(("BNLL", "Log", "Power"))
+# Their backward pass reads their top. ReLU leaves alone what a gradient comes back to.
+_READS_TOP = frozenset(("ELU", "Exp", "LRN", "Sigmoid", "Softmax", "TanH"))
+_LEAVES_TOP = frozenset(("Python", "ReLU"))
+_MOST_UNKNOWN = 20
+_TOPLESS = frozenset(("HDF5Output", "Silence"))
+
+
+def check_blobs(phase: PhaseNet) -> Iterator[Draft]:
+    """Check what makes and what reads each blob of a phase."""
+    yield from _unknown_bottoms(phase)
+    yield from _made_twice(phase)
+    yield from _in_place(phase)
+    yield from _tops(phase)
+    yield from _names(phase)
+
+
+def _unknown_bottoms(phase: PhaseNet) -> Iterator[Draft]:
+    most = len(phase.flow.missing) if len(phase.flow.missing) <= _MOST_UNKNOWN else _MOST_UNKNOWN - 1
+    for i, b in phase.flow.missing[:most]:
+        layer, name = phase.layers[i], phase.layers[i].bottom[b]
+        yield Draft(
+            "unknown-bottom",
+            phase.where(i),
+            f"bottom[{b}]",
+            f"{title(layer)} reads blob '{name}', which no layer above it makes",
+            f"Caffe stops: Unknown bottom blob '{name}'",
+            _mend_bottom(phase, i, name),
+        )
+    rest = phase.flow.missing[most:]
+    if rest:
+        yield Draft(
+            "unknown-bottom",
+            phase.where(rest[0][0]),
+            f"bottom[{rest[0][1]}]",
+            f"{len(rest)} more bottoms are blobs that no layer above makes",
+            "Caffe stops: Unknown bottom blob",
+            "mend the first ones",
+            (("bottoms", len(rest)),),
+        )
+
+
+def _mend_bottom(phase: PhaseNet, index: int, name: str) -> str:
+    later = [layer for layer in phase.layers[index:] if name in layer.top]
+    if later and later[0] is not phase.layers[index]:
+        return f"move {title(later[0])}, which makes it, above"
+    elsewhere = [layer for layer in phase.net.layer if name in layer.top and layer not in phase.layers]
+    if elsewhere:
+        phase_name = pb.Phase.Name(phase.phase)
+        return f"let {title(elsewhere[0])}, which makes it, be in {phase_name} too: see its include"
+    made = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
+    near = difflib.get_close_matches(name, made, n=1)
+    return f'bottom: "{near[0]}"' if near else "name a blob that a layer above makes"
+
+
+def _made_twice(phase: PhaseNet) -> Iterator[Draft]:
+    for (i, t), (first, _) in phase.flow.twice.items():
+        layer = phase.layers[i]
+        name = layer.top[t]
+        maker = "the net's input" if first < 0 else title(phase.layers[first])
+        yield Draft(
+            "top-made-twice",
+            phase.where(i),
+            f"top[{t}]",
+            f"{title(layer)} makes blob '{name}', which {maker} makes already",
+            f"Caffe stops: Top blob '{name}' produced by multiple sources",
+            "give one of the tops, and the bottoms that read it, another name",
+        )
+
+
+def _in_place(phase: PhaseNet) -> Iterator[Draft]:
+    for i, layer in enumerate(phase.layers):
+        for t, name in enumerate(layer.top):
+            blob = phase.maker(i, t)
+            if blob is None or not is_in_place(layer, t):
+                continue
+            if layer.type not in IN_PLACE and layer_type_dialects(layer.type):
+                yield Draft(
+                    "in-place-type",
+                    phase.where(i),
+                    f"top[{t}]",
+                    f"{title(layer)} writes its top over its bottom '{name}', which its type cannot",
+                    "Caffe stops, or computes nonsense",
+                    f'top: "{layer.name}", and read that below',
+                )
+                continue
+            yield from _check_shared_blob(phase, i, t, blob)
+            if (i, t) in phase.gradients and _loses_bottom(layer):
+                yield Draft(
+                    "in-place-gradient",
+                    phase.where(i),
+                    f"top[{t}]",
+                    f"{title(layer)} writes over its bottom '{name}', which its backward pass needs",
+                    "Caffe trains with a wrong gradient, and exits 0",
+                    f'top: "{layer.name}", and read that below',
+                )
+            yield from _overwrites(phase, i, t)
+
+
+def _loses_bottom(layer: pb.LayerParameter) -> bool:
+    """Whether the backward pass in place is wrong; a negative slope changes the sign that it looks at."""
+    turned = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
+        layer.type == "ELU" and layer.elu_param.alpha < 0
+    )
+    return layer.type in _LOSES_BOTTOM or turned
+
+
+def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Draft]:
+    layer = phase.layers[i]
+    name, (maker, top) = layer.top[t], blob
+    others = [title(phase.layers[reader[0]]) for reader in phase.flow.readers[blob] if reader != (i, t)]
+    weights = phase.layers[maker].loss_weight if maker >= 0 else ()
+    # Caffe counts a written weight as a reader.
+    others += ["the loss"] if len(weights) > top and weights[top] else []
+    if others:
+        yield Draft(
+            "in-place-shared",
+            phase.where(i),
+            f"top[{t}]",
+            f"{title(layer)} works in place on blob '{name}', which {others[0]} reads too",
+            f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
+            "multiple sources",
+            f'top: "{layer.name}", and read that below; or let both read what is in place',
+        )
+
+
+def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Draft]:
+    layer, above = phase.layers[i], phase.maker(i, t)
+    while above is not None and above[0] >= 0 and layer.type not in _LEAVES_TOP:
+        j, top = above
+        maker = phase.layers[j]
+        if maker.type in _READS_TOP and (j, 0) in phase.gradients:
+            yield Draft(
+                "in-place-overwrites",
+                phase.where(i),
+                f"top[{t}]",
+                f"{title(layer)} works in place on what {title(maker)} made, whose backward pass reads it",
+                "the gradient of the layers above is computed from other numbers: they learn worse, silently",
+                f'top: "{layer.name}", and read that below',
+            )
+            return
+        above = phase.maker(j, top) if is_in_place(maker, top) else None
+
+
+def _tops(phase: PhaseNet) -> Iterator[Draft]:
+    # A bottom of a wrong name leaves a top without a reader: the one finding is enough.
+    ends = not phase.is_fed and not phase.flow.missing and any(map(_is_end, phase.layers))
+    for i, layer in enumerate(phase.layers):
+        if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
+            if layer.type not in _TOPLESS and not has_loss_top(layer):
+                yield Draft(
+                    "no-top",
+                    phase.where(i),
+                    "type",
+                    f"{title(layer)} has no top",
+                    "Caffe stops: it checks how many tops a type makes",
+                    f'top: "{layer.name}"',
+                )
+            continue
+        # What a phase has for itself and nothing reads is there to be looked at.
+        if not ends or _is_end(layer) or layer.type in _ENDS or (layer.bottom and layer.include):
+            continue
+        for t, name in enumerate(layer.top):
+            if not phase.flow.readers[i, t]:
+                yield Draft(
+                    "unused-top",
+                    phase.where(i),
+                    f"top[{t}]",
+                    f"{title(layer)} makes blob '{name}', which nothing reads",
+                    "Caffe takes it for an output of the net and prints all its values at every display",
+                    _mend_top(layer, name),
+                )
+
+
+def _is_end(layer: pb.LayerParameter) -> bool:
+    return is_loss(layer) or has_loss_top(layer) or layer.type == "Accuracy"
+
+
+def _mend_top(layer: pb.LayerParameter, name: str) -> str:
+    silence = f'layer {{ name: "silence" type: "Silence" bottom: "{name}" }}'
+    if layer.type in READERS and len(layer.top) > 1:
+        return f"take the top out, or {silence}"
+    return f"read it, take the layer out, or {silence}"
+
+
+def _names(phase: PhaseNet) -> Iterator[Draft]:
+    named: dict[str, list[int]] = defaultdict(list)
+    for i, layer in enumerate(phase.layers):
+        named[layer.name].append(i)
+    for name, [first, *others] in named.items():
+        for i in others:
+            pair = phase.layers[first], phase.layers[i]
+            learned = any(layer.type in LEARNED_TYPES for layer in pair)
+            yield Draft(
+                "weights-name-twice" if learned else "layer-name-twice",
+                phase.where(i),
+                "name",
+                f"{title(pair[1])} has the name of another: {title(pair[0])}"
+                if name
+                else f"{title(pair[1])} has no name, nor has {title(pair[0])}",
+                "weights are copied by name: from --weights and --snapshot Caffe gives those of both to the "
+                "first, or stops: Incompatible number of blobs"
+                if learned
+                else "log lines do not tell them apart; a layer that learns must not get this name",
+                f'name: "{name or layer_word(pair[1])}_2"',
+            )
+
+
+def layer_word(layer: pb.LayerParameter) -> str:
+    """Suggest a name for a layer that has none."""
+    return layer.top[0] if layer.top else layer.type.lower()
+
+
+SIZE_RULES: dict[str, tuple[Severity, str]] = {
+    "shape-misfit": ("error", "a layer that cannot take its bottoms, or lacks what its shape needs"),
+    "too-many-params": ("error", "more `param` blocks than the layer learns blobs"),
+    "shared-shapes-differ": ("error", "weights shared by name that differ in shape"),
+    "share-name-alone": ("warning", "a param name that one layer alone has, in a net that shares others"),
+    "shared-rates-differ": ("error", "weights shared by name that differ in lr_mult or decay_mult"),
+}
+
+# One wrong layer hides those below it; so many are found at most.
+_MOST_MISFITS = 20
+_MOST_ALONE = 200
+_ALIKE = 0.6
+# Where the engine learns scale and shift too, a BatchNorm has five blobs.
+_MOST_BLOBS = {"BatchNorm": 5}
+
+
+def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Draft]]:
+    """Give the phase with the shapes that can be inferred, and a finding for each layer that does not fit.
+
+    A layer that does not fit is taken for one of unknown shape, so that those below it are looked at too.
+    """
+    net = _copy(phase)
+    unfit: list[Draft] = []
+    # A missing batch_size is told by its own rule.
+    blank = {i for i, layer in enumerate(phase.layers) if lacks_batch_size(layer)}
+    for i in blank:
+        net.layer[i].type = ""
+
+    def image(source: str) -> tuple[int, int, int] | None:
+        datum = datum_of(source) if source else None
+        known = datum is not None and not datum.encoded and min(datum.channels, datum.height, datum.width) > 0
+        return (datum.channels, datum.height, datum.width) if datum is not None and known else None
+
+    for layer in net.layer:
+        # Caffe forces the colors of what it decodes itself: not of raw records, nor of a list's files.
+        if layer.type == "ImageData" or image(layer.data_param.source) is not None:
+            layer.transform_param.ClearField("force_color")
+            layer.transform_param.ClearField("force_gray")
+
+    while len(unfit) < _MOST_MISFITS:
+        try:
+            shapes = infer_shapes(net, phase.phase, images=image)
+        except PrototxtError as error:
+            at = _culprit(phase, error.what, blank)
+            if at is None:
+                return phase, [*unfit, _misfit(None, error)]
+            unfit.append(_misfit(phase.where(at), error))
+            blank.add(at)
+            net.layer[at].type = ""
+            continue
+        inferred: tuple[LayerShapes | None, ...] = tuple(
+            # The net's own layer, so that the copy need not be kept.
+            None if i in blank else dataclasses.replace(of, layer=phase.layers[i])
+            for i, of in enumerate(shapes.layers)
+        )
+        return dataclasses.replace(phase, shapes=inferred), unfit
+    return phase, unfit
+
+
+def lacks_batch_size(layer: pb.LayerParameter) -> bool:
+    """Whether a source that needs a batch_size has none."""
+    block = SOURCE_BLOCKS.get(layer.type)
+    return block is not None and getattr(getattr(layer, block), "batch_size", 1) == 0
+
+
+def _copy(phase: PhaseNet) -> pb.NetParameter:
+    """Copy the layers of a phase, with new names for bottoms that are missing and tops made twice."""
+    net = pb.NetParameter(input=phase.net.input, input_dim=phase.net.input_dim)
+    net.input_shape.extend(phase.net.input_shape)
+    if phase.net.HasField("bn_stats_batch_size"):
+        net.bn_stats_batch_size = phase.net.bn_stats_batch_size
+    net.layer.extend(phase.layers)
+    for layer in net.layer:
+        layer.ClearField("include")
+        layer.ClearField("exclude")
+    for i, b in phase.flow.missing:
+        net.layer[i].bottom[b] = f"\0bottom {i} {b}"
+        net.input.append(net.layer[i].bottom[b])
+    for i, t in phase.flow.twice:
+        net.layer[i].top[t] = f"\0top {i} {t}"
+    return net
+
+
+def _culprit(phase: PhaseNet, what: str, blank: set[int]) -> int | None:
+    """Find the layer that an error of infer_shapes begins with."""
+    return next(
+        (i for i, layer in enumerate(phase.layers) if i not in blank and what.startswith(title(layer))), None
+    )
+
+
+def _misfit(index: int | None, error: PrototxtError) -> Draft:
+    return Draft(
+        "shape-misfit",
+        index,
+        "type" if index is not None else "",
+        error.what.replace("\0", ""),
+        "Caffe stops when it sets the net up",
+        error.hint,
+    )
+
+
+def check_learned(phase: PhaseNet) -> Iterator[Draft]:
+    """Check `param` blocks against what each layer learns, and what is shared by name."""
+    owners: dict[str, tuple[int, int]] = {}
+    uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    yield from _counts(phase)
+    for i, layer in enumerate(phase.layers):
+        for p, param in enumerate(layer.param):
+            if not param.name:
+                continue
+            owner = owners.setdefault(param.name, (i, p))
+            uses[param.name].append((i, p))
+            if owner != (i, p):
+                yield from _check_shared_weights(phase, owner, (i, p))
+    yield from _alone(phase, uses)
+
+
+def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Draft]:
+    """Find names of one use that are much like a shared one, or like another of one use."""
+    shared = [name for name, places in uses.items() if len(places) > 1]
+    alone = {name: places[0] for name, places in uses.items() if len(places) == 1}
+    told: set[str] = set()
+    for name, (i, _) in alone.items() if shared and len(alone) <= _MOST_ALONE else ():
+        others = [other for other in alone if other != name and alone[other][0] != i]
+        near = difflib.get_close_matches(name, others, n=1, cutoff=_ALIKE)
+        if not near or name in told:
+            continue
+        told.add(near[0])
+        (j, q), layer = alone[near[0]], phase.layers[i]
+        if layer.type == phase.layers[j].type:
+            yield Draft(
+                "share-name-alone",
+                phase.where(j),
+                f"param[{q}].name",
+                f"{title(phase.layers[j])} alone has a param '{near[0]}', and {title(layer)} alone '{name}'",
+                "the two learn weights of their own; the other names are shared",
+                f'name: "{name}" in both, if they are to share',
+            )
+
+
+def _counts(phase: PhaseNet) -> Iterator[Draft]:
+    """Find layers with too many `param` blocks, those alike once."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for i, layer in enumerate(phase.layers):
+        most = _most_blobs(phase, i)
+        if most is not None and len(layer.param) > most:
+            alike.setdefault((layer.type, len(layer.param), most), []).append(i)
+    for (kind, count, most), [i, *others] in alike.items():
+        layer, learns = phase.layers[i], f"{most or 'no'} blobs"
+        what = f"{title(layer)} has {count} param blocks and learns {learns}"
+        if others:
+            names = show_names([phase.layers[k].name for k in (i, *others)])
+            what = (
+                f"{len(others) + 1} layers ({names}) of {kind} have {count} param blocks and learn {learns}"
+            )
+        yield Draft(
+            "too-many-params",
+            phase.where(i),
+            f"param[{most}]",
+            what,
+            f"Caffe stops: Too many params specified for layer {layer.name}",
+            f"keep {most}" if most else "take them out",
+        )
+
+
+def _most_blobs(phase: PhaseNet, i: int) -> int | None:
+    """Count the blobs that a layer learns at most; None if that is not known."""
+    layer, learned = phase.layers[i], phase.learned(i)
+    if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
+        learned = ()
+    return None if learned is None else _MOST_BLOBS.get(layer.type, len(learned))
+
+
+def _check_shared_weights(phase: PhaseNet, owner: tuple[int, int], other: tuple[int, int]) -> Iterator[Draft]:
+    (i, p), (j, q) = owner, other
+    first, second = phase.layers[i], phase.layers[j]
+    ours, theirs = _blob(phase, owner), _blob(phase, other)
+    param = second.param[q]
+    loose = param.share_mode == pb.ParamSpec.PERMISSIVE
+    if ours is not None and theirs is not None and not _fit(ours, theirs, loose):
+        yield Draft(
+            "shared-shapes-differ",
+            phase.where(j),
+            f"param[{q}].name",
+            f"{title(second)} shares '{param.name}' {show_shape(theirs)} with {title(first)}, whose is "
+            f"{show_shape(ours)}",
+            f"Caffe stops: Cannot share param '{param.name}' owned by layer '{first.name}'; shape mismatch",
+            "give both layers one shape, or the param another name",
+        )
+    for field in ("lr_mult", "decay_mult"):
+        both = first.param[p].HasField(field) and param.HasField(field)
+        if both and getattr(first.param[p], field) != getattr(param, field):
+            yield Draft(
+                "shared-rates-differ",
+                phase.where(j),
+                f"param[{q}].{field}",
+                f"{title(second)} shares '{param.name}' with {title(first)}, with another {field}",
+                f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
+                f"give both the same {field}",
+            )
+
+
+def _blob(phase: PhaseNet, of: tuple[int, int]) -> Shape | None:
+    learned = phase.learned(of[0])
+    return learned[of[1]] if learned and of[1] < len(learned) else None
+
+
+def _fit(one: Shape, other: Shape, loose: bool) -> bool:
+    if loose:
+        counts = product(one), product(other)
+        return None in counts or counts[0] == counts[1]
+    return len(one) == len(other) and all(
+        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
+    )

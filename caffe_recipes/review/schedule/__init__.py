@@ -1,1 +1,0 @@
-"""Learning rates over a recipe: as a page, a table, a picture."""

@@ -1,0 +1,1 @@
+"""The run: plan, journal, runner, console. Floor 6."""

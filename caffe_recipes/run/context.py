@@ -1,0 +1,483 @@
+"""A run under way: what is done where, and who is told of it.
+
+What a run works with on this day: folders, hosts, programs. None of it changes what is trained.
+
+What a run does of its own accord: after a failure, about checkpoints, when a log falls silent.
+
+The program that trains: ours, a Caffe under the Caffe root, or what a container's image holds.
+
+What a job's environment tells of the recipe that was submitted: an edit since is not trained silently.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
+from caffe_recipes.cluster.hosts import LocalHost, open_all
+from caffe_recipes.cluster.launcher import (
+    FABRIC_OPTIONS,
+    HYDRA,
+    in_container,
+    launcher_knows,
+    ssh_environment,
+    with_modules,
+)
+from caffe_recipes.cluster.profiles import Container, Launcher, Profile, find_key, load_profile
+from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import split_row
+from caffe_recipes.render.scripts import STOP_GRACE_S
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.folders import RUNS, digest_recipe
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.lock import RecipeLock
+from caffe_recipes.run.plan import RunPlan, launch_argv, trainer_environment
+from caffe_recipes.run.signals import Interrupts
+
+OnFailure = Literal["stop", "retry", "replace"]
+ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to do after a failed launch, and how often; iterations between checkpoints; silence that counts.
+
+    `replace` puts a spare of the hostfile in a failed host's place, and launches again; without such a host
+    it does as `retry`. Without `stall_s` the log's own pace decides.
+    """
+
+    on_failure: OnFailure = "stop"
+    retries: int = RETRIES
+    checkpoint_every: int | None = None
+    stall_s: float | None = None
+
+
+def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
+    """Raise InputError for spares under a launcher that would start no rank on them."""
+    what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
+    if policy.on_failure == "replace" and launcher == "ibrun":
+        raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
+    if side_by_side and launcher == "ibrun":
+        raise InputError("--side-by-side", what, "leave it out, or use another --profile")
+
+
+class LaunchFailed(RunFailed):
+    """A launch that came to nothing; `host` is the one that is to blame, if one is."""
+
+    def __init__(self, what: str, hint: str = "", host: str | None = None, where: str = "") -> None:
+        """Keep the host; where it happened is for whoever knows the phase to say."""
+        super().__init__(where, what, hint)
+        self.host = host
+
+
+class SnapshotOutOfReach(LaunchFailed):
+    """A phase that has trained, and whose snapshot cannot be fetched now: it is not to be trained again."""
+
+
+class SnapshotNotKept(RunFailed):
+    """A snapshot that our own disk does not take: no launch is to blame, and to try again helps nothing."""
+
+
+OUR_TRAINER = "caffe-torch"
+
+
+def find_trainer(trainer: str, root: Path, path: str, container: Container | None) -> str:
+    """Return the trainer as it is called from the Caffe root; raises ClusterError if it is not there.
+
+    In a container's image it is called as the recipe has it: nothing of the image is seen from here.
+    """
+    if container is not None:
+        return trainer
+    return find_our_trainer(path) if trainer == OUR_TRAINER else find_caffe(trainer, root)
+
+
+def find_our_trainer(path: str) -> str:
+    """Return where caffe-torch is; raises ClusterError if it is not installed."""
+    found = shutil.which(OUR_TRAINER, path=path)
+    if found is None:
+        raise ClusterError(
+            OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
+        )
+    return found
+
+
+def find_caffe(trainer: str, root: Path) -> str:
+    """Return the Caffe binary as it is called from the Caffe root; ClusterError if none is there.
+
+    A run never falls back on caffe-torch: a recipe that is to be trained by it says so.
+    """
+    if Path(trainer).name == OUR_TRAINER:
+        raise ClusterError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
+    path = root / trainer
+    hint = f"build Caffe in {root}, or give its path with --caffe"
+    if not path.exists():
+        raise ClusterError(path, "no such Caffe binary", hint)
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ClusterError(path, "is no program that may be run", hint)
+    return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
+
+
+_LAUNCHER_HINTS = {
+    HYDRA: "load an MPI that has it, or install this project's extra 'local'",
+    "srun": "run on a machine of the Slurm cluster, or with another --profile",
+    "ibrun": "run inside a job at TACC, or with another --profile",
+}
+_READ_BY_SHELLS = re.compile(r'["$`\\;&|<>\x00-\x1f\x7f]')
+Connect = Callable[[str, Literal["ssh", "auto"]], Host]
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """What the user says of hosts and staging besides the recipe."""
+
+    root: Path = Path()
+    hostfile: Path | None = None
+    lmdb_source: Path | None = None
+    how: How | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class RunOptions(StageOptions):
+    """What the user says of a run besides the recipe."""
+
+    new: bool = False
+    until: str | None = None
+    overwrite: bool = False
+    stop_grace_s: float = STOP_GRACE_S
+    policy: Policy = field(default_factory=Policy)
+    side_by_side: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A recipe and where it is run; `environment` is what the launcher gets besides ours.
+
+    The profile is in it as the launcher that is here takes it: of its options without `left_out`, those that
+    the launcher refuses. `spares` are the hostfile's hosts beyond those that get ranks; none is connected,
+    `connect` does that. `side_by_side` has branches train on them.
+    """
+
+    recipe: Recipe
+    root: Path
+    hosts: tuple[Host, ...]
+    trainer: str
+    environment: Mapping[str, str]
+    lmdb_source: Path | None
+    overwrite: bool
+    profile: Profile
+    connect: Callable[[str], Host]
+    left_out: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    how: How | None = None
+    stop_grace_s: float = STOP_GRACE_S
+    policy: Policy = field(default_factory=Policy)
+    side_by_side: bool = False
+
+    def launch_argv(self, command: Sequence[str], hostfile: str) -> tuple[str, ...]:
+        """Return the argv that starts a command on every rank; the hostfile holds our hosts, one a line."""
+        names = [host.name for host in self.hosts]
+        return self._within(launch_argv(self.recipe, self.profile, names, command, hostfile))
+
+    def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
+        """Return the argv that starts the trainer on every rank."""
+        return self.launch_argv(self._contained(arguments), hostfile)
+
+    def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that starts the trainer on its own, on this machine."""
+        return self._within(self._contained(arguments))
+
+    def find_launcher(self) -> str:
+        """Return where the launcher is; raises ClusterError if it is nowhere."""
+        launcher = self.profile.launcher.program
+        return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
+
+    def _contained(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        return in_container((self.trainer, *arguments), self.profile.container)
+
+    def _within(self, argv: Sequence[str]) -> tuple[str, ...]:
+        return with_modules(argv, self.profile.modules, self.environment["PATH"])
+
+    @property
+    def lmdb_hosts(self) -> tuple[Host, ...]:
+        """The hosts that need a training LMDB of their own: one, if it lies under the Caffe root of all."""
+        return self.hosts if Path(self.recipe.data.train.lmdb).is_absolute() else self.hosts[:1]
+
+    @property
+    def built_lmdbs(self) -> tuple[Path, ...]:
+        """The LMDBs that are built where they are missing."""
+        if self.recipe.data.prepare is None:
+            return ()
+        folder = (self.root / self.recipe.data.test.lmdb).parent
+        return (folder / "digits_train_lmdb", folder / "digits_val_lmdb")
+
+    def show(self, path: str | Path) -> str:
+        """Return a path as people read it: from the Caffe root if it lies there."""
+        path = self.root / path
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
+    def path(self, path: str | Path) -> str:
+        """Return a path from the Caffe root as an absolute one, as other hosts need it."""
+        return str(self.root / path)
+
+
+def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setting:
+    """Find hosts and programs; raises ClusterError for a hostfile or a program that is missing.
+
+    And InputError for a policy that the launcher cannot follow.
+    """
+    if not options.root.is_dir():
+        raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+    root = options.root.resolve()
+    profile = find_profile(recipe, options.profile)
+    check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
+    names, spares = choose_hosts(recipe, root, options.hostfile)
+    check_job_hosts(profile, names)
+    path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
+    source = options.lmdb_source or recipe.data.train.source
+
+    def reach(name: str) -> Host:
+        return connect(name, profile.copy_with)
+
+    trainer = find_trainer(recipe.trainer, root, path, profile.container)
+    known, left_out = split_options(profile, path)
+    environment = {**trainer_environment(recipe, profile), "PATH": path}
+    return Setting(
+        recipe=recipe,
+        root=root,
+        hosts=open_all(names, reach),
+        trainer=trainer,
+        environment={**environment, **ssh_environment({**os.environ, **environment})},
+        lmdb_source=root / source if source else None,
+        overwrite=options.overwrite,
+        profile=known,
+        connect=reach,
+        left_out=left_out,
+        spares=spares,
+        how=options.how,
+        stop_grace_s=options.stop_grace_s,
+        policy=options.policy,
+        side_by_side=options.side_by_side,
+    )
+
+
+def find_profile(recipe: Recipe, name: str | None) -> Profile:
+    """Return the profile of that name or file; without one, what the recipe says of its machine.
+
+    With a profile it alone decides on the fabric's option: that belongs to the launcher, not to the recipe.
+    """
+    cluster = recipe.cluster
+    if name is None:
+        options = tuple(" ".join(FABRIC_OPTIONS[fabric]) for fabric in (cluster.fabric,) if fabric)
+        launcher = Launcher(options=options)
+        return Profile(name="recipe", title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
+    profile = load_profile(name)
+    said = "copy_with" in cluster.model_fields_set
+    return profile.model_copy(update={"copy_with": cluster.copy_with}) if said else profile
+
+
+def find_root(
+    given: Path | None, profile: str | None, recipe: Recipe | None = None, typed: Sequence[str | None] = ()
+) -> Path:
+    """Return the Caffe root: the one that is given, else the profile's, else the current folder.
+
+    The current folder counts only if something of the recipe lies there; `typed` are paths from the command
+    line, of the recipe and of its trainer. Without `recipe` any folder will do. Raises ClusterError for a
+    profile's folder that does not exist, InputError for a current folder that is not a Caffe root.
+    """
+    said = load_profile(profile).caffe_root if profile is not None else None
+    if given is None and profile is not None and said is not None and not Path(said).is_dir():
+        where, what = find_key(profile, "caffe_root"), f"caffe_root: {said!r} is no folder here"
+        raise ClusterError(where, what, "correct it, or give the Caffe root with --caffe-root")
+    if given is not None or said is not None:
+        return given or Path(said or ".")
+    if recipe is not None:
+        _check_current_folder(recipe, [path for path in typed if path is not None])
+    return Path()
+
+
+def _check_current_folder(recipe: Recipe, typed: Sequence[str]) -> None:
+    files = [split_row(path)[0] for path in (*typed, recipe.trainer)]
+    if any(_is_here(Path(path)) and Path(path).is_file() for path in files):
+        return
+    if any(_is_here(Path(path)) and Path(path).is_dir() for path in (*recipe.prototxt_dirs, RUNS)):
+        return
+    lacking = ", ".join((recipe.trainer, *recipe.prototxt_dirs))
+    what = f"is not a Caffe root: it has neither the recipe's file nor {lacking} or {RUNS}"
+    hint = "go to the Caffe root, or name it with --caffe-root; `--caffe-root .` takes this folder"
+    raise InputError(Path.cwd(), what, hint)
+
+
+def _is_here(path: Path) -> bool:
+    """Tell whether a path begins in the current folder; an absolute one counts if it ends there."""
+    return path.parent.resolve() == Path.cwd() if path.is_absolute() else ".." not in path.parts
+
+
+def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the hosts that get ranks, and the spares: of the hostfile, else of the Slurm job around us.
+
+    Without either one node is this machine. Raises ClusterError if there are too few.
+    """
+    nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
+    hosts, where = all_hosts(root, given)
+    if hosts is not None:
+        return take_hosts(hosts, nodes, ranks_per_node, where), hosts[nodes:]
+    if nodes > 1:
+        raise ClusterError(where, "no such file", f"write {nodes} hosts there, or give --hostfile")
+    return ("localhost",), ()
+
+
+def all_hosts(root: Path, given: Path | None) -> tuple[tuple[str, ...] | None, str | Path]:
+    """Return all hosts that there are, and where they are named; None, and where a hostfile would be."""
+    default = root / "hostfile"
+    hostfile = given or (default if default.exists() else None)
+    hosts = find_hosts(hostfile, os.environ)
+    return hosts, default if hosts is None else hostfile or "the Slurm job"
+
+
+def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
+    """Refuse hosts that ibrun would not use: it takes the first ones of the job, in the job's order."""
+    if profile.launcher.program != "ibrun":
+        return
+    job = find_hosts(None, os.environ)
+    if job is None:
+        raise ClusterError(
+            profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch"
+        )
+    if job[: len(names)] != names:
+        what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
+        raise ClusterError(profile.name, what, "go without --hostfile, or with another --profile")
+
+
+def search_path(*, ours_first: bool) -> str:
+    """Return PATH with the folder of this Python's programs, where pip puts a launcher and caffe-torch."""
+    beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    return os.pathsep.join([beside, path] if ours_first else [path, beside])
+
+
+def split_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
+    """Return the profile without the options that the launcher says it does not know, and those.
+
+    A launcher that is missing, or fails otherwise, is for preflight to name. Of ibrun's options nothing is
+    asked: it cannot be called without starting ranks.
+    """
+    launcher = profile.launcher
+    if not launcher.options or launcher.program == "ibrun":
+        return profile, ()
+    try:
+        program = find_launcher(path, launcher.program, profile.modules)
+        left_out = tuple(
+            option
+            for option in launcher.options
+            if not launcher_knows(
+                LocalHost(), program, option, lambda argv: with_modules(argv, profile.modules, path)
+            )
+        )
+    except ClusterError:
+        return profile, ()
+    options = tuple(option for option in launcher.options if option not in left_out)
+    known = launcher.model_copy(update={"options": options})
+    return profile.model_copy(update={"launcher": known}), left_out
+
+
+def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) -> str:
+    """Return where the launcher is; raises ClusterError if it is not on the search path, or in no module."""
+    if not modules:
+        found = shutil.which(program, path=path)
+    else:
+        asked = with_modules(["bash", "-c", 'command -v "$0"', program], modules, path)
+        done = LocalHost().run(asked)
+        found = done.stdout.rstrip("\n").rpartition("\n")[2] if done.returncode == 0 else None
+        if not found and done.stderr.strip():
+            what = f"module load {' '.join(modules)} fails: {done.stderr.strip().splitlines()[0][:200]}"
+            raise ClusterError(program, what, "check the profile's modules with `module avail`")
+    if not found:
+        raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
+    if program == HYDRA and _READ_BY_SHELLS.search(found):
+        what = "hydra gives its own path to the hosts' shells, which would read more than a path in this one"
+        raise ClusterError(found, what, "install it in a folder of a plain name")
+    return found
+
+
+class Spares:
+    """The spare hosts of a run, of which its main line and its branches each take the next one."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        """Have all of them to give, in their order."""
+        self._names, self._taking = deque(names), threading.Lock()
+
+    def take(self) -> str | None:
+        """Return the next one, which nobody else gets; None if none is left."""
+        with self._taking:
+            return self._names.popleft() if self._names else None
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Those that nobody has taken."""
+        with self._taking:
+            return tuple(self._names)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way; `id` is what its ranks are known by, `folder` its folder from the Caffe root.
+
+    `main` is the journal of the whole run where this is a branch of it.
+    """
+
+    id: str
+    setting: Setting
+    plan: RunPlan
+    folder: str
+    journal: Journal
+    reporter: Reporter
+    interrupts: Interrupts
+    lock: RecipeLock
+    main: Journal | None = None
+    spares: Spares = field(default_factory=Spares)
+
+    def path(self, path: str) -> Path:
+        """Return a path from the Caffe root as one from here."""
+        return self.setting.root / path
+
+    def snapshots(self) -> Mapping[str, tuple[str, str]]:
+        """Return the SHA-256 and the phase of every snapshot that the whole run has kept, by path."""
+        return (self.main or self.journal).state().snapshots
+
+    def check_folder(self) -> None:
+        """Raise RunFailed if the run's folder is no longer there: nothing of what it does would be kept."""
+        if not self.journal.is_there():
+            what = "was removed or moved while the run used it"
+            raise RunFailed(self.folder, what, "put it back, and run again")
+
+
+_SUBMITTED = "CAFFE_RECIPES_SUBMITTED"
+
+
+def note_submitted(recipe: Recipe, job: str) -> dict[str, str]:
+    """Return what a job of that name is to have in its environment."""
+    return {_SUBMITTED: f"{job} {digest_recipe(recipe)}"}
+
+
+def check_submitted(recipe: Recipe, environment: Mapping[str, str]) -> None:
+    """Raise InputError in a job that was submitted with another recipe than this one.
+
+    A job that is submitted inside of another inherits what that was told, which says nothing of its own.
+    """
+    job, _, digest = environment.get(_SUBMITTED, "").partition(" ")
+    if job and job == environment.get("SLURM_JOB_NAME") and digest != digest_recipe(recipe):
+        what = "the recipe has changed since it was submitted"
+        raise InputError(recipe.name, what, "submit it again, or undo that")

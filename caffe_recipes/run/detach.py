@@ -1,0 +1,194 @@
+"""A run away from the terminal that starts it: in a session of its own, its output in a file.
+
+Whatever becomes of the terminal, of the login or of the connection then, the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.events import is_trained
+from caffe_recipes.run.folders import run_folders
+from caffe_recipes.run.journal import JournalError, fold_journal
+
+_POLL_S = 0.1
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A run that was started away from the terminal; with an exit code it has ended before it trained."""
+
+    pid: int
+    output: Path
+    folder: Path | None = None
+    exit_code: int | None = None
+
+
+def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached | None:
+    """Leave the terminal to a copy of this process: None in the one that is to go on with the run.
+
+    In the other, which keeps the terminal, this returns when the first trainer is in the journal, or when the
+    run has ended; until then it gives what the run says to `relay`. Raises InputError, in that one alone.
+    """
+    if not root.is_dir():
+        raise ClusterError(root, "no such folder", "give the Caffe root with --caffe-root")
+    before = _journal_bytes(root, recipe.name)
+    spool = _Spool(root, recipe.name)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _leave(spool.descriptor)
+        return None
+    return _wait(pid, root, recipe, before, spool, relay)
+
+
+def describe_detached(started: Detached, root: Path) -> list[str]:
+    """Write where a run goes on, how it is watched, and how it is stopped."""
+    assert started.folder is not None
+    at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
+    watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
+    process = f"process {started.pid} on {socket.gethostname()}"
+    return [
+        f"{started.folder}: goes on as {process}; it writes {started.output}",
+        f"watch it: {watch}",
+        f"stop it:  kill -INT {started.pid}",
+    ]
+
+
+@dataclass
+class _Spool:
+    """The file that the run's output goes to; it is taken away again if the run does not begin."""
+
+    root: Path
+    recipe_name: str
+    path: Path = field(init=False)
+    descriptor: int = field(init=False)
+    _made: list[Path] = field(default_factory=list)
+    _read_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Make it, in the folder of the recipe's locks."""
+        folder = self.root / "logs" / self.recipe_name
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.path = folder / f"detached-{stamp}-{os.getpid()}.log"
+        self._made = [each for each in (folder, folder.parent) if not each.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            self.descriptor = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            what = f"cannot be written: {error.strerror}"
+            raise InputError(self.path, what, "check the Caffe root and its disk") from None
+
+    def relay(self, to: Callable[[str], None]) -> None:
+        """Give on what has come, a whole line at a time."""
+        new = b""
+        while more := os.pread(self.descriptor, _CHUNK, self._read_bytes + len(new)):
+            new += more
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            to(line)
+
+    def remove(self) -> None:
+        """Take away what was made, and has been said."""
+        with suppress(OSError):
+            self.path.unlink()
+            for folder in self._made:
+                folder.rmdir()
+
+
+def _leave(output: int) -> None:
+    """Become a process of no terminal, that holds no file of those who started it, and can be stopped."""
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - its descriptor is what counts
+        os.dup2(nothing.fileno(), 0)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the list is taken before any is closed
+        if int(name) > 2:
+            with suppress(OSError):
+                os.close(int(name))
+    # A shell has what it starts with `&` ignore SIGINT, which is how a run is stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _wait(
+    pid: int,
+    root: Path,
+    recipe: Recipe,
+    before: Mapping[Path, int],
+    spool: _Spool,
+    relay: Callable[[str], None],
+) -> Detached:
+    """Wait for the first trainer, or the end. A Ctrl-C until then is meant for the run."""
+    while True:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            spool.relay(relay)
+            folder = _find_begun(root, recipe, before, pid)
+            if ended:
+                if not _has_started(root, recipe.name, before):
+                    spool.remove()
+                code = os.waitstatus_to_exitcode(status)
+                return Detached(pid, spool.path, folder, code if code >= 0 else 128 - code)
+            if folder is not None:
+                return Detached(pid, spool.path, folder)
+            time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+
+
+def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int) -> Path | None:
+    """Return the folder of the run that a process carries on, once it trains or has nothing left to train."""
+    for folder in reversed(run_folders(root, recipe.name)):
+        try:
+            text = _whole_lines(folder)
+            new = text[before.get(folder, 0) :]
+            state = fold_journal(text.decode(errors="replace"), folder)
+        except (OSError, JournalError):
+            continue
+        if not new or (state.pid, state.host) != (pid, socket.gethostname()):
+            continue
+        if state.launch is not None or is_trained(state, recipe) or _tells_of(new, "launched", "branched"):
+            return folder
+    return None
+
+
+def _has_started(root: Path, recipe_name: str, before: Mapping[Path, int]) -> bool:
+    """Tell whether any journal has grown: then there is something to look up in the output."""
+    return any(size > before.get(folder, 0) for folder, size in _journal_bytes(root, recipe_name).items())
+
+
+def _tells_of(lines: bytes, *events: str) -> bool:
+    return any(json.loads(line).get("event") in events for line in lines.split(b"\n")[:-1])
+
+
+def _journal_bytes(root: Path, recipe_name: str) -> dict[Path, int]:
+    sizes = {}
+    for folder in run_folders(root, recipe_name):
+        with suppress(OSError):
+            sizes[folder] = len(_whole_lines(folder))
+    return sizes
+
+
+def _whole_lines(folder: Path) -> bytes:
+    """Read a journal without a last line cut short, which a run that goes on takes away."""
+    text = (folder / "journal.jsonl").read_bytes()
+    return text[: text.rfind(b"\n") + 1]

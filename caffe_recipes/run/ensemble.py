@@ -1,0 +1,219 @@
+"""`caffe-recipes ensemble`: a run's models on the images of a test LMDB, each alone and averaged.
+
+An ensemble's accuracies as people and as programs read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import digest, load_prototxt
+from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, hash_source, load_manifest
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.graph import find_averaged
+from caffe_recipes.recipe.model import Recipe, Reported
+from caffe_recipes.review.columns import align_columns
+from caffe_recipes.run.context import find_our_trainer, search_path
+from caffe_recipes.run.folders import load_digests
+from caffe_recipes.run.journal import load_journal
+from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
+from caffe_recipes.run.predictions import Accuracy, Member, find_members, unfinished_members
+
+if TYPE_CHECKING:
+    from caffe_recipes.run.predictions import Measured, Place, Tested
+
+
+@dataclass(frozen=True)
+class EnsembleOptions:
+    """What the user says of an ensemble besides the run; `average` is one of AVERAGES."""
+
+    root: Path = Path()
+    members: tuple[str, ...] | None = None
+    lmdb: Path | None = None
+    average: str = "probabilities"
+
+
+@dataclass(frozen=True)
+class EnsembleResult:
+    """What came out; `missing` are the recipe's members that are not finished.
+
+    `reported` is what the source says of the recipe's own members, whichever these are.
+    """
+
+    run: str
+    lmdb: Path
+    images: int
+    classes: int
+    average: str
+    members: tuple[Member, ...]
+    measured: Measured
+    missing: tuple[str, ...]
+    reported: Reported
+    reported_of: tuple[str, ...]
+
+
+def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], None]) -> EnsembleResult:
+    """Predict with each member, unless that is kept, and average; the run is neither locked nor changed.
+
+    Raises InputError for what cannot be an ensemble, RunFailed where predicting fails.
+    """
+    _require_numpy()
+    from caffe_recipes.run.predictions import find_predictions, measure_members
+
+    files = LocalFiles()
+    folder = Path(find_run(files, str(options.root), run)).absolute()
+    recipe = load_frozen(files, str(folder))
+    state = load_journal(folder / "journal.jsonl")
+    members = find_members(folder, recipe, state, options.members)
+    place = _find_place(folder)
+    tested = _find_tested(recipe, place, options.lmdb)
+    found = find_predictions(members, tested, place, say)
+    first = found[0]
+    measured = measure_members([each.scores for each in found], first.labels, options.average)
+    return EnsembleResult(
+        run=folder.name,
+        lmdb=tested.lmdb,
+        images=len(first.labels),
+        classes=first.scores.shape[1],
+        average=options.average,
+        members=members,
+        measured=measured,
+        missing=() if options.members else unfinished_members(recipe, state),
+        reported=recipe.ensemble.reported if recipe.ensemble else Reported(),
+        reported_of=find_averaged(recipe),
+    )
+
+
+def _require_numpy() -> None:
+    if find_spec("numpy") is None:
+        raise InputError(
+            "ensemble", "needs numpy", "install this project's extra 'engine', as its README says"
+        )
+
+
+def _find_place(folder: Path) -> Place:
+    from caffe_recipes.run.predictions import Place
+
+    path = search_path(ours_first=True)
+    return Place(folder, folder.parent.parent, find_our_trainer(path), path)
+
+
+def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
+    """Return the run's own evaluation net, as it was started with, and the LMDB."""
+    from caffe_recipes.run.predictions import Tested
+
+    path = recipe.net_path(_tested_net(recipe))
+    message = load_prototxt(place.root / path, pb.NetParameter)
+    found = digest(message)
+    if load_digests(place.folder).get(path) != found:
+        what = f"is not the net that {place.folder.name} was started with"
+        raise InputError(place.root / path, what, "restore it")
+    where = lmdb.absolute() if lmdb else place.root / recipe.data.test.lmdb
+    source = find_source(where)
+    manifest = load_manifest(source, cache_folder()) or hash_source(source, cache_folder())
+    return Tested(place.root / path, message, found, where, manifest.digest)
+
+
+def _tested_net(recipe: Recipe) -> str:
+    """Return the evaluation's net, else the first that can be tested."""
+    nets: Sequence[str] = [name for name, variant in recipe.nets.items() if variant.test]
+    if recipe.evaluation is not None:
+        return recipe.evaluation.net
+    if not nets:
+        raise InputError(recipe.name, "no net has a TEST data layer", "set `test: true` of one under `nets`")
+    return nets[0]
+
+
+_WORDS = {
+    "probabilities": "mean of the probabilities",
+    "geometric": "geometric mean of the probabilities",
+    "votes": "votes, the probabilities deciding between equals",
+}
+_HEADINGS = (
+    *("member", "top-1", "top-5"),
+    *("so far: top-1", "top-5", "without it: top-1", "top-5", "adds: top-1", "top-5"),
+)
+
+
+def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
+    """Return the table: each member alone, with those above it, and what all lose without it, in points."""
+    measured = found.measured
+    rows = [
+        (
+            member.name,
+            *_percent(measured.single[index]),
+            *_percent(measured.so_far[index]),
+            *_percent(measured.without[index]),
+            *_points(measured.ensemble, measured.without[index]),
+        )
+        for index, member in enumerate(found.members)
+    ]
+    table = align_columns([_HEADINGS, *rows], right=set(_HEADINGS[1:]))
+    top1, top5 = _percent(measured.ensemble)
+    best = _points(measured.ensemble, Accuracy(*_best(found)))
+    lines = [
+        f"{found.run}: {len(found.members)} members on the {found.images:,} images of {lmdb}",
+        "",
+        *table,
+        "",
+        f"ensemble, {_WORDS[found.average]}: top-1 {top1} %, top-5 {top5} %",
+        *_reported(found),
+        f"beside the best member alone: top-1 {best[0]}, top-5 {best[1]} points",
+    ]
+    if found.missing:
+        lines.append(f"left out, not finished: {', '.join(found.missing)}")
+    return "\n".join(lines)
+
+
+def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
+    """Return an ensemble as JSON values: accuracies are shares."""
+    measured = found.measured
+    return {
+        "run": found.run,
+        "lmdb": str(found.lmdb),
+        "images": found.images,
+        "classes": found.classes,
+        "average": found.average,
+        "members": [
+            {
+                "name": member.name,
+                "snapshot": str(member.path),
+                "sha256": member.sha256,
+                **asdict(measured.single[index]),
+                "so_far": asdict(measured.so_far[index]),
+                "without": asdict(measured.without[index]),
+            }
+            for index, member in enumerate(found.members)
+        ],
+        "ensemble": asdict(measured.ensemble),
+        "missing": list(found.missing),
+        "reported": {"members": list(found.reported_of), **found.reported.model_dump(exclude_none=True)},
+    }
+
+
+def _reported(found: EnsembleResult) -> list[str]:
+    """Say what the source reports, if it does, and of which members: these here may be others."""
+    pairs = (("top-1", found.reported.top1_percent), ("top-5", found.reported.top5_percent))
+    said = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
+    return [f"reported by the source, of {', '.join(found.reported_of)}: {said}"] if said else []
+
+
+def _best(found: EnsembleResult) -> tuple[float, float]:
+    single = found.measured.single
+    return max(each.top1 for each in single), max(each.top5 for each in single)
+
+
+def _percent(accuracy: Accuracy) -> tuple[str, str]:
+    return f"{100 * accuracy.top1:.2f}", f"{100 * accuracy.top5:.2f}"
+
+
+def _points(all_of_them: Accuracy, others: Accuracy) -> tuple[str, str]:
+    """Write the differences, without the sign of a zero."""
+    points = (100 * (all_of_them.top1 - others.top1), 100 * (all_of_them.top5 - others.top5))
+    first, second = (f"{round(each, 2) + 0.0:+.2f}" for each in points)
+    return first, second

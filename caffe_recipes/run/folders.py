@@ -1,0 +1,188 @@
+"""The folder of a run, `runs/<recipe>-<n>/`: journal, frozen recipe, logs, fetched snapshots."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from caffe_recipes.cluster.hostfile import render_hostfile
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.files import name_beside, read_within, write_whole
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.journal import Clock, Journal
+from caffe_recipes.run.plan import digest_prototxts, plan_prototxts
+from caffe_recipes.units import describe_names
+
+RUNS = "runs"
+RECIPE_JSON = "recipe.json"
+# The recipe only names a net of the user's own: what that net was is told by the digests.
+_PROTOTXTS = "prototxts.json"
+# What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
+_TELLING = {
+    "title",
+    "source",
+    "reported",
+    "derived",
+    "differences",
+    "ensemble",
+    "accept",
+    "phases[*].comment",
+    "phases[*].reported",
+    "data.train.size_gb",
+    "cluster.sockets_per_node",
+    "cluster.cores_per_socket",
+    "cluster.tmp_gb",
+}
+# So many values that differ are named.
+_NAMED = 5
+
+
+def run_folders(root: Path, recipe_name: str) -> list[Path]:
+    """Return the folders of a recipe's runs under the Caffe root, oldest first."""
+    pattern = re.compile(re.escape(recipe_name) + r"-([0-9]{1,9})")
+    runs = root / RUNS
+    named = [(pattern.fullmatch(path.name), path) for path in runs.iterdir()] if runs.is_dir() else []
+    numbered = [(int(found[1]), path) for found, path in named if found]
+    return [path for _, path in sorted(numbered)]
+
+
+def next_folder(root: Path, recipe_name: str) -> Path:
+    """Return the path of a recipe's next run; nothing is made."""
+    before = run_folders(root, recipe_name)
+    number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
+    return root / RUNS / f"{recipe_name}-{number}"
+
+
+def create_run(
+    folder: Path, recipe: Recipe, prototxts: Mapping[str, str], clock: Clock = time.time
+) -> Journal:
+    """Make a run's folder, whole or not at all, and return its journal, open and locked.
+
+    Raises InputError if the folder cannot be made, or has just been made by another process.
+    """
+    part = name_beside(folder)
+    frozen = {RECIPE_JSON: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe, prototxts)}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+        for name in ("logs", "snapshots", "checkpoints"):
+            (part / name).mkdir()
+        for name, values in frozen.items():
+            (part / name).write_text(json.dumps(values, indent=1) + "\n")
+        journal = Journal(part / "journal.jsonl", clock, create=True)
+        journal.append("created", recipe=recipe.name, id=secrets.token_hex(8))
+        part.rename(folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        what = f"cannot be made: {error.strerror}"
+        is_there = error.errno in (errno.EEXIST, errno.ENOTEMPTY)  # nobody else makes folders of that name
+        hint = "another run has just made it: look at that" if is_there else "check the disk and its mode"
+        raise InputError(folder, what, hint) from None
+    journal.path = folder / "journal.jsonl"
+    return journal
+
+
+def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
+    """Write the hosts that get ranks, as the launcher is given them; raises RunFailed."""
+    try:
+        write_whole({folder / "hostfile": render_hostfile(hosts).encode()})
+    except OSError as error:
+        raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None
+
+
+def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as JSON values, every default spelled out; `thaw_recipe` reads them."""
+    frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
+    return frozen
+
+
+def thaw_recipe(frozen: object) -> Recipe:
+    """Return the recipe that `freeze_recipe` made these JSON values of, but for its folder and family.
+
+    Raises pydantic's ValidationError for anything else.
+    """
+    return Recipe.model_validate(_with_tuples(frozen), context={"is_frozen": True})
+
+
+def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - whatever the JSON held
+    """Make tuples of lists, since a recipe's values are strict and frozen."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def digest_recipe(recipe: Recipe) -> str:
+    """Return the SHA-256 of what a recipe says, but for what only tells of the training, as a title does."""
+    values = _without_telling(freeze_recipe(recipe), "")
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def describe_changes(folder: Path, recipe: Recipe) -> str | None:
+    """Say what differs between what a run was started with and the recipe, with its nets, now.
+
+    What only tells of the training, as a title does, may change. Raises InputError if the run's copy cannot
+    be read.
+    """
+    values = list(_differences(_load(folder / RECIPE_JSON), freeze_recipe(recipe), ""))
+    if values:
+        more = "; ..." if len(values) > _NAMED else ""
+        return f"the recipe has changed since: {'; '.join(values[:_NAMED])}{more}"
+    before, now = _load(folder / _PROTOTXTS), digest_prototxts(recipe, plan_prototxts(recipe))
+    files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
+
+
+def load_digests(folder: Path) -> dict[str, Any]:
+    """Return the digest of each prototxt that a run was started with, by its path; raises InputError."""
+    return _load(folder / _PROTOTXTS)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(read_within(path, "json-bytes"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
+    if not isinstance(values, dict):
+        raise InputError(path, "cannot be read: not JSON as a run writes it", "start over with --new")
+    return values
+
+
+def _without_telling(values: object, at: str) -> object:
+    if isinstance(values, dict):
+        inner = {key: f"{at}.{key}" if at else str(key) for key in values}
+        return {
+            key: _without_telling(values[key], inner[key]) for key in values if inner[key] not in _TELLING
+        }
+    if isinstance(values, list):
+        return [_without_telling(value, f"{at}[*]") for value in values]
+    return values
+
+
+def _differences(before: object, now: object, at: str) -> Iterator[str]:
+    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs and does not only tell."""
+    if re.sub(r"\[\d+\]", "[*]", at) in _TELLING:
+        return
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            yield from _differences(before.get(key), now.get(key), f"{at}.{key}" if at else str(key))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(old, new, f"{at}[{index}]")
+    elif before != now:
+        yield f"{at}: {_short(before)} -> {_short(now)}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"{len(value)} of them"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,1 @@
+"""Watching runs: their files, events and logs, where they stand, and ending them."""

@@ -1,0 +1,149 @@
+"""Taking a run back: its jobs, or the process that carries it on; Caffe is asked for a snapshot first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm_jobs import State, describe_state
+from caffe_recipes.cluster.slurm_submit import cancel_jobs
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.monitor.files import LocalFiles, Process
+from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.submit.submissions import (
+    Ask,
+    SeenJob,
+    SubmissionJournal,
+    name_seen,
+    see_jobs,
+    slurm_of,
+    submissions_path,
+)
+
+Say = Callable[[str], None]
+_POLL_S = 0.2
+_POLL_SLURM_S = 3.0
+# For an iteration, a snapshot of it, and its copy; then the job is ended whatever it does.
+JOB_GRACE_S = 300.0
+# A job that is told to stop and does so in order has failed for Slurm, by what its script returns.
+_ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
+
+
+@dataclass(frozen=True)
+class CancelOptions:
+    """What the user says of a cancel; `now` leaves no time for a snapshot."""
+
+    root: str = "."
+    now: bool = False
+    grace_s: float = JOB_GRACE_S
+
+
+@dataclass(frozen=True)
+class CancelEnv:
+    """How time passes, processes are sent signals, and which Slurm is asked."""
+
+    host: Host = field(default_factory=LocalHost)
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    kill: Callable[[int, int], None] = os.kill
+
+
+def cancel_run(run: str, options: CancelOptions, say: Say, means: CancelEnv | None = None) -> None:
+    """End a run in order, as Ctrl-C does, and wait until it has ended; a job that waits is taken back.
+
+    Raises InputError if nothing waits or runs, or if it cannot be reached from here, RunFailed if it does not
+    end, or Slurm gives no answer.
+    """
+    means = means or CancelEnv()
+    ask = slurm_of(means.host)
+    standing = find_standing(run, StatusOptions(options.root), ask=ask, reach=False)
+    away = next((job.away for job in standing.jobs if job.away), "")
+    live = [job for job in standing.jobs if job.is_live or job.is_elsewhere]
+    if live:
+        _cancel_jobs(standing, live, options, say, means, ask)
+    elif standing.run is not None and standing.lives:
+        _stop_process(standing.run.process, options, say, means)
+    elif away:
+        raise RunFailed("", f"whether a job waits or runs is not known: {away}", "nothing is cancelled")
+    else:
+        raise _nothing(standing)
+
+
+def _nothing(standing: Standing) -> InputError:
+    if standing.state == "unknown" and standing.run is not None:
+        process = standing.run.process
+        what = f"process {process.pid} on {process.node} carried it on, which is another host"
+        return InputError(standing.name, what, "cancel it there")
+    return InputError(standing.name, f"nothing to cancel: it is {standing.state}")
+
+
+def _stop_process(process: Process, options: CancelOptions, say: Say, means: CancelEnv) -> None:
+    """Send a run what Ctrl-C sends, twice where there is no time, and wait for its end."""
+    say(f"stopping process {process.pid}" + ("" if options.now else "; it has Caffe snapshot first"))
+    files, is_sent = LocalFiles(), 0
+    while files.look((), process).lives:
+        # The second of two signals that come at once is lost: the first must have been taken.
+        if is_sent < (2 if options.now else 1):
+            with suppress(ProcessLookupError):
+                means.kill(process.pid, signal.SIGINT)
+            is_sent += 1
+        means.pause(_POLL_S)
+    say("it has ended")
+
+
+def _cancel_jobs(
+    standing: Standing, live: Sequence[SeenJob], options: CancelOptions, say: Say, means: CancelEnv, ask: Ask
+) -> None:
+    """Take back what waits, the last first, so that none starts meanwhile; then end what runs."""
+    path = submissions_path(Path(options.root), standing.recipe)
+    with closing(SubmissionJournal(path)) as journal:
+        waiting = [job for job in reversed(live) if job.standing == "waiting"]
+        running = [job for job in live if job.standing != "waiting"]
+        _cancel(journal, waiting, say, means, ask)
+        if running and not options.now:
+            _ask_for_end(running, options, say, means, ask)
+        _cancel(journal, running, say, means, ask)
+
+
+def _cancel(
+    journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means: CancelEnv, ask: Ask
+) -> None:
+    """Take jobs back, but for those that have ended of themselves since they were seen."""
+    for seen in jobs:
+        if seen.job_id is None:
+            continue
+        cancel_jobs(means.host, [seen.job_id], cluster=seen.cluster)
+        if not seen.submission.is_settled:
+            journal.settle(seen.submission.name, seen.job_id, seen.cluster)
+        (now,) = see_jobs([seen.submission], ask)
+        if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
+            say(f"{name_seen(now)} was not cancelled: it {describe_state(now.job)}")
+            continue
+        if seen.submission.is_ours:
+            journal.cancel(seen.submission.name)
+        say(f"{name_seen(seen)} is cancelled")
+
+
+def _ask_for_end(
+    running: Sequence[SeenJob], options: CancelOptions, say: Say, means: CancelEnv, ask: Ask
+) -> None:
+    """Have the scripts' runs snapshot and stop, and wait for that, but not for ever."""
+    for cluster in dict.fromkeys(seen.cluster for seen in running):
+        ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
+        cancel_jobs(means.host, ids, signal="TERM", batch=True, cluster=cluster)
+    named = ", ".join(name_seen(seen) for seen in running)
+    say(f"stopping {named}; it has Caffe snapshot first, for at most {options.grace_s:g} s (--now: at once)")
+    until = means.clock() + options.grace_s
+    submissions = [seen.submission for seen in running]
+    while means.clock() < until:
+        means.pause(_POLL_SLURM_S)
+        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in see_jobs(submissions, ask)):
+            return
+    say("it did not end in time")

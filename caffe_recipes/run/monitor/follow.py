@@ -1,0 +1,587 @@
+"""A run as its watcher sees it: what its files have told so far, and what of it has been said.
+
+What looks at a run again and again, and knows when there is nothing more to come.
+
+Waiting for a run that a job of Slurm's is to begin, or to go on with.
+
+Watching a run from anywhere: its journal and its trainer's log, read as they grow. Nothing is written.
+
+The run's own process may be on another machine, and end without a word: that is told, and not waited for.
+
+What looks at a recipe's jobs while a run is watched: now and then, and says what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from caffe_recipes.caffe.logs import LogSummary
+from caffe_recipes.cluster.hosts import open_host
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.graph import find_leaves, images_per_iter
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import Connect
+from caffe_recipes.run.events import (
+    describe_before,
+    describe_event,
+    describe_run_command,
+    is_complete,
+    is_trained,
+    next_evaluated,
+)
+from caffe_recipes.run.folders import RUNS
+from caffe_recipes.run.journal import RunState, fold_journal
+from caffe_recipes.run.monitor.files import (
+    NOBODY,
+    HostFiles,
+    LocalFiles,
+    Piece,
+    Process,
+    RunFiles,
+    RunSnapshot,
+    Wanted,
+    find_run,
+    load_frozen,
+    name_recipe,
+    numbered_run,
+)
+from caffe_recipes.run.plan import fetched_snapshot
+from caffe_recipes.run.submit.submissions import (
+    Ask,
+    SeenJob,
+    describe_job,
+    name_seen,
+    read_latest,
+    see_jobs,
+    slurm_beside,
+)
+from caffe_recipes.run.trainer_log import Progress, measure
+
+# Of a log that has grown without us only the end is read: several displays of 128 ranks.
+_MOST_BYTES = 2 << 20
+# The events whose `host` is one that a launch was ended for.
+_BLAMING = ("ending", "failed", "replaced")
+
+
+@dataclass
+class _Log:
+    """The log of the launch under way, read a whole line at a time."""
+
+    name: str = ""
+    offset: int = 0
+    summary: LogSummary = field(default_factory=LogSummary)
+
+    def take(self, piece: Piece) -> bool:
+        """Take what has come; tell whether a loss was in it."""
+        known = len(self.summary.losses)
+        skipped = piece.data.find(b"\n") + 1 if piece.start > self.offset else 0
+        ended = piece.data.rfind(b"\n") + 1
+        for line in piece.data[skipped:ended].decode(errors="replace").splitlines():
+            self.summary.feed(line)
+        self.offset = piece.start + ended
+        return len(self.summary.losses) > known
+
+
+class ShownRun:
+    """A run in the folder `path`, called `given` by the user; what is new of it is said to `reporter`."""
+
+    def __init__(
+        self, given: str, path: str, recipe: Recipe, reporter: Reporter, *, with_branches: bool = False
+    ) -> None:
+        """Know and say nothing yet; `with_branches` follows what trains beside the main line, too."""
+        self._with_branches = with_branches
+        self.path, self.recipe, self.reporter = path, recipe, reporter
+        self.state = RunState()
+        self.failure: RunFailed | None = None
+        self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
+        self.go_on = f"{describe_run_command(given, recipe)} goes on where it was"
+        self._journal = b""
+        self._log = _Log()
+        self.launches: list[tuple[str, str]] = []  # phase and log of each
+        self.last_failure: RunFailed | None = None  # also one that the run went on after
+        self.last_s: float | None = None  # when the journal grew last
+        self.job_id: int | None = None  # the job that carries the run on, or did
+        self.job_ids: tuple[int, ...] = ()
+        self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
+        self._beside: dict[str, tuple[ShownRun, Reporter]] = {}  # by phase, what trains beside the main line
+        self._asked: list[tuple[str, int]] = []  # of which branches something is wanted, and how many files
+
+    @property
+    def process(self) -> Process:
+        """The process that carries the run on, or did."""
+        if self.state.pid is None or self.state.host is None:
+            return NOBODY
+        return Process(self.state.pid, self.state.host, f"{self.path}/journal.jsonl")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be done."""
+        return is_complete(self.state, self.recipe)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The files that a finished run leaves, in its folder, wherever that lies now: one a branch."""
+        snapshots = (self.state.finished[leaf.name].snapshot for leaf in find_leaves(self.recipe))
+        return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
+
+    def wanted(self) -> list[Wanted]:
+        """Return what is to be read next: of the journal all that is new, and of the log of a launch.
+
+        Behind that, where they are followed, the same of every branch that trains beside the main line.
+        """
+        wanted = self._wanted()
+        self._asked = []
+        for phase in self.state.branches if self._with_branches else ():
+            if phase in self.state.finished:
+                self._beside.pop(phase, None)
+                continue
+            if phase not in self._beside:
+                branch = ShownRun(self.recipe.name, f"{self.path}/branches/{phase}", self.recipe, silent())
+                self._beside[phase] = branch, self.reporter.beside(phase)
+            more = self._beside[phase][0].wanted()
+            self._asked.append((phase, len(more)))
+            wanted += more
+        return wanted
+
+    def _wanted(self) -> list[Wanted]:
+        wanted = [Wanted(f"{self.path}/journal.jsonl", len(self._journal))]
+        launch = self.state.launch
+        if launch is None:
+            return wanted
+        if launch.log != self._log.name:
+            self._log = _Log(launch.log)
+        log = f"{self.path}/logs/{posixpath.basename(launch.log)}"
+        return [*wanted, Wanted(log, self._log.offset, _MOST_BYTES)]
+
+    def take(self, pieces: Sequence[Piece | None], *, live: bool = True) -> bool:
+        """Take what `wanted` has brought, say what is new of it, and tell whether anything is.
+
+        Progress is said only if `live`.
+        """
+        beside = sum(count for _, count in self._asked)
+        own = len(pieces) - beside
+        is_new = self._take_own(pieces[:own], live=live)
+        for phase, count in self._asked:
+            branch, reporter = self._beside[phase]
+            if branch.take(pieces[own : own + count], live=False):
+                is_new = True
+                progress = branch.progress()
+                if live and progress is not None and phase not in self.state.finished:
+                    reporter.show_progress(progress)
+            own += count
+        return is_new
+
+    def _take_own(self, pieces: Sequence[Piece | None], *, live: bool) -> bool:
+        journal, *logs = pieces
+        launch = self.state.launch
+        is_new = journal is not None and self._take_journal(journal)
+        if logs and logs[0] is not None and self._log.take(logs[0]):
+            progress = self.progress()
+            if live and progress is not None and self.state.launch == launch:
+                self.reporter.show_progress(progress)
+            return True
+        return is_new
+
+    def progress(self) -> Progress | None:
+        """Return where the phase is that trains; None if none does, or its log says nothing yet."""
+        launch, names = self.state.launch, [phase.name for phase in self.recipe.phases]
+        if launch is None or launch.log != self._log.name or launch.phase not in names:
+            return None
+        if not self._log.summary.losses:
+            return None
+        phase = self.recipe.phase(launch.phase)
+        later = sum(each.last_iter for each in self.recipe.phases[names.index(launch.phase) + 1 :])
+        images = images_per_iter(self.recipe, phase)
+        return measure(self._log.summary, phase.name, phase.last_iter, images, later)
+
+    @property
+    def beside(self) -> tuple[ShownRun, ...]:
+        """The branches that train beside the main line."""
+        return tuple(branch for branch, _ in self._beside.values())
+
+    def show_result(self) -> None:
+        """Show the table of a run that is finished."""
+        self.reporter.end_progress()
+        self.reporter.show_result(self.recipe, self.state)
+
+    def gone(self) -> RunFailed:
+        """Return the error of a run whose process has ended without saying so."""
+        if self.process == NOBODY:
+            return RunFailed(self.folder, "no process carries it on", self.go_on)
+        what = f"process {self.state.pid} on {self.state.host} is gone"
+        return RunFailed(self.folder, what, self.go_on)
+
+    def _take_journal(self, piece: Piece) -> bool:
+        whole = piece.data[: piece.data.rfind(b"\n") + 1]
+        if not whole:
+            return False
+        begins = not self._journal
+        self._journal += whole
+        state = fold_journal(self._journal.decode(errors="replace"), f"{self.path}/journal.jsonl")
+        said = [json.loads(line) for line in whole.split(b"\n")[:-1]]
+        if begins:
+            said = self._skip_earlier(said, whole)
+        before = self._evaluated_next(self.state)
+        for event in said:
+            self._tell(event)
+        self.state = state
+        evaluated = self._evaluated_next(state)
+        if evaluated is not None and evaluated != before and not self.failure:
+            self.reporter.say(f"evaluating {fetched_snapshot(evaluated, self.folder)}")
+        return True
+
+    def _evaluated_next(self, state: RunState) -> Phase | None:
+        """Return the phase whose model is being evaluated, or is to be, once all are trained."""
+        return next_evaluated(state, self.recipe) if is_trained(state, self.recipe) else None
+
+    def _skip_earlier(self, said: list[dict[str, Any]], whole: bytes) -> list[dict[str, Any]]:
+        """Fold what earlier processes did, which is told in short; return what the present one did."""
+        starts = [index for index, event in enumerate(said) if event["event"] == "started"]
+        first = starts[-1] if starts else 0
+        earlier = b"".join(whole.splitlines(keepends=True)[:first])
+        self.state = fold_journal(earlier.decode(errors="replace"), self.path)
+        for event in said[:first]:
+            self._keep(event)
+        return said[first:]
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        """Keep what is told of launches, jobs and failures, whoever carried the run on then."""
+        if event["event"] == "launched":
+            self.launches.append((event["phase"], event["log"]))
+        if event["event"] == "started":
+            job = str(event.get("job"))
+            self.job_id = int(job) if job.isdecimal() else None
+            self.blamed = ()
+            self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
+        if event["event"] in _BLAMING and event.get("host"):
+            self.blamed = tuple(dict.fromkeys((*self.blamed, str(event["host"]))))
+        self.last_s = datetime.fromisoformat(event["time"]).timestamp()
+        self.last_failure = self._find_failure(event) or self.last_failure
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._log.summary.losses:
+            self.reporter.end_progress()
+        if self.failure is not None:  # that was not the end
+            self.reporter.say(str(self.failure))
+        self._keep(event)
+        self.failure = self._find_failure(event)
+        line = describe_event(event, self.recipe, self.folder)
+        before = describe_before(self.state, self.recipe, self.folder) if event["event"] == "started" else []
+        for text in (line, *before):
+            if text is not None:
+                self.reporter.say(text)
+
+    def _find_failure(self, event: dict[str, Any]) -> RunFailed | None:
+        """Return the error that a run ends with, if this event is its last."""
+        if event["event"] == "interrupted":
+            return RunFailed(self.folder, f"interrupted by {event.get('signal')}", self.go_on)
+        if event["event"] != "failed":
+            return None
+        phase, reason = event.get("phase"), event.get("reason")
+        log = event.get("log") or dict(self.launches).get(str(phase))
+        hint = f"log: {log}" if log else ""
+        if phase is not None:
+            return RunFailed(f"phase {phase}", f"failed: {reason}", hint)
+        return RunFailed("evaluation" if log else "", str(reason), hint)
+
+
+def silent() -> Reporter:
+    """Return a reporter that says nothing to anybody."""
+    return Reporter(Console(quiet=True))
+
+
+# Between two looks at files of this machine, and of another.
+HERE_S = 0.3
+THERE_S = 1.0
+# Without news for so long, another host that the run's process is on is asked whether it lives.
+_QUIET_S = 15.0
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class FollowEnv:
+    """How time passes and hosts are reached."""
+
+    connect: Connect = open_host
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+
+class Watched(Protocol):
+    """A run of which files are read, and who carries it on."""
+
+    @property
+    def process(self) -> Process:
+        """The process that carries the run on, or did."""
+
+    def wanted(self) -> Sequence[Wanted]:
+        """Return what is to be read next."""
+
+
+def open_files(on: str | None, means: FollowEnv) -> RunFiles:
+    """Return the files of a host, or of this machine; raises ClusterError for what is no host's name."""
+    return HostFiles(means.connect(on, "auto")) if on else LocalFiles()
+
+
+def check_end(shown: ShownRun, look: RunSnapshot, *, is_final: bool) -> None:
+    """Raise how a run has ended whose process is gone, or, where nobody knows of it, has said its last."""
+    if look.lives is False:
+        raise shown.failure or shown.gone()
+    if look.lives is None and is_final and (shown.failure or shown.process == NOBODY):
+        raise shown.failure or shown.gone()
+
+
+@dataclass
+class Eyes:
+    """What looks at a run: again and again, whatever the connection does."""
+
+    files: RunFiles
+    reporter: Reporter
+    means: FollowEnv
+    once: bool
+    _node: str = ""
+    _last_news_s: float = field(init=False)
+    _asked_s: float = float("-inf")
+    _elsewhere: dict[str, RunFiles] = field(default_factory=dict)
+    _unreachable: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._last_news_s = self.means.clock()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing new has come for a while."""
+        return self.means.clock() - self._last_news_s >= _QUIET_S
+
+    def saw_news(self) -> None:
+        """Begin the while anew."""
+        self._last_news_s = self.means.clock()
+
+    def look(self, watched: Watched) -> RunSnapshot:
+        """Read what is new; over a new connection when one is lost, however long that takes.
+
+        Raises ClusterError if the host could not be reached the first time, or with `once`.
+        """
+        lives = self._ask_elsewhere(watched.process)  # before the files, as with any look
+        told, pause_s = "", THERE_S
+        while True:
+            try:
+                look = self.files.look(watched.wanted(), watched.process)
+            except ClusterError as error:
+                if self.once or not self._node:
+                    raise
+                if str(error) != told:
+                    told = str(error)
+                    self.reporter.end_progress()
+                    self.reporter.say(f"{told}; trying again")
+                self.means.pause(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if told:
+                self.reporter.say(f"{self.files.host}: connected again")
+                self.saw_news()
+            self._node = look.node
+            return look if look.lives is not None else RunSnapshot(look.node, lives, look.pieces)
+
+    def close(self) -> None:
+        """Let go of the connections to other hosts."""
+        for files in self._elsewhere.values():
+            files.close()
+
+    def _ask_elsewhere(self, process: Process) -> bool | None:
+        """Tell whether a process lives that is on another host than the files; None if not known, or not due.
+
+        A host that cannot be asked is not asked again.
+        """
+        now, node = self.means.clock(), process.node
+        due = self.once or (self.is_quiet and now - self._asked_s >= _QUIET_S)
+        if process == NOBODY or node == self._node or node in self._unreachable or not due:
+            return None
+        self._asked_s = now
+        try:
+            if node not in self._elsewhere:
+                self._elsewhere[node] = HostFiles(self.means.connect(node, "auto"))
+            return self._elsewhere[node].look((), process).lives
+        except ClusterError as error:
+            self._unreachable.add(node)
+            self.reporter.end_progress()
+            self.reporter.say(f"whether process {process.pid} on {node} lives is not known: {error.what}")
+            return None
+
+
+# Slurm serves many; its users are asked not to ask more often.
+_EVERY_S = 10.0
+
+
+@dataclass
+class JobEyes:
+    """Looks at what the last submit of a recipe has submitted, in the folder `runs` of some files."""
+
+    files: RunFiles
+    runs: str
+    ask: Ask
+    say: Callable[[str], None]
+    clock: Callable[[], float]
+    _asked_s: float = float("-inf")
+    _seen: tuple[SeenJob, ...] = ()
+    _said: str = ""
+    _last: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def look(self, recipe: str) -> tuple[SeenJob, ...]:
+        """Return the jobs as they were seen last, having looked if that is due; raises InputError."""
+        if self.clock() - self._asked_s < _EVERY_S:
+            return self._seen
+        self._asked_s = self.clock()
+        self._seen = see_jobs(read_latest(self.files, self.runs, recipe), self.ask)
+        telling = next((job for job in self._seen if job.standing != "over"), None)
+        if telling is None and self._seen:
+            telling = self._seen[-1]
+        if telling is not None:
+            self._tell(telling)
+        return self._seen
+
+    def may_go_on(self, recipe: str) -> bool:
+        """Tell whether a job waits or runs, or may, for all that is known."""
+        return any(job.is_live or job.away or job.is_elsewhere for job in self.look(recipe))
+
+    def describe(self, recipe: str) -> str:
+        """Say what has become of the jobs, which have all ended."""
+        return "; ".join(f"{name_seen(job)} {describe_job(job)}" for job in self.look(recipe)[-1:])
+
+    def _tell(self, job: SeenJob) -> None:
+        name = job.submission.name
+        if not job.away:
+            self._last[name] = (time.time(), describe_job(job))
+        last_s, last = self._last.get(name, (None, ""))
+        said = f"{name_seen(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
+        if said != self._said:
+            self._said = said
+            self.say(said)
+
+
+def wait_for_run(run: str, root: str, jobs: JobEyes, means: FollowEnv, *, once: bool) -> str | None:
+    """Return a run's folder, once a job has made it; with `once` None if it is still to be made.
+
+    Raises InputError if there is neither a run nor a job, RunFailed if the job has ended without one.
+    """
+    while True:
+        try:
+            return find_run(jobs.files, root, run)
+        except InputError:
+            recipe = name_recipe(run)
+            if not jobs.look(recipe):
+                raise
+        if not jobs.may_go_on(recipe):
+            raise RunFailed(run, f"has no run: {jobs.describe(recipe)}")
+        if once:
+            return None
+        means.pause(THERE_S)
+
+
+def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobEyes, *, is_final: bool) -> None:
+    """Raise how a run has ended, unless a job goes on with it; ask Slurm of a process in a job, too."""
+    recipe = shown.recipe.name
+    try:
+        check_end(shown, look, is_final=is_final)
+    except RunFailed:
+        if not jobs.may_go_on(recipe) or not _is_latest(shown, jobs):
+            raise
+        return
+    in_job = shown.job_id is not None and look.lives is None and is_final
+    if in_job and jobs.look(recipe) and not jobs.may_go_on(recipe) and _is_latest(shown, jobs):
+        raise shown.failure or shown.gone()
+
+
+def _is_latest(shown: ShownRun, jobs: JobEyes) -> bool:
+    """Tell whether the jobs, which go on with the latest run of a recipe, go on with this one."""
+    name = posixpath.basename(posixpath.normpath(shown.path))
+    numbers = [found[1] for each in jobs.files.names(jobs.runs) if (found := _of_recipe(each, shown))]
+    return numbered_run(name) == (shown.recipe.name, max(numbers, default=0))
+
+
+def _of_recipe(name: str, shown: ShownRun) -> tuple[str, int] | None:
+    found = numbered_run(name)
+    return found if found and found[0] == shown.recipe.name else None
+
+
+# No file is as long: nothing of it is read.
+_BEYOND = 1 << 62
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """What the user says of watching besides the run; `root` is a path on the host `on`."""
+
+    root: str = "."
+    on: str | None = None
+    once: bool = False
+
+
+def attach(
+    run: str,
+    options: AttachOptions,
+    reporter: Reporter,
+    means: FollowEnv | None = None,
+    ask: Ask | None = None,
+) -> None:
+    """Show a run, and follow it until it is finished; with `once` only where it stands.
+
+    `run` is its folder, its name, or its recipe, whose latest run is meant. While a job of the recipe waits
+    or runs, that is told and the run waited for. Raises InputError if there is neither, and RunFailed when
+    the run has failed, is interrupted, or its process is gone without a word.
+    """
+    means = means or FollowEnv()
+    with ExitStack() as stack:
+        files = open_files(options.on, means)
+        stack.callback(files.close)
+        stack.callback(reporter.end_progress)
+        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
+        jobs = JobEyes(files, runs, ask or slurm_beside(files), reporter.say_amid, means.clock)
+        path = wait_for_run(run, options.root, jobs, means, once=options.once)
+        if path is None:
+            return
+        shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
+        eyes = Eyes(files, reporter, means, options.once)
+        stack.callback(eyes.close)
+        # Which log there is to be read, and whose process to be asked for, the journal tells first.
+        shown.take(eyes.look(shown).pieces)
+        if shown.state.branches:  # each has a journal, which names its log
+            shown.take(eyes.look(shown).pieces, live=False)
+        while not shown.is_complete:
+            process = shown.process
+            look = eyes.look(shown)
+            if shown.take(look.pieces, live=not options.once):
+                eyes.saw_news()
+            if shown.is_complete:
+                break
+            if shown.process == process:
+                check_end_with_jobs(shown, look, jobs, is_final=options.once or eyes.is_quiet)
+            if options.once:
+                break
+            means.pause(THERE_S if options.on else HERE_S)
+        if shown.is_complete:
+            shown.show_result()
+            for model in shown.models:
+                if _is_gone(files, model):
+                    reporter.say(f"{model}: the model is gone; restore it, or train again with --new")
+        else:
+            for progress in filter(None, (each.progress() for each in (shown, *shown.beside))):
+                reporter.show_now(progress)
+
+
+def _is_gone(files: RunFiles, path: str) -> bool:
+    """Tell whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        return files.look([Wanted(path, _BEYOND)]).pieces == (None,)
+    except InputError:
+        return False

@@ -1,0 +1,450 @@
+"""One phase of a run: launched, or taken over from a killed run; followed, judged, and kept.
+
+Judging a launch that has ended: by its log and its snapshots, never by its exit code.
+
+The evaluation: `caffe test` of a phase's model, by one process on this machine.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.health import names_host
+from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
+from caffe_recipes.cluster.remote import look_at
+from caffe_recipes.errors import RunFailed, WeightsError
+from caffe_recipes.files import release, write_whole
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
+from caffe_recipes.run.folders import write_hostfile
+from caffe_recipes.run.journal import Finish, Launch, RunState
+from caffe_recipes.run.launch import Followed, end_everywhere, follow
+from caffe_recipes.run.plan import SOLVER, Testing, Training
+from caffe_recipes.run.prepare import check_read, secure_weights
+from caffe_recipes.run.signals import Interrupted
+from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
+from caffe_recipes.run.snapshots import (
+    BadSnapshot,
+    Checkpoint,
+    check_places,
+    choose_interval,
+    drop_checkpoints,
+    fetch_snapshot,
+    is_whole,
+    place_checkpoint,
+    render_checkpoint_solver,
+    verify_checkpoint,
+)
+from caffe_recipes.run.trainer import POLL_S, Trainer, launch_trainer, make_room
+from caffe_recipes.run.trainer_log import (
+    LogPace,
+    LogTail,
+    describe_last_words,
+    find_failure,
+    find_ignored,
+    images_per_s,
+    last_value,
+    losses_until,
+)
+from caffe_recipes.units import describe_duration
+
+_ANSWER_S = 15.0
+# A host that refuses for a moment, as its sshd is started again, is not to cost a phase.
+_AGAIN_S = 60.0
+_PAUSE_S = 2.0
+
+
+def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
+    """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
+
+    `spent_s` is what the phase took before the launch was followed, in earlier launches as well.
+
+    The log must say that it did, from all of its weights; the snapshot must be there, new, whole, and fit.
+    Raises SnapshotNotKept where our own disk does not take it.
+    """
+    tail, lead = followed.tail, followed.lead
+    trouble = followed.trouble
+    reason = trouble.what if trouble and trouble.is_spoilt else find_failure(tail, training)
+    if reason:
+        if followed.was_full and trouble is None:
+            folder = run.path(launch.log).parent
+            raise LaunchFailed(f"the disk of {folder} was full; {reason}", "make room there")
+        # Whatever the launcher said of a host that is dead, that is why.
+        host = trouble.host if trouble else next(iter(followed.unheard), None)
+        if host is None and not tail.has_begun:  # a launcher that gave up by itself
+            for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
+                if names_host(line, name):
+                    raise LaunchFailed(f"{name}: no rank has started there: {line}", host=name)
+        raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
+    ignored = find_ignored(tail, training, run.setting.root)
+    if ignored:
+        raise LaunchFailed(ignored, "name the layers of the net as the weights do")
+    net = build_net(run.setting.recipe, training.net)
+
+    def fetch(path: str, stamp: str | None, to: str) -> str:
+        return _fetch(run, lead, net, run.setting.path(path), stamp, to)
+
+    try:
+        return Finish(
+            phase=training.phase,
+            snapshot=training.fetched,
+            sha256=fetch(training.snapshot, launch.stamp, training.fetched),
+            seconds=spent_s + followed.seconds,
+            images_per_s=images_per_s(tail.summary, training.images_per_iter),
+            loss=last_value(losses_until(tail.summary, training.last_iter).values()),
+            needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
+        )
+    except SnapshotNotKept:
+        raise
+    except RunFailed as error:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        kind = LaunchFailed if isinstance(error, BadSnapshot) else SnapshotOutOfReach
+        raise kind(what, error.hint, next(iter(find_dead([lead])), None)) from None
+
+
+def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | None, to: str) -> str:
+    """Fetch a snapshot; again, for a while, where its host does not answer, and once whatever is wrong."""
+    until, tries = time.monotonic() + _AGAIN_S, 0
+    while True:
+        try:
+            return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
+        except RunFailed as error:
+            if error.where.removeprefix(f"{lead.name}:").startswith(str(run.path(to))):
+                if time.monotonic() < until and _lacks_room(lead, path, run.path(to)):
+                    run.reporter.say(f"{error.where}: {error.what}; waiting for room")
+                    time.sleep(_PAUSE_S)
+                    continue
+                hint = "make room, or mend what ails the disk here, and run again"
+                raise SnapshotNotKept(error.where, error.what, hint) from None
+            tries += 1
+            is_host = error.where.partition(":")[0] == lead.name and not isinstance(error, BadSnapshot)
+            if time.monotonic() > until or (tries > 1 and not is_host):
+                raise
+            if is_host:
+                run.reporter.say(f"{error.where}: {error.what}; fetching again")
+                time.sleep(_PAUSE_S)
+
+
+def _lacks_room(lead: Host, path: str, to: Path) -> bool:
+    """Tell whether our disk has less room than a snapshot needs."""
+    size = file_bytes(lead, path)
+    return size is not None and shutil.disk_usage(to.parent).free <= size
+
+
+def find_dead(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the names of the hosts that do not answer."""
+    rounds = math.ceil(len(hosts) / AT_ONCE)  # logins take their time where all are to be made again
+
+    def ask(host: Host) -> None:
+        host.run(["true"], _ANSWER_S)
+
+    failed = try_each(hosts, ask, _ANSWER_S * rounds)
+    dead = [host for host in hosts if host.name in failed]
+    for host in dead:  # whoever waits for it wakes
+        host.close()
+    return tuple(host.name for host in dead)
+
+
+def _blame(what: str, host: str | None, *, is_dead: bool) -> str:
+    if host is None:
+        return what
+    return f"{host} no longer answers; {what}" if is_dead else f"{host}: {what}"
+
+
+def train(run: Run, training: Training) -> None:
+    """Launch a phase, or go on with what a killed run has left, to its verified snapshot.
+
+    Raises LaunchFailed, and Interrupted, with the trainer stopped.
+    """
+    state = run.journal.state()
+    left = _find_left(run, training, state)
+    if left is not None and _resume(run, training, left):
+        return
+    checkpoint = _find_checkpoint(run, training, state)
+    weights: dict[str, str] = {}
+    if checkpoint is not None:
+        place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
+    elif training.weights is not None:
+        weights = {training.weights: _secure(run, training.weights, training.net)}
+    check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
+    if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
+        wait_for_slurm(state.job, say=run.reporter.say)
+    launch = replace(_plan_launch(run, training, state, checkpoint), weights=weights)
+    run.reporter.say(f"{training.phase}: {_describe_start(training, checkpoint)}")
+    names = (host.name for host in run.setting.hosts)
+    if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
+        end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
+    write_hostfile(run.path(run.folder), launch.hosts)
+    log = run.path(launch.log)
+    make_room(log, run.reporter.say)
+    inherited = run.lock.take_trainer()
+    # The journal comes first: whoever finds the launch there finds the trainer by its log.
+    run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
+    argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
+    environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
+    _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))
+
+
+def has_trained(run: Run, launch: Launch | None) -> bool:
+    """Tell whether a trainer's log says that it has done all it was to do."""
+    training = {step.phase: step for step in run.plan.trainings}.get(launch.phase if launch else "")
+    if launch is None or training is None:
+        return False
+    tail = LogTail(run.path(launch.log))
+    tail.read(to_end=True)
+    return find_failure(tail, training) is None
+
+
+def note_stop(run: Run, stop: Interrupted) -> None:
+    """Journal that a run was told to stop, with no trainer of it left."""
+    run.check_folder()
+    launch = run.journal.state().launch
+    if launch:
+        Trainer(run.path(launch.log)).stop()
+    trained, seconds = has_trained(run, launch), round(stop.launch_s, 3)
+    run.journal.append("interrupted", signal=str(stop), trained=trained, seconds=seconds)
+    stop.launch_s = 0.0
+
+
+def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Checkpoint | None) -> Launch:
+    attempt = state.attempts.get(training.phase, 0) + 1
+    return Launch(
+        phase=training.phase,
+        attempt=attempt,
+        log=f"{run.folder}/logs/{training.phase}-{attempt}.log",
+        host=socket.gethostname(),
+        stamp=_stamp(run, training.snapshot),
+        time_s=time.time(),
+        needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
+        id=f"{run.id}/{training.phase}-{attempt}",
+        arguments=_arguments(run, training, checkpoint),
+        hosts=tuple(host.name for host in run.setting.hosts),
+        job=state.job,
+        restarts=state.restarts,
+    )
+
+
+def _secure(run: Run, path: str, net: str) -> str:
+    """Return the SHA-256 of weights that are whole, here and on every host; raises LaunchFailed."""
+    built = build_net(run.setting.recipe, net)
+    sha256 = secure_weights(run, path, built)
+    try:
+        check_read(run, path, sha256, built)
+    except LaunchFailed as failure:
+        run.journal.append("failed", reason=failure.what, host=failure.host)
+        raise
+    return sha256
+
+
+def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> tuple[str, ...]:
+    """Return the trainer's arguments: those of the plan, but for a checkpoint to start from or to write."""
+    arguments = training.arguments
+    every = run.setting.policy.checkpoint_every
+    if every is not None:
+        every = choose_interval(every, training.snapshots_at)
+        solver = f"{run.folder}/checkpoints/solver_{training.phase}.prototxt"
+        text = render_checkpoint_solver(run.plan.prototxts[training.solver], every)
+        run.path(solver).parent.mkdir(exist_ok=True)
+        write_whole({run.path(solver): text.encode()})
+        arguments = tuple(f"{SOLVER}{solver}" if word.startswith(SOLVER) else word for word in arguments)
+    if checkpoint is not None:
+        arguments = (
+            *(word for word in arguments if not word.startswith("--weights=")),
+            f"--snapshot={checkpoint.state_path}",
+        )
+    return arguments
+
+
+def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
+    """Yield where Caffe will write on its way: through a link, if one lay there."""
+    every = run.setting.policy.checkpoint_every
+    if every is None:
+        return
+    step = choose_interval(every, training.snapshots_at)
+    prefix = training.snapshot.rpartition("_iter_")[0]
+    for iteration in range(step, training.last_iter, step):
+        for suffix in (".caffemodel", ".solverstate"):
+            yield run.setting.path(f"{prefix}_iter_{iteration}{suffix}")
+
+
+def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
+    """Return the newest checkpoint that is still whole; say why of those that are not."""
+    beyond = min(training.snapshots_at, default=training.last_iter)  # what is to be left there is to be made
+    for checkpoint in reversed(state.checkpoints.get(training.phase, ())):
+        if checkpoint.iteration >= beyond:
+            continue
+        try:
+            verify_checkpoint(run.setting.root, checkpoint, build_net(run.setting.recipe, training.net))
+        except WeightsError as error:
+            run.reporter.say(f"{training.phase}: a checkpoint is left out: {error}")
+        else:
+            return checkpoint
+    return None
+
+
+def _describe_start(training: Training, checkpoint: Checkpoint | None) -> str:
+    if checkpoint is not None:
+        left = training.last_iter - checkpoint.iteration
+        return f"{left:,} iterations from the checkpoint at {checkpoint.iteration:,}"
+    start = f"from {training.weights}" if training.weights else "from the nets' fillers"
+    return f"{training.last_iter:,} iterations {start}"
+
+
+def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
+    """Return the launch that a killed run left, if anything of it can be seen from here.
+
+    With a Slurm job its nodes have gone. Of those that are ours again only rank 0's can hold a snapshot.
+    """
+    left = state.launch
+    if left is None or not started_before(left, state) or Trainer(run.path(left.log)).is_running():
+        return left
+    ours = {host.name for host in run.setting.hosts}
+    if left.hosts[:1] and left.hosts[0] in ours:
+        return replace(left, hosts=tuple(name for name in left.hosts if name in ours))
+    reason = f"Slurm has ended it with job {left.job}"
+    seconds = _unfollowed_s(run, left)
+    run.journal.append("failed", phase=training.phase, reason=reason, host=None, seconds=seconds)
+    run.reporter.say(f"{training.phase}: {reason}")
+    return None
+
+
+def _resume(run: Run, training: Training, left: Launch) -> bool:
+    """Take over what a killed run left: wait for its trainer, judge what it leaves; tell if it finished."""
+    run = _with_hosts(run, left.hosts)
+    trainer = Trainer(run.path(left.log))
+    lives = trainer.is_running()
+    doing = "is still training; going on with it" if lives else "has ended since; looking at what it left"
+    run.reporter.say(f"{training.phase}: the trainer of a killed run {doing}")
+    try:
+        _carry(run, training, left, lambda: trainer, _unfollowed_s(run, left))
+    except LaunchFailed as failure:
+        out_of_reach = isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace"
+        if lives or out_of_reach:
+            raise
+        run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
+        return False
+    return True
+
+
+def _with_hosts(run: Run, names: tuple[str, ...]) -> Run:
+    """Return the run on the hosts that a launch was started on: some of them may be spares."""
+    known = {host.name: host for host in run.setting.hosts}
+    if not names or names == tuple(known):
+        return run
+    hosts = tuple(known.get(name) or run.setting.connect(name) for name in names)
+    return replace(run, setting=replace(run.setting, hosts=hosts))
+
+
+def _unfollowed_s(run: Run, left: Launch) -> float:
+    """Return how long a launch has gone on that nobody followed: its log alone tells, by the wall's clock."""
+    try:
+        return round(max(0.0, run.path(left.log).stat().st_mtime - left.time_s), 3)
+    except OSError:
+        return 0.0
+
+
+def _carry(
+    run: Run, training: Training, launch: Launch, start: Callable[[], Trainer], launch_s: float = 0.0
+) -> None:
+    """Follow a trainer to its end and judge it; journal what became of it.
+
+    It had gone on for `launch_s` seconds before. A clock that is set meanwhile changes no duration.
+    """
+    begun = time.monotonic()
+    spent_s = run.journal.state().spent.get(training.phase, 0.0)
+    try:
+        followed = follow(run, training, launch, start)
+        finish = judge(run, training, launch, followed, spent_s + launch_s)
+    except Interrupted as stop:
+        stop.launch_s = launch_s + time.monotonic() - begun
+        raise
+    except SnapshotNotKept as failure:  # the launch stays, as its snapshot is still to be fetched
+        run.check_folder()
+        with suppress(RunFailed):  # the same disk
+            run.journal.append("failed", reason=f"{training.phase}: {failure}")
+        raise
+    except RunFailed as failure:
+        run.check_folder()
+        host = failure.host if isinstance(failure, LaunchFailed) else None
+        where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
+        if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it
+            run.journal.append("failed", reason=f"{training.phase}: {failure.what}", host=host)
+            hint = f"{hint}; run again to fetch it, or with --on-failure replace to train it again"
+            raise SnapshotOutOfReach(what, hint, host, where) from None
+        seconds = round(launch_s + time.monotonic() - begun, 3)
+        run.journal.append("failed", phase=training.phase, reason=failure.what, host=host, seconds=seconds)
+        raise LaunchFailed(what, hint, host, where) from None
+    old = run.journal.state().checkpoints.get(training.phase, ())
+    run.journal.append("finished", **asdict(finish))
+    speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
+    took = describe_duration(finish.seconds)
+    run.reporter.say(f"{training.phase}: finished in {took}{speed}; {finish.snapshot}")
+    drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.left)
+    run.interrupts.raise_asked()
+
+
+def _stamp(run: Run, snapshot: str) -> str | None:
+    """Return what lies where a snapshot is to be; raises ClusterError for what others could exchange."""
+    return look_at(run.setting.hosts[0], run.setting.path(snapshot), run.setting.root)
+
+
+# Each further one takes a disk that damages the model anew.
+_TRIES = 3
+
+
+def evaluate(run: Run, testing: Testing) -> None:
+    """Test a phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
+    net = build_net(run.setting.recipe, testing.net)
+    for _ in range(_TRIES):
+        sha256 = secure_weights(run, testing.weights, net)
+        log = _next_log(run)
+        run.reporter.say(f"evaluating {testing.weights}")
+        tail, stalled = _follow(run, testing, log)
+        if is_whole(run.path(testing.weights), sha256):
+            break
+        run.reporter.say(f"{testing.weights} was damaged while it was evaluated; evaluating it again")
+    else:
+        what = "was damaged each time that it was evaluated"
+        raise RunFailed(testing.weights, what, "check the disk, and run again")
+    outputs = dict(tail.summary.means)
+    if tail.summary.fatal or not outputs:
+        said = describe_last_words(tail, "; it said: ")
+        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
+        run.journal.append("failed", reason=reason, log=log)
+        raise RunFailed("evaluation", reason, f"log: {log}")
+    run.journal.append("evaluated", phase=testing.phase, outputs=outputs, log=log)
+
+
+def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
+    """Wait for the end, or make it where the log stalls; return the log, and how it has stalled."""
+    setting, tail, pace = run.setting, LogTail(run.path(log)), LogPace(run.setting.policy.stall_s)
+    stalled: str | None = None
+    argv = setting.trainer_argv(testing.arguments)
+    make_room(run.path(log), run.reporter.say)
+    try:
+        with run.interrupts.held():
+            trainer = launch_trainer(argv, setting.root, setting.environment, run.path(log))
+        while trainer.is_running() and stalled is None:
+            time.sleep(POLL_S)
+            tail.read()
+            stalled = pace.look(tail)
+    finally:
+        Trainer(run.path(log)).stop()
+    release(run.path(log))
+    tail.read(to_end=True)
+    return tail, stalled
+
+
+def _next_log(run: Run) -> str:
+    names = (f"{run.folder}/logs/evaluation-{number}.log" for number in range(1, 10**6))
+    return next(name for name in names if not run.path(name).exists())

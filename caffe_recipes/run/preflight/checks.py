@@ -1,0 +1,101 @@
+"""The table of what is looked at. A check returns findings; an error that it raises is one, too.
+
+The preflight of a recipe on its own, as a run of it would begin; no lock is taken, nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
+from caffe_recipes.run.folders import RUNS, next_folder, run_folders
+from caffe_recipes.run.journal import RunState, load_journal
+from caffe_recipes.run.plan import RunPlan, plan_chain
+from caffe_recipes.run.preflight.findings import CheckResult
+from caffe_recipes.run.preflight.machine import (
+    check_clocks,
+    check_cores,
+    check_hosts,
+    check_launches,
+    check_memory,
+    check_spares,
+    check_tmp,
+)
+from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
+from caffe_recipes.run.preflight.storage import (
+    check_disk,
+    check_folders,
+    check_prototxts,
+    check_snapshots,
+    check_start,
+    check_test_lmdb,
+    check_train_lmdb,
+)
+from caffe_recipes.run.preflight.trials import check_launcher, check_trainer
+from caffe_recipes.run.trainer import describe_work
+
+CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
+    "hosts": check_hosts,
+    "launches": check_launches,
+    "spares": check_spares,
+    "cores": check_cores,
+    "memory": check_memory,
+    "/tmp": check_tmp,
+    "clock": check_clocks,
+    "launcher": check_launcher,
+    "trainer": check_trainer,
+    "folders": check_folders,
+    "prototxts": check_prototxts,
+    "training data": check_train_lmdb,
+    "test data": check_test_lmdb,
+    "starts from": check_start,
+    "snapshots": check_snapshots,
+    "disk": check_disk,
+}
+
+
+def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> list[CheckResult]:
+    """Look at everything, whatever is wrong with the rest; nothing on any disk is changed.
+
+    The checks go on at once: each waits for hosts most of the time. `under_way` says what trains there now:
+    launcher and trainer are not tried beside it.
+    """
+    look = look_at_nodes(setting, plan, state, under_way)
+    pool = ThreadPoolExecutor(len(CHECKS), thread_name_prefix="preflight")
+    try:
+        futures = [pool.submit(_look, subject, check, look) for subject, check in CHECKS.items()]
+        return [finding for future in futures for finding in future.result()]
+    except BaseException:  # a Ctrl-C of the user's
+        look.commands.stop()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _look(subject: str, check: Callable[[NodeView], list[CheckResult]], look: NodeView) -> list[CheckResult]:
+    try:
+        return check(look)
+    except CaffeRecipesError as error:
+        return [CheckResult(subject, str(error), error)]
+
+
+def preflight_recipe(recipe: Recipe, options: RunOptions, connect: Connect) -> list[CheckResult]:
+    """Look at everything that a run of a recipe would need, or the latest run of it to go on.
+
+    Raises InputError for a hostfile, a profile or a program that is missing.
+    """
+    setting = find_setting(recipe, options, connect)
+    folders = [] if options.new else run_folders(options.root, recipe.name)
+    state = load_journal(folders[-1] / "journal.jsonl") if folders else RunState()
+    if state.finished.keys() >= {phase.name for phase in recipe.phases}:
+        folders, state = [], RunState()
+    folder = folders[-1] if folders else next_folder(options.root, recipe.name)
+    under_way = describe_work(setting.root, recipe.name, state)
+    try:
+        return run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state, under_way)
+    finally:
+        for host in setting.hosts:
+            host.close()

@@ -1,0 +1,292 @@
+"""What all checks look at: the setting, the plan, how far the run is, and what each host says of itself.
+
+The facts of a node, asked for by one command: `node_facts.sh`, run there by the Host.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib import resources
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import ask_all
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.run.context import Setting
+from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.plan import RunPlan, Training
+from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
+
+_MARK = "caffe-recipes: "
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What a node computes on: the numbers of its logical processors, its sockets and cores.
+
+    `sockets` is None where the kernel does not say, and `socket_of` a processor is then empty.
+    """
+
+    numbers: frozenset[int]
+    cores: int
+    sockets: int | None
+    socket_of: Mapping[int, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Write them as people do: sockets x cores."""
+        if self.sockets is None:
+            return f"{self.cores} cores"
+        return f"{self.sockets} x {self.cores // self.sockets} cores"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The nearest folder above a path that is there: its disk, the room, and who may write."""
+
+    disk: str
+    free_bytes: int
+    writable: bool
+    open_to_all: bool
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A file under a name of ours that is a link, another user's, or no file at all."""
+
+    kind: str
+    owner: str
+    path: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node says of itself; paths are those that were asked for.
+
+    `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back. `boot_id` is
+    its kernel's, None if that does not tell. `ranks` are the launch and the number of each rank there,
+    `tmp_bytes` the size of /tmp.
+    """
+
+    host: str
+    node_name: str
+    skew_s: float
+    doubt_s: float
+    usable: int
+    processors: Processors
+    memory_bytes: int | None
+    available_bytes: int | None
+    root_inode: str | None = None
+    program: str = "absent"
+    sizes: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
+    digests: dict[str, str | None] = field(default_factory=dict)
+    folders: dict[str, Folder] = field(default_factory=dict)
+    strays: tuple[Stray, ...] = ()
+    boot_id: str | None = None
+    ranks: frozenset[tuple[str, int]] = frozenset()
+    tmp_bytes: int | None = None
+
+
+Question = tuple[str, str]
+
+
+def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
+    """Ask a node for its facts, and look at paths there; raises ClusterError if it gives no answer.
+
+    A question is a verb of `node_facts.sh` and a path.
+    """
+    host.connect()
+    words = [word for question in questions for word in question]
+    before = clock()
+    done = host.run(["sh", "-c", _program(), "caffe-recipes", *words])
+    after = clock()
+    try:
+        return parse_facts(host.name, done.stdout, questions, (before, after))
+    except (ValueError, IndexError, KeyError):
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        what = f"gives no answer that can be read: {said or f'exit {done.returncode}'}"
+        raise ClusterError(host.name, what, "check that the host has sh and GNU coreutils") from None
+
+
+def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tuple[float, float]) -> NodeFacts:
+    """Read an answer; `asked` are our clock before and after. Raises ValueError for one that is cut short."""
+    sections = list(_sections(said))
+    if not sections or sections[-1][0] != "end":
+        raise ValueError("no end")
+    heads = {
+        words[0]: (words[1:], lines) for words, lines in ((name.split(), body) for name, body in sections)
+    }
+    facts = NodeFacts(
+        host=host,
+        node_name=heads["name"][0][0],
+        skew_s=float(heads["clock"][0][0]) - sum(asked) / 2,
+        doubt_s=(asked[1] - asked[0]) / 2,
+        usable=int(heads["usable"][0][0]),
+        processors=parse_cpuinfo(heads["cpuinfo"][1], int(heads["usable"][0][0])),
+        memory_bytes=_kilobytes(heads["meminfo"][1], "MemTotal"),
+        available_bytes=_kilobytes(heads["meminfo"][1], "MemAvailable"),
+        boot_id=heads["boot"][0][0].replace("-", "") or None,
+        tmp_bytes=int(next(iter(heads["tmp"][0]), 0)) or None,
+        ranks=frozenset(_parse_rank(line) for line in heads["ranks"][1] if line),
+    )
+    start = next(index for index, (name, _) in enumerate(sections) if name == "paths") + 1
+    answers = [section for section in sections[start:-1] if not section[0].startswith("found ")]
+    for (verb, path), (head, _) in zip(questions, answers, strict=True):
+        facts = _with_answer(facts, verb, path, head.split()[1:])
+    strays = (name.split(" ", 3)[1:] for name, _ in sections if name.startswith("found "))
+    return replace(facts, strays=tuple(Stray(*words) for words in strays))
+
+
+def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
+    """Read the lines of /proc/cpuinfo; without `physical id` a processor is taken for a core.
+
+    >>> lines = ["processor: 0", "physical id: 0", "cpu cores: 1", "processor: 1", "physical id: 1"]
+    >>> str(parse_cpuinfo(lines, usable=2))
+    '2 x 1 cores'
+    """
+    numbers, cores, socket_of = [], 0, {}
+    for line in lines:
+        found = re.fullmatch(r"(processor|physical id|cpu cores)\s*:\s*(\d+)", line.strip())
+        if not found:
+            continue
+        if found[1] == "processor":
+            numbers.append(int(found[2]))
+        elif found[1] == "cpu cores":
+            cores = max(cores, int(found[2]))
+        elif numbers:
+            socket_of[numbers[-1]] = int(found[2])
+    there = frozenset(numbers or range(usable))
+    sockets = len(set(socket_of.values()))
+    if not sockets or not cores:
+        return Processors(there, len(there), None)
+    return Processors(there, min(len(there), sockets * cores), sockets, socket_of)
+
+
+def _parse_rank(line: str) -> tuple[str, int]:
+    rank, launch = line.split(" ")
+    return launch, int(rank)
+
+
+def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -> NodeFacts:
+    match verb:
+        case "root":
+            return replace(facts, root_inode=None if words[0] == "-" else words[0])
+        case "program":
+            return replace(facts, program=words[0])
+        case "file":
+            size = None if words[0] == "-" else int(words[0])
+            return replace(facts, sizes={**facts.sizes, path: (size, words[1] == "1")})
+        case "text":
+            digest = None if words[0] == "-" else words[0]
+            return replace(facts, digests={**facts.digests, path: digest})
+        case "folder":
+            folder = Folder(words[0], int(words[1]), words[2] == "1", words[3] == "1")
+            return replace(facts, folders={**facts.folders, path: folder})
+    return facts
+
+
+def _sections(said: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield what follows each mark, with the lines up to the next."""
+    name, lines = "", list[str]()
+    for line in said.split("\n"):
+        if line.startswith(_MARK):
+            if name:
+                yield name, lines
+            name, lines = line.removeprefix(_MARK), []
+        else:
+            lines.append(line)
+    if name:
+        yield name, lines
+
+
+def _kilobytes(lines: Sequence[str], name: str) -> int | None:
+    for line in lines:
+        found = re.fullmatch(rf"{name}: *(\d+) kB", line.strip())
+        if found:
+            return int(found[1]) * 1024
+    return None
+
+
+@cache
+def _program() -> str:
+    return resources.files(__package__).joinpath("node_facts.sh").read_text("utf-8")
+
+
+_ASK_S = 120.0
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What is looked at; `facts` are of the hosts that answered, `errors` of those that did not.
+
+    `under_way` says what trains there now, beside which nothing is to be tried.
+    """
+
+    setting: Setting
+    plan: RunPlan
+    state: RunState
+    facts: dict[str, NodeFacts]
+    errors: dict[str, CaffeRecipesError]
+    commands: Commands = field(default_factory=Commands)
+    under_way: str = ""
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts that answered."""
+        return tuple(host for host in self.setting.hosts if host.name in self.facts)
+
+    @property
+    def first(self) -> NodeFacts | None:
+        """What rank 0's host says of itself; None if it does not answer."""
+        return self.facts.get(self.setting.hosts[0].name)
+
+    @property
+    def unfinished(self) -> tuple[Training, ...]:
+        """The trainings that are still to be done."""
+        return tuple(step for step in self.plan.trainings if step.phase not in self.state.finished)
+
+    def answered(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
+        """Return those of the hosts that answered."""
+        return tuple(host for host in hosts if host.name in self.facts)
+
+    def skip(self, subject: str, hosts: Sequence[str]) -> list[CheckResult]:
+        """Return the finding of what cannot be looked at without hosts that do not answer."""
+        return [CheckResult(subject, f"not looked at without {fold_names(hosts)}", warns=True)]
+
+    def leave(self, subject: str) -> list[CheckResult]:
+        """Return the finding of what is not tried beside a training."""
+        return [CheckResult(subject, f"not tried: {self.under_way}", warns=True)]
+
+
+def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:
+    """Ask all hosts for their facts, at once."""
+    questions = _questions(setting, plan)
+    answers = ask_all(setting.hosts, lambda host: ask_node(host, questions), _ASK_S)
+    facts = {answer.host.name: answer.value for answer in answers if answer.value is not None}
+    errors = {answer.host.name: answer.error for answer in answers if answer.error is not None}
+    return NodeView(setting, plan, state, facts, errors, under_way=under_way)
+
+
+def snapshot_prefixes(setting: Setting) -> list[str]:
+    """Return what the names of a recipe's snapshots begin with, on the first host."""
+    return list(dict.fromkeys(setting.path(phase.snapshot_prefix) for phase in setting.recipe.phases))
+
+
+def lmdb_path(setting: Setting) -> str:
+    """Return the file that the training LMDB is on each host."""
+    return setting.path(f"{setting.recipe.data.train.lmdb}/data.mdb")
+
+
+def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
+    prefixes = snapshot_prefixes(setting)
+    return [
+        ("root", str(setting.root)),
+        *([] if setting.profile.container else [("program", setting.path(setting.trainer))]),
+        ("file", lmdb_path(setting)),
+        ("folder", setting.path(setting.recipe.data.train.lmdb)),
+        *(("text", setting.path(path)) for path in plan.prototxts),
+        *dict.fromkeys(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
+        *(("snapshots", prefix) for prefix in prefixes),
+    ]

@@ -1,0 +1,385 @@
+"""The launcher tried: it starts the ranks, and each where the hostfile has it.
+
+The trainer tried on every host: a few iterations of a tiny net, with the recipe's own lr policies.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from caffe_recipes.caffe import layers, pb
+from caffe_recipes.caffe.logs import LogSummary, read_log
+from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hostfile import render_hostfile
+from caffe_recipes.cluster.hosts import LocalHost, ask_all
+from caffe_recipes.cluster.launcher import in_container, render_exports
+from caffe_recipes.errors import ClusterError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.solvers import build_solver
+from caffe_recipes.run.context import Setting
+from caffe_recipes.run.preflight.findings import (
+    CheckResult,
+    Commands,
+    HostProblem,
+    fold_names,
+    tell,
+    trouble_of,
+)
+from caffe_recipes.run.preflight.nodes import NodeView
+from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
+from caffe_recipes.units import describe_count
+
+_START_S = 120.0
+_START = 'eval "$(cat)" && exec "$0" "$@"'
+# Hydra dies of SIGPIPE if its ranks end before it has told them that there is no standard input.
+_RANK = (
+    "sh",
+    "-c",
+    'echo "caffe-recipes: rank ${PMI_RANK:-${PMIX_RANK:-${SLURM_PROCID:-?}}} on $(uname -n)"; sleep 0.3',
+)
+_PLACE = re.compile(r"caffe-recipes: rank (\d+) on (\S+)")
+
+
+@dataclass(frozen=True)
+class RankPlaces:
+    """Where ranks were: `by_rank` the node's name of each; `expected`, of each host, its node's name."""
+
+    by_rank: Mapping[int, str]
+    expected: Mapping[str, str]
+    ranks_per_node: int
+
+
+def check_launcher(look: NodeView) -> list[CheckResult]:
+    """Start a small command on every rank, and compare where each was with the hostfile."""
+    setting = look.setting
+    if look.under_way:
+        return look.leave("launcher")
+    if look.errors:
+        return look.skip("launcher", list(look.errors))
+    launcher = setting.find_launcher()
+    waited: list[str] = []
+    said = start_patiently(
+        lambda: start_ranks(setting, look.commands), _waiting_for_slurm(setting, look.commands, waited.append)
+    )
+    places = RankPlaces(
+        parse_places(said),
+        {name: facts.node_name for name, facts in look.facts.items()},
+        setting.recipe.cluster.ranks_per_node,
+    )
+    misplaced = misplaced_ranks(places, setting)
+    if misplaced:
+        return misplaced
+    ranks = describe_count(setting.recipe.cluster.ranks_per_node, "rank")
+    said = f"{launcher} starts {ranks} on each host" + "".join(f"; {each}" for each in waited)
+    if not setting.left_out:
+        return [CheckResult("launcher", said)]
+    options = ", ".join(setting.left_out)
+    return [CheckResult("launcher", f"{said}, without {options}, which it does not know", warns=True)]
+
+
+def start_patiently(start: Callable[[], str], wait: Callable[[], bool]) -> str:
+    """Return what `start` does; once more if that failed where Slurm starts the ranks, as `wait` tells.
+
+    Its controller may have been away meanwhile: srun then fails, or hangs, whatever the hosts are like.
+    """
+    by_slurm = wait()
+    try:
+        return start()
+    except ClusterError:
+        if not by_slurm:
+            raise
+    wait()
+    return start()
+
+
+def _waiting_for_slurm(
+    setting: Setting, commands: Commands, say: Callable[[str], None]
+) -> Callable[[], bool]:
+    job = this_job(os.environ).job
+    by_slurm = bool(job) and asks_slurm(setting.profile.launcher.program, setting.environment)
+
+    def wait() -> bool:
+        if by_slurm:
+            wait_for_slurm(job, say=say, pause=commands.pause)
+        return by_slurm
+
+    return wait
+
+
+def start_ranks(setting: Setting, commands: Commands) -> str:
+    """Have every rank say where it is; return what the launcher printed.
+
+    Raises ClusterError with the launcher's own first word if it fails.
+    """
+    program = setting.profile.launcher.program
+    given = f"cd -- {shlex.quote(str(setting.root))}\n{render_exports(setting.environment)}\n"
+    with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
+        hostfile.write(render_hostfile([host.name for host in setting.hosts]))
+        hostfile.flush()
+        argv = setting.launch_argv(_RANK, f"/proc/{os.getpid()}/fd/{hostfile.fileno()}")
+        try:
+            # By standard input, since anybody can read an argv, and a variable may be a secret.
+            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
+        except ClusterError as error:
+            raise ClusterError(program, error.what.replace("sh", program, 1), _by_hand(setting)) from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[0].strip() if lines else f"returned {done.returncode}"
+        raise ClusterError(program, f"does not start: {reason}", _by_hand(setting))
+    return done.stdout
+
+
+def parse_places(said: str) -> dict[int, str]:
+    """Read each rank's node.
+
+    >>> parse_places("[1] caffe-recipes: rank 1 on n2\\n[0] caffe-recipes: rank 0 on n1\\n")
+    {1: 'n2', 0: 'n1'}
+    """
+    return {int(rank): node for rank, node in _PLACE.findall(said)}
+
+
+def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
+    """Say which ranks are elsewhere than the hostfile has them, and which hosts have too few or too many."""
+    first, hint = next(iter(places.expected)), _by_hand(setting)
+    found: list[CheckResult] = []
+    if places.by_rank.get(0, places.expected[first]) != places.expected[first]:
+        what = f"rank 0 is on {places.by_rank[0]}, and not on {first}, the first host"
+        error = ClusterError(setting.find_launcher(), what, f"snapshots are fetched from {first}; {hint}")
+        found.append(CheckResult("launcher", str(error), error))
+    found += tell("launcher", list(_wrong_counts(places, hint)))
+    unknown = Counter(node for node in places.by_rank.values() if node not in places.expected.values())
+    for node, count in unknown.items():
+        ranks = f"{describe_count(count, 'rank')} {'is' if count == 1 else 'are'}"
+        what = f"{ranks} on {node}, which is no host of ours"
+        error = ClusterError(setting.find_launcher(), what, hint)
+        found.append(CheckResult("launcher", str(error), error))
+    if not found:
+        found += tell("launcher", list(_wrong_order(places)))
+    return found
+
+
+def _wrong_counts(places: RankPlaces, hint: str) -> Iterator[HostProblem]:
+    shared = Counter(places.expected.values())  # names of one machine, as localhost and its own
+    counts = Counter(places.by_rank.values())
+    for host, node in places.expected.items():
+        wanted = places.ranks_per_node * shared[node]
+        if counts[node] != wanted:
+            has = f"gets {counts[node] or 'no'} rank{'s' if counts[node] != 1 else ''}"
+            yield HostProblem(host, f"{has} from the launcher instead of {wanted}", hint)
+
+
+def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
+    nodes = list(places.expected.items())
+    for index, (host, node) in enumerate(nodes):
+        ranks = range(index * places.ranks_per_node, (index + 1) * places.ranks_per_node)
+        if any(places.by_rank[rank] != node for rank in ranks):
+            hint = "speeds by rank are told of other hosts than they are of"
+            yield HostProblem(
+                host, "has not the ranks that its line in the hostfile gives it", hint, fails=False
+            )
+
+
+def _by_hand(setting: Setting) -> str:
+    named = fold_names([host.name for host in setting.hosts])
+    return f"try `{shlex.join(setting.launch_argv(_RANK, 'HOSTFILE'))}` by hand, with {named} in HOSTFILE"
+
+
+_EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
+_ABSENT = {"absent": "no such program there", "other": "is no program there that may be run"}
+# Of one solver: a cold start from a busy file system, and two iterations.
+TRIAL_S = 120.0
+_ITERATIONS = 2
+_NOT_OF_A_TRIAL = (
+    *("net", "test_iter", "test_interval", "test_initialization"),
+    *("snapshot", "snapshot_prefix", "warmup_iter"),
+)
+# What would make a rank of many of the one process that is tried, or of a host another.
+_NO_VARIABLE = re.compile(
+    r"(PMI|PMIX|SLURM|OMPI|HYDRA|HYDI|MLSL|SSH|MPI_LOCAL|XDG)_\w*|PALS_\w*"
+    r"|I_MPI_PMI_LIBRARY|CAFFE_RECIPES_LAUNCH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|HOSTNAME|TMPDIR|_"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One solver tried: how the trainer ended, and the end of its log."""
+
+    code: int
+    log: str
+
+
+def trial_solvers(recipe: Recipe) -> dict[str, pb.SolverParameter]:
+    """Return a tiny solver for each lr policy (and solver type) of a recipe, by the policy.
+
+    All that the phase with the most to say of it sets is kept: an unknown field is found too. Caffe looks at
+    the policy only behind the warm-up, so that this lasts one iteration.
+    """
+    found: dict[tuple[str, str], pb.SolverParameter] = {}
+    for phase in recipe.phases:
+        solver = build_solver(recipe, phase)
+        warms_up = solver.HasField("warmup_iter")
+        for name in _NOT_OF_A_TRIAL:
+            solver.ClearField(name)
+        solver.net, solver.snapshot_prefix = "net.prototxt", "trial"
+        solver.max_iter, solver.display, solver.snapshot = _ITERATIONS, 1, _ITERATIONS + 1
+        solver.snapshot_after_train = False
+        if warms_up:
+            solver.warmup_iter = 1
+        before = found.get((solver.lr_policy, solver.type))
+        if before is None or len(solver.ListFields()) > len(before.ListFields()):
+            found[solver.lr_policy, solver.type] = solver
+    return {
+        policy if sum(other == policy for other, _ in found) == 1 else f"{policy}, {kind}": solver
+        for (policy, kind), solver in found.items()
+    }
+
+
+def trial_net() -> pb.NetParameter:
+    """Return the net that is tried: numbers of its own, and two classes."""
+    ones = {"type": "constant", "value": 1}
+    shape = [{"dim": [2, 4]}, {"dim": [2]}]
+    data = {"shape": shape, "data_filler": [ones, layers.ZERO]}
+    return layers.net(
+        "Trial",
+        layers.layer("data", "DummyData", top=("data", "label"), dummy_data_param=data),
+        layers.inner_product("ip", "data", num_output=2),
+        layers.softmax_with_loss("loss", "ip", "label"),
+    )
+
+
+def check_trainer(look: NodeView) -> list[CheckResult]:
+    """Try the trainer on every host that has it, and here, where the last model is evaluated."""
+    setting = look.setting
+    if look.under_way:
+        return look.leave("trainer")
+    if not look.hosts:
+        return look.skip("trainer", [host.name for host in setting.hosts])
+    troubles = judge_programs(look)
+    lacking = {trouble.host for trouble in troubles}
+    hosts = [host for host in look.hosts if host.name not in lacking]
+    if look.plan.testings and not any(host.is_local for host in setting.hosts):
+        hosts.append(LocalHost("this machine"))
+    troubles += try_trainer(setting, hosts, look.commands)
+    policies = ", ".join(trial_solvers(setting.recipe))
+    return tell("trainer", troubles, f"{setting.trainer} trains, and knows lr_policy {policies}")
+
+
+def judge_programs(look: NodeView) -> list[HostProblem]:
+    """Return the hosts that have no trainer; whether a container's image holds one, its trial tells."""
+    if look.setting.profile.container:
+        return []
+    return [
+        HostProblem(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.trainer)
+        for facts in look.facts.values()
+        if facts.program != "program"
+    ]
+
+
+def try_trainer(
+    setting: Setting, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
+) -> list[HostProblem]:
+    """Try the trainer on all hosts at once; what went wrong. A host runs one process at a time."""
+    solvers = trial_solvers(setting.recipe)
+    whole_s = limit_s * len(solvers) + 30
+    answers = ask_all(hosts, lambda host: _try_on(host, setting, solvers, commands, limit_s), whole_s + 30)
+    troubles: list[HostProblem] = []
+    for answer in answers:
+        if answer.error is not None:
+            troubles.append(trouble_of(answer.host.name, answer.error))
+        else:
+            troubles += answer.value or []
+    return troubles
+
+
+def judge(attempt: Attempt, limit_s: float = TRIAL_S) -> str | None:
+    """Say what went wrong in a trial, by its log; None if nothing did.
+
+    >>> judge(Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
+    >>> judge(Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
+    'does not start: caffe: libmlsl.so: cannot open shared object file'
+    """
+    lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
+    summary: LogSummary = read_log(attempt.log.splitlines())
+    if summary.fatal:
+        return f"fails: {_short(summary.fatal)}"
+    if attempt.code in (124, 137):
+        last = f", and says last: {_short(lines[-1])}" if lines else ""
+        return f"does not end a trial within {math.ceil(limit_s)} s{last}"
+    if attempt.code in (126, 127):
+        return f"does not start: {_short(lines[0]) if lines else f'returned {attempt.code}'}"
+    if not summary.done:
+        last = f"; it says last: {_short(lines[-1])}" if lines else ""
+        return f"ends with {attempt.code} and without `Optimization Done.`{last}"
+    return None
+
+
+def render_environment(environment: Mapping[str, str]) -> str:
+    """Write variables as sh takes them: those that make a rank of many are unset, glog writes no files."""
+    lines = [
+        f"unset {name}" if _NO_VARIABLE.fullmatch(name) else f"export {name}={shlex.quote(value)}"
+        for name, value in environment.items()
+        if _VARIABLE.fullmatch(name)
+    ]
+    return "\n".join([*lines, "export GLOG_logtostderr=1", ""])
+
+
+def _try_on(
+    host: Host,
+    setting: Setting,
+    solvers: Mapping[str, pb.SolverParameter],
+    commands: Commands,
+    limit_s: float,
+) -> list[HostProblem]:
+    token = secrets.token_hex(8)
+    # A name alone is looked for on the PATH of a container's image.
+    absolute = replace(setting, trainer=setting.path(setting.trainer)) if "/" in setting.trainer else setting
+    texts = [render_prototxt(solver) for solver in solvers.values()]
+    argv = ["sh", "-c", _program(), "caffe-recipes", token, f"{math.ceil(limit_s)}"]
+    argv += [render_prototxt(trial_net()), str(len(texts)), *texts, *absolute.trainer_argv(())]
+    given = os.fsencode(render_environment({**os.environ, **setting.environment}))
+    done = commands.run(host, argv, limit_s * len(solvers) + 30, given)
+    attempts = parse_attempts(token, done.stdout)
+    if len(attempts) != len(solvers):
+        reason = " ".join(done.stderr.split())[-200:] or f"exit {done.returncode}"
+        raise ClusterError(host.name, f"cannot be tried: {reason}", "check its /tmp, sh and GNU coreutils")
+    by_hand = shlex.join(in_container((setting.trainer,), setting.profile.container))
+    hint = f"try `{by_hand}` there by hand, or give another Caffe with --caffe"
+    said = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
+    return [HostProblem(host.name, what, hint, setting.trainer) for what in _by_policy(said)]
+
+
+def parse_attempts(token: str, said: str) -> list[Attempt]:
+    """Read what `trial.sh` says: a line with the token and the exit code before each log."""
+    parts = re.split(rf"^{token} \d+ (\d+)\n", said, flags=re.MULTILINE)[1:]
+    return [Attempt(int(code), log) for code, log in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _by_policy(said: Mapping[str, str | None]) -> list[str]:
+    """Name the policies that fail, where not all fail alike.
+
+    >>> _by_policy({"poly": None, "poly_cyc": "fails"}), _by_policy({"poly": "fails", "poly_cyc": "fails"})
+    (['with lr_policy poly_cyc it fails'], ['fails'])
+    """
+    if len(set(said.values())) == 1:
+        return [what for what in set(said.values()) if what]
+    return [f"with lr_policy {policy} it {what}" for policy, what in said.items() if what]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+@cache
+def _program() -> str:
+    return resources.files(__package__).joinpath("trial.sh").read_text("utf-8")

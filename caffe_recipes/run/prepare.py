@@ -1,0 +1,160 @@
+"""What a run needs on disk: before its first phase prototxts, LMDBs and folders, each where it is missing;
+before every launch the very weights that it is to start from.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import ask_all, file_digest, open_all, try_each
+from caffe_recipes.cluster.staging.stage import stage
+from caffe_recipes.errors import ClusterError, RunFailed, WeightsError
+from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.context import LaunchFailed, Run
+from caffe_recipes.run.plan import find_trained
+from caffe_recipes.run.snapshots import (
+    digest_weights,
+    fetch_snapshot,
+    is_whole,
+    verify_digest,
+    verify_kept,
+    verify_weights,
+)
+from caffe_recipes.run.staging import find_means, refusal
+from caffe_recipes.units import describe_bytes, describe_names
+
+_HASH_S = 600.0
+
+
+def prepare(run: Run) -> None:
+    """Place, build and stage; raises InputError or RunFailed if a disk or a host does not let us."""
+    with run.lock.preparing:
+        _place(run)
+        _build(run)
+        _make_folders(run)
+        stage_lmdb(run)
+
+
+def _place(run: Run) -> None:
+    written = write_files(run.plan.prototxts, run.setting.root)
+    if written:
+        run.journal.append("placed", files=written)
+        run.reporter.say(f"placed {len(written)} prototxts in {', '.join(run.setting.recipe.prototxt_dirs)}")
+
+
+def _build(run: Run) -> None:
+    missing = [path for path in run.setting.built_lmdbs if not path.exists()]
+    if missing:
+        from caffe_recipes.data.digits import build_digits
+
+        run.reporter.say(f"building {', '.join(run.setting.show(path) for path in missing)}")
+        try:
+            build_digits(missing[0].parent)
+        except RunFailed as error:  # a disk that is full
+            run.journal.append("failed", reason=str(error))
+            raise
+        run.journal.append("built", lmdbs=[str(path) for path in missing])
+
+
+def _make_folders(run: Run) -> None:
+    """Make the snapshots' folders on the first host: Caffe may die without after its last iteration."""
+    folders = {posixpath.dirname(run.setting.path(step.snapshot)) for step in run.plan.trainings}
+    first = run.setting.hosts[0]
+    done = first.run(["mkdir", "-p", "--", *sorted(folders)])
+    if done.returncode != 0:
+        raise ClusterError(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
+
+
+def stage_lmdb(run: Run) -> None:
+    """Put the training LMDB on the hosts that lack it; raises ClusterError for those that cannot take it."""
+    setting, source = run.setting, run.setting.lmdb_source
+    if source is None or not (source / "data.mdb").exists():
+        return
+    hosts, lmdb = setting.lmdb_hosts, setting.path(setting.recipe.data.train.lmdb)
+    size = (source / "data.mdb").stat().st_size
+    # What this machine does for itself alone needs no plan to be argued with.
+    tells = len(hosts) > 1 or not hosts[0].is_local
+    means = find_means(setting.profile, setting.how)
+    with run.lock.preparing:
+        placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
+    sent = [each.host for each in placed if each.outcome == "sent"]
+    if sent:
+        what = f"{setting.show(source)} ({describe_bytes(size)}) to {setting.show(lmdb)}"
+        run.reporter.say(f"staged {what} on {describe_names(sent)}")
+        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=sent)
+    failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
+    if failed:
+        raise refusal(failed, lmdb, len(hosts))
+
+
+def secure_weights(run: Run, path: str, net: pb.NetParameter) -> str:
+    """Make sure that weights are still what they were; return their SHA-256.
+
+    A kept snapshot that is not is fetched again from a host where a whole one lies. Raises WeightsError where
+    there is none, and for weights of the user's that have changed since a launch started from them.
+    """
+    if path in run.snapshots():
+        return secure_kept(run, path)
+    before = run.journal.state().weights.get(path)
+    if before is None:
+        verify_weights(run.path(path), net)
+        return digest_weights(run.path(path))
+    verify_digest(run.path(path), before, "what was trained from", "restore it, or start over with --new")
+    return before
+
+
+def check_read(run: Run, path: str, sha256: str, net: pb.NetParameter, *, is_launched: bool = False) -> None:
+    """Make sure that every host reads weights as they are here; raises LaunchFailed, which names the host.
+
+    Once the ranks are launched, a host that does not answer shows no damage: heartbeats look after it.
+    """
+    distant, at = [host for host in run.setting.hosts if not host.is_local], run.setting.path(path)
+    for answer in ask_all(distant, lambda host: file_digest(host, at), _HASH_S):
+        if answer.error and is_launched:
+            continue
+        what = answer.error.what if answer.error else "differs from ours"
+        if answer.value != sha256 and not is_whole(run.path(path), sha256):
+            secure_weights(run, path, net)  # it was damaged for all, just now
+            check_read(run, path, sha256, net, is_launched=is_launched)
+            return
+        if answer.value != sha256:
+            hint = "every rank reads it: the Caffe root must be one folder that all hosts see"
+            raise LaunchFailed(f"{at} {what}", hint, answer.host.name, answer.host.name)
+
+
+def secure_kept(run: Run, path: str) -> str:
+    """Make sure that a kept snapshot is what its phase finished with, as `secure_weights` does."""
+    recipe, (sha256, phase) = run.setting.recipe, run.snapshots()[path]
+    trained = run.setting.path(find_trained(recipe, phase, path))
+    with run.lock.preparing:  # a branch may start from the same
+        try:
+            verify_kept(run.path(path), sha256, phase, trained)
+        except WeightsError as error:
+            run.check_folder()
+            run.reporter.say(f"{error.where}: {error.what}; looking for a whole one")
+            host = _find_whole(run, trained, sha256)
+            if host is None:
+                raise
+            net = build_net(recipe, recipe.phase(phase).net)
+            fetch_snapshot(host, trained, None, run.path(path), net, run.setting.root)
+            verify_kept(run.path(path), sha256, phase, trained)
+            run.journal.append("restored", snapshot=path, host=host.name)
+            run.reporter.say(f"{path}: fetched again from {host.name}:{trained}")
+    return sha256
+
+
+def _find_whole(run: Run, path: str, sha256: str) -> Host | None:
+    """Return a host that has a file with this digest, of all that the run has had ranks on, or may have."""
+    setting, state = run.setting, (run.main or run.journal).state()
+    known = {host.name: host for host in setting.hosts}
+    others = [name for name in dict.fromkeys((*state.hosts, *setting.spares)) if name not in known]
+    hosts = (*setting.hosts, *open_all(others, setting.connect))
+
+    def lacks(host: Host) -> str | None:
+        return None if file_digest(host, path) == sha256 else "another file"
+
+    without = try_each(hosts, lacks, _HASH_S)
+    return next((host for host in hosts if host.name not in without), None)

@@ -1,0 +1,302 @@
+"""A run of which nothing is left to be done: read, looked after, and shown again.
+
+The run: preflight, stage, the phases, verify and fetch each snapshot, evaluate.
+
+Every step is a line in the journal before the next is taken, so that the same call after any crash goes on
+where it was. A phase is finished when its snapshot is verified, whatever its process returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import open_host
+from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
+from caffe_recipes.recipe.graph import find_evaluated, find_leaves
+from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
+from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
+from caffe_recipes.run.journal import (
+    Clock,
+    Journal,
+    JournalError,
+    RunState,
+    branch_launches,
+    load_journal,
+    refuse_empty,
+)
+from caffe_recipes.run.lock import RecipeLock
+from caffe_recipes.run.phase import evaluate, note_stop, train
+from caffe_recipes.run.plan import RunPlan, find_trained, phases_until, plan_chain
+from caffe_recipes.run.preflight.checks import run_preflight
+from caffe_recipes.run.prepare import prepare, secure_kept, stage_lmdb
+from caffe_recipes.run.recovery import insist, replace_hosts
+from caffe_recipes.run.signals import Interrupted, Interrupts
+from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
+from caffe_recipes.run.snapshots import choose_interval, verify_kept
+from caffe_recipes.run.trainer import Trainer, describe_launch
+from caffe_recipes.units import describe_names
+
+
+def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
+    """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
+    evaluated = find_evaluated(recipe) if phases == recipe.phases else ()
+    is_trained = all(phase.name in state.finished for phase in phases)
+    return is_trained and all(phase.name in state.evaluations for phase in evaluated)
+
+
+def read_finished(
+    recipe: Recipe, options: RunOptions, phases: tuple[Phase, ...]
+) -> tuple[Path, RunState] | None:
+    """Return the folder and state of a latest run that needs no writing, as these phases are finished."""
+    folders = () if options.new else run_folders(options.root, recipe.name)[-1:]
+    for folder in folders:
+        try:
+            state = load_journal(folder / "journal.jsonl")
+        except JournalError:
+            return None
+        if is_finished(recipe, phases, state) and not describe_changes(folder, recipe):
+            return folder, state
+    return None
+
+
+def report_finished(
+    recipe: Recipe,
+    options: RunOptions,
+    phases: tuple[Phase, ...],
+    folder: Path,
+    state: RunState,
+    reporter: Reporter,
+) -> RunState:
+    """Show what finished phases came to, once their snapshots are verified; raises WeightsError."""
+    for end in [phase for phase in phases if phase in find_leaves(recipe)] or phases[-1:]:
+        done = state.finished[end.name]
+        trained = find_trained(recipe, done.phase, done.snapshot)
+        verify_kept(options.root / done.snapshot, done.sha256, done.phase, trained)
+    what = "is finished" if phases == recipe.phases else f"is finished up to {phases[-1].name}"
+    reporter.say(f"{folder} {what}; --new starts another run")
+    reporter.show_result(recipe, state)
+    return state
+
+
+def run_chain(
+    recipe: Recipe,
+    options: RunOptions | None = None,
+    reporter: Reporter | None = None,
+    *,
+    connect: Connect = open_host,
+    clock: Clock = time.time,
+    ask_job: AskJob = ask_slurm,
+) -> RunState:
+    """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
+
+    Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
+    Interrupted when told to stop; no trainer is left behind in any of these.
+    """
+    options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
+    check_submitted(recipe, os.environ)
+    phases = phases_until(recipe, options.until)
+    with interrupts.raised(), ExitStack() as stack:
+        try:
+            latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
+        except JournalError:  # as on a disk that is read-only: what is finished needs no writing
+            done = read_finished(recipe, options, phases)
+            if done is None:
+                raise
+            return report_finished(recipe, options, phases, *done, reporter)
+        folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
+        state = latest.state() if latest else RunState()
+        if latest and is_finished(recipe, phases, state):
+            return report_finished(recipe, options, phases, folder, state, reporter)
+        setting = find_setting(recipe, options, _closing(connect, stack))
+        plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
+        _check_interval(plan, setting.policy.checkpoint_every)
+        plan_branches(setting, plan, state)
+        RecipeLock(setting.root, recipe.name).check()
+        setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
+        lock = _lock(setting, state, stack)
+        journal = latest or create_run(folder, recipe, plan.prototxts, clock)
+        stack.callback(journal.close)
+        name = f"{RUNS}/{folder.name}"
+        run = Run(
+            _name_run(journal),
+            setting,
+            plan,
+            name,
+            journal,
+            reporter,
+            interrupts,
+            lock,
+            spares=Spares(setting.spares),
+        )
+        try:
+            return _carry_on(run, branches)
+        except Interrupted as stop:
+            note_stop(run, stop)
+            raise
+        except (CaffeRecipesError, OSError) as error:
+            run.check_folder()
+            if not isinstance(error, InputError):
+                raise
+            # What the preflight found well is so no more.
+            journal.append("failed", reason=str(error))
+            raise RunFailed(error.where, error.what, error.hint) from None
+
+
+def _carry_on(run: Run, planned: BranchPlan) -> RunState:
+    """Do what is not done yet."""
+    run = replace(run, plan=replace(run.plan, trainings=planned.main))
+    around = this_job(os.environ)
+    run.journal.start(around.job, around.restarts)
+    run.reporter.say(f"{run.folder}: log and state of this run")
+    with Branches(run, planned.beside) as branches:
+        for group in planned.groups:
+            if group.left:
+                branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.goes_on)
+        run = insist(run, prepare)
+        launch = run.journal.state().launch
+        left = launch.phase if launch and Trainer(run.path(launch.log)).is_running() else None
+        for group in planned.groups:
+            if not group.left:  # staged from here, the user may stop it at once
+                there = replace(run, setting=on_hosts(run.setting, group.hosts))
+                branches.start(insist(there, stage_lmdb).setting)
+        for training in planned.main:
+            if training.phase in run.journal.state().finished:
+                run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
+                continue
+            if training.phase != left:  # else it trains already, and is not to be left alone
+                branches.check()
+            run = insist(run, partial(train, training=training))
+            branches.look()
+        if planned.beside and not planned.is_held:  # what is left of them
+            branches.start(run.setting)
+    for testing in run.plan.testings:
+        if testing.phase not in run.journal.state().evaluations:
+            evaluate(run, testing)
+    for path in run.snapshots():
+        secure_kept(run, path)
+    state = run.journal.state()
+    run.reporter.show_result(run.setting.recipe, state)
+    return state
+
+
+def _check_interval(plan: RunPlan, every: int | None) -> None:
+    """Raise InputError where the snapshots that a phase is to leave allow only much closer checkpoints."""
+    for step in plan.trainings if every else ():
+        found = choose_interval(every or 1, step.snapshots_at)
+        if 2 * found < (every or 1):
+            wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
+            what = f"phase {step.phase} must snapshot at {wanted}, which leaves {found} as interval"
+            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave it out")
+
+
+def _name_run(journal: Journal) -> str:
+    """Return what the ranks of a run are known by on any host."""
+    return journal.state().id or hashlib.sha256(os.fsencode(journal.path)).hexdigest()[:16]
+
+
+def _closing(connect: Connect, stack: ExitStack) -> Connect:
+    """Return a `connect` whose hosts are closed at the end."""
+
+    def reach(name: str, copy_with: Literal["ssh", "auto"]) -> Host:
+        host = connect(name, copy_with)
+        stack.callback(host.close)
+        return host
+
+    return reach
+
+
+def _open_latest(
+    recipe: Recipe,
+    options: RunOptions,
+    clock: Clock,
+    ask_job: AskJob,
+    say: Callable[[str], None],
+    stack: ExitStack,
+) -> Journal | None:
+    """Open the run to go on with; None if another is to be started.
+
+    Raises InputError if another process carries on the latest run, if its trainer may still be training, or
+    if the recipe or a net of it is no longer the one that it was started with.
+    """
+    folders = run_folders(options.root, recipe.name)
+    if not folders:
+        return None
+    folder = folders[-1]
+    try:
+        journal = Journal(folder / "journal.jsonl", clock)
+        stack.callback(journal.close)
+        state = journal.state()
+        launches = (*([state.launch] if state.launch else []), *branch_launches(options.root, state))
+    except JournalError:
+        if not options.new:
+            raise
+    if options.new:
+        _check_nothing_trains(folder)
+        return None
+    if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
+        raise refuse_empty(journal.path)
+    for launch in launches:
+        if launch.host != socket.gethostname():
+            check_over(launch, folder, this_job(os.environ), ask_job, say)
+    changes = describe_changes(folder, recipe)
+    if changes:
+        raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")
+    return journal
+
+
+def _check_nothing_trains(folder: Path) -> None:
+    """Make sure that no second training starts beside one that a killed run has left behind."""
+    for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
+        pid = Trainer(log).pid()
+        if pid is not None:
+            what = f"process {pid} of a killed run still trains"
+            raise InputError(log, what, "go on with that run without --new, or stop the process first")
+
+
+def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
+    """Take the recipe's locks; the trainer's together with those that are taken over, or when they end."""
+    lock = RecipeLock(setting.root, setting.recipe.name)
+    stack.callback(lock.close)
+    lock.take()
+    if describe_launch(setting.root, state):
+        lock.join_trainers()
+    else:
+        lock.take_trainer()
+    return lock
+
+
+def _preflight(setting: Setting, plan: RunPlan, state: RunState, reporter: Reporter) -> Setting:
+    """Look at everything; return the setting without unfit spares.
+
+    With others in bad hosts' place, if that is the policy; else the first error is raised.
+    """
+    while True:
+        findings = run_preflight(setting, plan, state, describe_launch(setting.root, state))
+        reporter.show_findings(findings)
+        unfit = {name for finding in findings if finding.unfit for name in finding.hosts}
+        spares = tuple(name for name in setting.spares if name not in unfit)
+        setting = replace(setting, spares=spares)
+        failed = [finding for finding in findings if finding.error]
+        if not failed:
+            return setting
+        ours = {host.name for host in setting.hosts}  # a finding may be about this machine, too
+        bad = {name for finding in failed for name in finding.hosts} & ours
+        if setting.policy.on_failure != "replace" or not bad or len(bad) > len(setting.spares):
+            error = failed[0].error
+            assert error is not None
+            raise error
+        reporter.say(f"looking again, with spares in place of {describe_names(sorted(bad))}")
+        setting = replace_hosts(setting, bad)

@@ -1,0 +1,350 @@
+"""Watching a trainer by its log: what has come since, how fast it goes, how long is left, what went wrong.
+
+The watchdog: what no launcher notices, as a link that goes silent, or a rank that holds all others up.
+
+Training is synchronous: while iterations come, every host is well, whatever ssh says of it. So a host is lost
+only when neither it nor the log has been heard.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
+from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
+from caffe_recipes.cluster.ranks import RankEnds
+from caffe_recipes.run.plan import Training
+from caffe_recipes.run.snapshots import learned_ignored
+from caffe_recipes.units import describe_duration
+
+# -log of the smallest float32: what Caffe prints when every image's probability is 0.
+SATURATED_LOSS = 87.3365
+# Hydra's word on a rank that a signal has ended; its advice after it tells nothing.
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
+# Hydra does not notice that the srun which was to start its proxies has ended, and waits for ever.
+_NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
+# What glog prints of a training that goes well; no reason for its end.
+_INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
+_NUMBERS = re.compile(r"\d+")
+# Of more than this at once, which only a resume finds, both ends are read as ever.
+_MOST_BYTES = 64 << 20
+_END_BYTES = 8 << 20
+# Of what is between, only what has one of these words: why a launch ends, what it left out, what it wrote.
+_VITAL = (
+    *("Ignoring source layer", "Snapshot", "Optimization ", "Check fail", "libprotobuf", "*** SIG"),
+    *("caffe-torch: ", "EXIT STRING", "RUNNING AT", "srun: "),
+)
+# So many different lines are remembered before the first iteration.
+_MOST_HEARD = 10_000
+# Speed over so many displays: smooth, yet quick to show that something slows down.
+_RECENT = 5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a phase is; a value is None until the log tells it."""
+
+    phase: str
+    iteration: int
+    last_iter: int
+    rate: float | None
+    loss: float | None
+    images_per_s: float | None
+    phase_left_s: float | None
+    chain_left_s: float | None
+
+
+class LogTail:
+    """A growing log, read a whole line at a time.
+
+    `signs` counts its signs of life: what tells of training or testing, and before that each line that says
+    something new. What some library repeats while nothing goes on is none. `no_step` is why Slurm has started
+    no ranks; "" where it has. `last_words` are the last that are no report of a training that goes well.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the beginning; the file may still be missing."""
+        self.path = path
+        self.lines = self.signs = 0
+        self.summary = LogSummary()
+        self.last_line = self.last_words = ""
+        self.exit_string = self.no_step = ""
+        self.ends = RankEnds()
+        self._file = LogFile(path)
+        self._heard: set[int] = set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether iterations, or batches of a test, have come."""
+        return bool(self.summary.losses or self.summary.batches)
+
+    def read(self, *, to_end: bool = False) -> None:
+        """Take the whole lines that have come, and with `to_end` a last one cut short."""
+        unread = self._file.unread_bytes()
+        if unread > _MOST_BYTES:
+            for lines in self._file.read(_END_BYTES):
+                self._take(lines)
+            for lines in self._file.read(unread - 2 * _END_BYTES):
+                text = "\n".join(lines)
+                is_vital = any(word in text for word in _VITAL)
+                vital = [line for line in lines if any(word in line for word in _VITAL)] if is_vital else []
+                self.lines += len(lines) - len(vital)
+                self._take(vital)
+        for lines in self._file.read(to_end=to_end):
+            self._take(lines)
+
+    def _take(self, lines: list[str]) -> None:
+        self.lines += len(lines)
+        for line in lines:
+            self.signs += self._is_sign(line, self.summary.feed(line))
+            said = split_rank(line)[1].strip()
+            if not said:
+                continue
+            self.last_line = said
+            if _INFO.match(said):
+                continue
+            self.last_words = said
+            self.ends.feed(line.strip())
+            ended = _EXIT_STRING.fullmatch(line.strip())
+            self.exit_string = ended[1] if ended else self.exit_string
+            refused = None if self.has_begun else _NO_STEP.fullmatch(said)
+            self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
+
+    def _is_sign(self, line: str, entry: Entry | None) -> bool:
+        if entry is not None and not isinstance(entry.event, Complaint | Fatal):
+            return True
+        if self.has_begun:
+            self._heard.clear()
+            return False
+        # Ranks, times and counters make nothing new of a line.
+        said = _NUMBERS.sub("", split_rank(line)[1])
+        is_new = bool(said) and hash(said) not in self._heard
+        if len(self._heard) >= _MOST_HEARD:
+            self._heard.clear()
+        self._heard.add(hash(said))
+        return is_new
+
+
+def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None = None) -> float | None:
+    """Return the speed over the last so many displays, or all: images between two of them by their times."""
+    times = sorted(summary.times.items())[-displays if displays else None :]
+    if len(times) < 2:
+        return None
+    (first, begun), (last, ended) = times[0], times[-1]
+    seconds = (ended - begun).total_seconds()
+    return (last - first) * images_per_iter / seconds if seconds > 0 else None
+
+
+def measure(
+    summary: LogSummary, phase: str, last_iter: int, images_per_iter: int, later_iterations: int
+) -> Progress:
+    """Return a phase's progress; what is left of the chain is reckoned at the speed of now.
+
+    Caffe prints an iteration's rate a moment after its loss: until then there is none.
+    """
+    iteration = min(max(summary.losses, default=0), last_iter)
+    speed = images_per_s(summary, images_per_iter, _RECENT)
+    left = (last_iter - iteration) * images_per_iter / speed if speed else None
+    later = later_iterations * images_per_iter / speed if speed else None
+    return Progress(
+        phase,
+        iteration,
+        last_iter,
+        summary.rates.get(iteration),
+        last_value(summary.losses.values()),
+        speed,
+        left,
+        None if left is None or later is None else left + later,
+    )
+
+
+def last_value(values: Iterable[float]) -> float | None:
+    """Return the last of some values; None of none."""
+    return next(reversed(tuple(values)), None)
+
+
+def losses_until(summary: LogSummary, last_iter: int) -> dict[int, float]:
+    """Return the losses up to an iteration: of what a stopped Caffe trains beyond it nothing is kept."""
+    return {iteration: loss for iteration, loss in summary.losses.items() if iteration <= last_iter}
+
+
+def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
+    """Tell whether the snapshot of an iteration is whole: the log says so, or speaks of what comes after it.
+
+    Caffe trains on when a snapshot has ended, and not all say that it has.
+    """
+    return snapshot in summary.whole_snapshots or max(summary.losses, default=-1) >= iteration
+
+
+def find_divergence(losses: Mapping[int, float]) -> str | None:
+    """Say that the loss is lost: not finite, or saturated at two displays on end. Caffe would exit 0."""
+    lost = next(((at, loss) for at, loss in losses.items() if not math.isfinite(loss)), None)
+    if lost:
+        return f"the loss is {lost[1]} at iteration {lost[0]}"
+    for (_, before), (at, loss) in pairwise(losses.items()):
+        if min(before, loss) >= SATURATED_LOSS:
+            return f"the loss is stuck at {loss} at iteration {at}"
+    return None
+
+
+def find_ignored(tail: LogTail, training: Training, root: Path) -> str | None:
+    """Say which learned layer of its weights Caffe has left out: it trains on without a word of it."""
+    if training.weights is None or not tail.summary.ignored:
+        return None
+    ignored = learned_ignored(tail.summary.ignored, root / training.weights)
+    return (
+        f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks" if ignored else None
+    )
+
+
+def find_failure(tail: LogTail, training: Training) -> str | None:
+    """Say why a trainer that has ended did not train to the end; its exit code says nothing."""
+    summary, last = tail.summary, training.last_iter
+    is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
+    if summary.fatal and not (is_passed or summary.done):  # what dies after its work was done
+        return summary.fatal
+    if tail.no_step and not summary.done:
+        return tail.no_step
+    if summary.stopped_early and not is_passed:
+        return "it was stopped early by a signal"
+    diverged = find_divergence(losses_until(summary, last))
+    if diverged:
+        return diverged
+    if is_passed or (summary.done and not training.is_stopped):
+        return None
+    at = max(summary.losses, default=None)
+    reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
+    if tail.ends.said:
+        return f"{tail.ends.said} {reached}"
+    return f"it ended {reached}" + describe_last_words(tail, ", saying: ")
+
+
+def describe_last_words(tail: LogTail, before: str) -> str:
+    """Return what was said last, behind `before`, and protobuf's complaint; "" where nothing was said."""
+    said, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
+    if complaint and complaint[:100] not in said:
+        said = f"{said}; protobuf complained: {complaint[:300]}"
+    return f"{before}{said}" if said else ""
+
+
+# A host that has not been heard for so long is lost, unless the log goes on.
+SILENT_S = 20.0
+# Loading nets, LMDBs and, on a busy file system, the program itself.
+START_STALL_S = 900.0
+STALL_S = 600.0
+# A log that goes on belongs to ranks that all work, whatever their states look like.
+HELD_S = 15.0
+# A log may fall silent for so many times its longest silence before: a test takes longer than a display.
+_PACES = 20
+# Between two looks, at most, so much counts.
+_GAP_S = 5.0
+
+
+class Hearing(Protocol):
+    """What is heard of the hosts: Pulses, or a test's."""
+
+    def silent(self, patience_s: float) -> Sequence[Silence]:
+        """Return the hosts that were not heard for longer."""
+
+    def histories(self) -> Mapping[str, Sequence[Pulse]]:
+        """Return every host's last pulses, the newest last."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a launch must be ended; `host` is where, if that is known, and nothing reaches one that is lost.
+
+    What a launch that `is_spoilt` has trained is not kept, even if it has trained to the end.
+    """
+
+    what: str
+    host: str | None = None
+    is_lost: bool = False
+    is_spoilt: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}" if self.host else self.what
+
+
+class LogPace:
+    """A log's pace: how long it has told of no progress, and its longest such pause since it had begun.
+
+    `stall_s` overrides what the pace says of how long is too long.
+    """
+
+    def __init__(self, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to count silence now."""
+        self._stall_s, self._clock = stall_s, clock
+        self._lines = self._signs = 0
+        self._has_begun = False
+        self._looked_at = clock()
+        self.quiet_s = self.longest_s = 0.0
+
+    def look(self, tail: LogTail) -> str | None:
+        """Count on to now; say so if the log has stalled."""
+        now = self._clock()
+        # What we have slept through ourselves, stopped or busy, is no silence of the log's.
+        self.quiet_s += min(now - self._looked_at, _GAP_S)
+        self._looked_at = now
+        if tail.signs != self._signs:
+            if self._has_begun:  # how long loading took tells nothing of iterations
+                self.longest_s = max(self.longest_s, self.quiet_s)
+            self._lines, self._signs, self._has_begun = tail.lines, tail.signs, tail.has_begun
+            self.quiet_s = 0.0
+        if self.quiet_s < self._patience_s(begun=tail.has_begun):
+            return None
+        if tail.lines == self._lines:
+            return f"the log has said nothing for {describe_duration(self.quiet_s)}"
+        said = f"and says only: {tail.last_line[:200]}"
+        return f"the log has told of no progress for {describe_duration(self.quiet_s)}, {said}"
+
+    def _patience_s(self, *, begun: bool) -> float:
+        if self._stall_s is not None:
+            return self._stall_s
+        return max(STALL_S, _PACES * self.longest_s) if begun else START_STALL_S
+
+
+class Watchdog:
+    """Looks at the log's pace and at the hosts; `stall_s` overrides what the pace says."""
+
+    def __init__(
+        self, hearing: Hearing, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin to count silence now."""
+        self._hearing, self._pace = hearing, LogPace(stall_s, clock)
+        self.suspect: Straggler | None = None
+
+    def look(self, tail: LogTail) -> Trouble | None:
+        """Say what is wrong, if the launch cannot go on; a mere suspicion is kept as `suspect`."""
+        stalled = self._pace.look(tail)
+        quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
+        patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
+        for silence in self._hearing.silent(patience_s):
+            if quiet_s > patience_s:
+                said = f" ({silence.reason})" if silence.reason else ""
+                what = f"not heard for {describe_duration(silence.seconds)}{said}"
+                return Trouble(what, silence.host, is_lost=True)
+        # While progress comes nobody is held up; at a normal end ranks finish at different times.
+        is_held = quiet_s > max(HELD_S, 2 * longest_s)
+        # A host that was booted between its ranks' start and its next pulse has none and never had, as far as
+        # is known.
+        if is_held or not tail.has_begun:
+            words = () if tail.has_begun else tail.ends.not_started
+            unstarted = find_unstarted(self._hearing.histories(), words)
+            if unstarted is not None:
+                return Trouble(unstarted.reason, unstarted.host)
+        self.suspect = straggler = find_straggler(self._hearing.histories()) if is_held else None
+        if straggler is not None and straggler.is_certain:
+            return Trouble(f"holds the others up: {straggler.reason}", straggler.host)
+        if stalled is None:
+            return None
+        if straggler is not None:
+            return Trouble(f"{stalled}; {straggler.reason}", straggler.host)
+        return Trouble(stalled)

@@ -1,0 +1,114 @@
+"""Durations and sizes as people read them.
+
+Times and numbers as people read them, however long or large they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def describe_duration(seconds: float) -> str:
+    """Write a duration in the two units that matter, rounded to the nearest of the smaller.
+
+    >>> [describe_duration(s) for s in (7.4, 125, 14_694)]
+    ['7 s', '2 min 05 s', '4 h 05 min']
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def describe_bytes(count: float) -> str:
+    """Write a size in powers of 1000, three digits of it.
+
+    >>> [describe_bytes(n) for n in (999, 4_222_976, 42e9)]
+    ['999 bytes', '4.22 MB', '42 GB']
+    """
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:,.3g} TB"
+
+
+def describe_count(count: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> describe_count(1, "rank"), describe_count(4096, "rank")
+    ('1 rank', '4,096 ranks')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def describe_names(names: Sequence[str]) -> str:
+    """Write the first few of many names.
+
+    >>> describe_names(["a", "b"]), describe_names(["a", "b", "c", "d"])
+    ('a, b', 'a, b, ... (4 in all)')
+    """
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ... ({len(names)} in all)"
+
+
+_MOST = 10_000  # of a unit, before the next larger one is taken
+_LARGEST = 1e9  # that is written with all its digits
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of time."""
+
+    name: str
+    short: str
+    seconds: float
+
+    def write(self, seconds: float) -> str:
+        """Write a time in this unit, to a tenth."""
+        count = seconds / self.seconds
+        return f"{count:,.1f}" if count < _LARGEST else f"{count:.3g}"
+
+
+SECONDS = Unit("seconds", "s", 1)
+MINUTES = Unit("minutes", "min", 60)
+LONGER = (
+    MINUTES,
+    Unit("hours", "h", 3600),
+    Unit("days", "days", 86_400),
+    Unit("years", "years", 365.25 * 86_400),
+)
+
+
+def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
+    """Return the first of some units, the smallest first, in which a time is 10,000 at most; else the last.
+
+    >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
+    ['minutes', 'hours', 'days', 'years']
+    """
+    return next((unit for unit in units if seconds <= _MOST * unit.seconds), units[-1])
+
+
+def write_time(seconds: float) -> str:
+    """Write a time with its unit.
+
+    >>> write_time(203.26), write_time(1_281_167)
+    ('203.3 s', '355.9 h')
+    """
+    unit = unit_of(seconds, (SECONDS, *LONGER[1:]))
+    return f"{unit.write(seconds)} {unit.short}"
+
+
+def write_number(value: float, decimals: int = 0) -> str:
+    """Write a number to so many decimals, unless it is too large or small for that: then to three digits.
+
+    >>> write_number(6303), write_number(0.031), write_number(1e12), write_number(0.0, 1)
+    ('6,303', '0.031', '1e+12', '0.0')
+    """
+    is_plain = not value or 10**-decimals <= abs(value) < _LARGEST
+    return f"{value:,.{decimals}f}" if is_plain else f"{value:.3g}"

@@ -1,0 +1,168 @@
+"""What commands print for people holds nothing that a terminal obeys; what programs read stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.table import Table
+from rich.text import Text
+
+from caffe_recipes.cli import logs, streams
+from caffe_recipes.cli.main import COMMANDS, commands, main
+from caffe_recipes.run.console import Reporter, SafeConsole
+from caffe_recipes.terminal import printable
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# A title of the window, a cleared screen in 8 bits, text from right to left, no width, a line overwritten.
+EVIL = "a\x1b]0;x\x07\x9b2J\u202eb\u2066\u200b\rc\x7f"
+NET = """name: "{0}"
+layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: 1 dim: 3 dim: 8 dim: 8 }} }} }}
+layer {{ name: "{0}" type: "ReLU" bottom: "data" top: "{0}" }}
+layer {{ name: "{0}" type: "{0}" bottom: "{1}" top: "x" }}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, of files whose text and names a terminal would obey."""
+    monkeypatch.chdir(tmp_path)
+    evil = "".join(f"\\{byte:03o}" for byte in EVIL.encode())
+    (tmp_path / "net.prototxt").write_text(NET.format(evil, evil).partition('layer {{ name: "x')[0])
+    (tmp_path / "good.prototxt").write_text("\n".join(NET.format(evil, evil).splitlines()[:3]))
+    (tmp_path / "other.prototxt").write_text(NET.format("b", "data"))
+    (tmp_path / f"{EVIL}.prototxt").write_text(NET.format(evil, evil))
+    (tmp_path / f"{EVIL}.yaml").write_text("name: x\n")
+    (tmp_path / "key.yaml").write_text(f'name: "{json.dumps(EVIL)[1:-1]}"\n"{json.dumps(EVIL)[1:-1]}": 1\n')
+    run = tmp_path / "runs" / f"{EVIL}-1"
+    run.mkdir(parents=True)
+    (run / "journal.jsonl").write_text(json.dumps({"time": EVIL, "event": EVIL}) + "\n")
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(commands, words)
+
+
+def is_clean(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["summary", "good.prototxt"],
+        ["lint", "net.prototxt"],
+        ["lint", "."],
+        ["lint", f"{EVIL}.prototxt"],
+        ["diff", "net.prototxt", "other.prototxt"],
+        ["diff", f"{EVIL}.prototxt", "other.prototxt"],
+        ["fmt", "--check", f"{EVIL}.prototxt"],
+        ["fmt", f"{EVIL}.prototxt"],
+        ["status"],
+    ],
+    ids=lambda words: " ".join(words).encode("unicode_escape").decode(),
+)
+def test_nothing_that_a_terminal_obeys_is_printed(words: list[str]) -> None:
+    done = call(*words)
+    assert is_clean(done.stdout)
+    assert is_clean(done.stderr)
+    assert r"\x1b]0;x\x07" in printable(done.stdout + str(done.exception)).replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", f"{EVIL}.yaml"],
+        ["show", "key.yaml"],
+        ["logs", EVIL],
+        ["attach", EVIL],
+        ["recipes", f"--{EVIL}"],
+    ],
+    ids=["file", "key", "logs", "attach", "option"],
+)
+def test_an_error_is_one_printable_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["caffe-recipes", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert len(output.err.splitlines()) == 1
+    assert is_clean(output.out + output.err)
+
+
+@pytest.mark.parametrize("words", [["summary", "good.prototxt"], ["lint", "net.prototxt"]])
+def test_in_json_is_nothing_that_a_terminal_obeys_and_the_same_names(words: list[str]) -> None:
+    found = call(words[0], "--json", *words[1:]).stdout
+    assert is_clean(found.replace("\x7f", ""))  # which terminals ignore
+    assert EVIL in strings_of(json.loads(found))
+
+
+def strings_of(value: object) -> str:
+    """Return all strings in JSON values, keys as well, one after the other."""
+    if isinstance(value, dict):
+        return "".join(map(strings_of, [*value, *value.values()]))
+    return "".join(map(strings_of, value)) if isinstance(value, list) else str(value)
+
+
+def test_what_programs_read_stays_byte_for_byte(folder: Path) -> None:
+    assert json.loads(call("summary", "--json", "good.prototxt").stdout)["layers"][1]["name"] == EVIL
+    assert EVIL.encode()[-3:] in call("summary", "--csv", "good.prototxt").stdout_bytes
+    text = call("fmt", "-").stdout_bytes  # empty input
+    assert text == b""
+
+
+def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    data = f"I0101 {EVIL}é\r\n".encode() + b"\xff\n"
+    logs._printer()(data)
+    assert capfdbinary.readouterr().out == data
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    write = logs._printer()
+    for start in range(len(data)):  # in pieces that cut a character in two
+        write(data[start : start + 1])
+    text = capfdbinary.readouterr().out.decode()
+    assert is_clean(text)
+    assert text.startswith("I0101 a\\x1b]0;x")
+    assert "é" in text
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_s_own_words_are_printable(is_terminal: bool) -> None:
+    file = io.StringIO()
+    console = SafeConsole(file=file, force_terminal=is_terminal, soft_wrap=True, highlight=False, width=200)
+    Reporter(console).say(EVIL)
+    table = Table(box=None)
+    table.add_column(Text(EVIL))
+    table.add_row(EVIL)
+    console.print(table)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())  # rich's own colours
+    assert is_clean(text)
+    assert text.count(r"a\x1b]0;x") == 3  # the rest rich strips, or has no room for
+
+
+def test_paint_colours_text_whose_own_colours_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    streams.echo(streams.paint("\x1b[31mred", "green"), color=True)
+    assert capsys.readouterr().out == "\x1b[32m\\x1b[31mred\x1b[0m\n"
+
+
+def test_commands_print_for_people_through_one_function() -> None:
+    """All else that is printed is JSON, CSV or bytes."""
+    for lazy in COMMANDS.values():
+        path = ROOT / f"{lazy.module.replace('.', '/')}.py"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print")):
+                continue
+            given = ast.unparse(node.args[0])
+            assert given.startswith(("json.dumps(", "render_json(")) or given in (
+                "data",
+                "made.text.encode()",
+            )

@@ -1,0 +1,59 @@
+"""A kept snapshot that is damaged while the run lives is never trained on from."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.faults.faulty_chain import FaultyChain
+
+pytestmark = pytest.mark.cluster
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data if how == "one bit flipped" else data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("how", ["truncated", "one bit flipped"])
+def test_before_a_retry_it_is_fetched_again_from_where_it_was_trained(chain: FaultyChain, how: str) -> None:
+    run = chain.start_amid("cyc1", "--on-failure", "retry")
+    damage(chain.run_folder / "snapshots/init_iter_8.caffemodel", how)
+    chain.signal_ranks("node2", signal.SIGKILL)
+    chain.release()
+    said = run.finish()
+    assert f"init_iter_8.caffemodel: fetched again from node1:{chain.tmp}/init_iter_8.caffemodel" in said
+    assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
+    chain.check_finished()
+
+
+def test_before_a_branch_it_is_fetched_again(graph: FaultyChain) -> None:
+    run = graph.start_amid(
+        "cyc1", "--on-failure", "retry"
+    )  # ours may just be looking whether cyc1 read it whole
+    damage(graph.run_folder / "snapshots/init_iter_8.caffemodel", "one bit flipped")
+    graph.release()
+    run.finish()
+    assert graph.has_event("restored")
+    assert set(graph.trained()) == {"init", "cyc1", "side", "last"}
+    graph.check_finished()
+
+
+def test_without_a_whole_copy_the_run_fails_and_trains_nothing_from_it(chain: FaultyChain) -> None:
+    run = chain.start_amid("cyc1", "--on-failure", "retry")
+    kept = chain.run_folder / "snapshots/init_iter_8.caffemodel"
+    whole = kept.read_bytes()
+    for path in (kept, chain.of("node1", "init_iter_8.caffemodel")):
+        damage(path, "one bit flipped")
+    chain.signal_ranks("node2", signal.SIGKILL)
+    chain.release()
+    said = run.finish(3)
+    assert "is no longer the snapshot that phase init finished with; restore it" in said.splitlines()[-1]
+    assert chain.trained() == ["init", "cyc1"]
+    kept.write_bytes(whole)
+    chain.behave()
+    chain.run()
+    chain.check_finished()

@@ -1,0 +1,266 @@
+"""Code beside a recipe runs by consent alone, and as it was when that was given."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.errors import RecipeError
+from caffe_recipes.render.own_code import RUN_CODE, allowing_code, call_beside
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that consent is recorded in."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a recipe's folder whose module says when it is run, and has a helper."""
+    (tmp_path / "nets.py").write_text(
+        "from pathlib import Path\nimport helper\nPath(__file__).with_name('ran').touch()\n"
+        "def own(net):\n    return helper.made + net\n"
+    )
+    (tmp_path / "helper.py").write_text("made = 'made '\n")
+    return tmp_path
+
+
+def call(folder: Path, name: str = "nets:own") -> object:
+    return call_beside(folder, name, "of it", "mine: net.function")
+
+
+def consent(folder: Path, name: str = "nets:own") -> object:
+    with allowing_code("always"):
+        made = call(folder, name)
+    (folder / "ran").unlink(missing_ok=True)
+    return made
+
+
+def refused(folder: Path, name: str = "nets:own") -> str:
+    with pytest.raises(RecipeError) as caught:
+        call(folder, name)
+    assert not (folder / "ran").exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def records(state: Path) -> list[Path]:
+    return [path for path in state.rglob("*") if path.is_file()]
+
+
+def test_code_that_was_never_allowed_is_not_run(folder: Path, state: Path) -> None:
+    assert "runs the code of 'nets' beside the recipe, which you have not allowed; read it" in refused(folder)
+    assert list(state.iterdir()) == []
+
+
+def test_consent_allows_the_code_afterwards_too(folder: Path) -> None:
+    assert consent(folder) == "made of it"
+    assert call(folder) == "made of it"
+
+
+def test_code_allowed_once_leaves_no_record(folder: Path, state: Path) -> None:
+    with allowing_code("once"):
+        assert call(folder) == "made of it"
+    (folder / "ran").unlink()
+    assert records(state) == []
+    refused(folder)
+
+
+def test_the_environment_allows_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_CODE, "1")
+    assert call(folder) == "made of it"
+
+
+@pytest.mark.parametrize("value", ["", "0", "no", "true"])
+def test_only_1_in_the_environment_allows_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(RUN_CODE, value)
+    refused(folder)
+
+
+@pytest.mark.parametrize("file", ["nets.py", "helper.py"])
+def test_a_file_that_changed_is_asked_about_again(folder: Path, file: str) -> None:
+    consent(folder)
+    with (folder / file).open("a") as text:
+        text.write("# changed\n")
+    assert f"{file} has changed since you allowed it" in refused(folder)
+    consent(folder)
+    assert call(folder) == "made of it"
+
+
+def test_a_file_that_went_is_asked_about_again(folder: Path) -> None:
+    consent(folder)
+    (folder / "helper.py").unlink()
+    assert "helper.py has changed" in refused(folder)
+
+
+def test_another_function_of_the_module_is_asked_about(folder: Path) -> None:
+    with (folder / "nets.py").open("a") as text:
+        text.write("from builtins import print as other\n")
+    consent(folder)
+    refused(folder, "nets:other")
+
+
+def test_another_recipe_of_the_folder_keeps_the_consent(folder: Path) -> None:
+    (folder / "nets.py").write_text("def own(net):\n    import helper\n    return helper.made + net\n")
+    consent(folder)
+    (folder / "nets.py").write_text("def own(net):\n    return net\n")
+    consent(folder)
+    assert call(folder) == "of it"
+
+
+@pytest.mark.parametrize("name", ["yaml.py", "yaml/__init__.py", "helper/__init__.py"])
+def test_a_file_that_comes_to_stand_before_another_is_not_run(folder: Path, name: str) -> None:
+    (folder / "nets.py").write_text("import helper, yaml\ndef own(net):\n    return yaml.__name__\n")
+    consent(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
+    assert f"{name} is code you did not allow" in refused(folder)
+
+
+def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> None:
+    text = "try:\n    import yaml\nexcept ImportError:\n    pass\ndef own(net):\n    return net\n"
+    (folder / "nets.py").write_text(text)
+    consent(folder)
+    (folder / "yaml.py").write_text("")
+    assert "yaml.py is code you did not allow" in refused(folder)
+
+
+def test_bytecode_is_never_run(folder: Path) -> None:
+    consent(folder)
+    evil = folder / "evil.py"
+    evil.write_text("made = 'evil '\n")
+    os.utime(evil, (1, 1))
+    os.utime(folder / "helper.py", (1, 1))
+    cached = folder / "__pycache__" / f"helper.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(
+        str(evil), cfile=str(cached), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP
+    )
+    evil.unlink()
+    assert call(folder) == "made of it"
+
+
+@pytest.mark.parametrize(
+    "name", ["code:interact", "builtins:input", "os.path:join", "click:echo", "caffe_recipes.cli.main:main"]
+)
+def test_what_is_installed_is_not_taken(folder: Path, name: str) -> None:
+    said = refused(folder, name)
+    root, module = name.partition(":")[0].partition(".")[0], name.partition(":")[0]
+    assert (
+        f"there is no module '{root}' beside the recipe; write a file there, in which `from {module}" in said
+    )
+    with pytest.raises(RecipeError, match="there is no module"):
+        consent(folder, name)
+
+
+def test_a_folder_that_the_code_adds_to_the_path_is_not_taken(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, state: Path
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "strange.py").write_text("")
+    text = (
+        f"import sys\nsys.path.insert(0, {str(elsewhere)!r})\nimport strange\ndef own(net):\n    return net\n"
+    )
+    (folder / "nets.py").write_text(text)
+    with pytest.raises(RecipeError, match="it imports 'strange', which is neither beside the recipe"):
+        consent(folder)
+    assert records(state) == []
+
+
+@pytest.mark.parametrize("entry", ["", "."])
+def test_the_current_folder_is_not_taken(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    (here / "helper_of_here.py").write_text("")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [entry, *sys.path])
+    (folder / "nets.py").write_text("import helper_of_here\ndef own(net):\n    return net\n")
+    with pytest.raises(RecipeError, match="it imports 'helper_of_here'"):
+        consent(folder)
+
+
+def test_no_module_of_the_code_stays_loaded(folder: Path) -> None:
+    import yaml
+
+    (folder / "yaml.py").write_text("mine = 'mine '\n")
+    (folder / "nets.py").write_text("import yaml\ndef own(net):\n    return yaml.mine + net\n")
+    before, path = dict(sys.modules), list(sys.path)
+    assert consent(folder) == "mine of it"
+    assert sys.modules["yaml"] is yaml
+    assert (set(sys.modules) - set(before), sys.path) == (set(), path)
+
+
+def test_packages_and_folders_beside_the_recipe_are_found(folder: Path) -> None:
+    for name in ("pkg/__init__.py", "pkg/inner.py", "plain/deep.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    (folder / "pkg/inner.py").write_text("from . import __name__ as name\nfrom plain import deep\n")
+    (folder / "pkg/__init__.py").write_text(
+        "def own(net):\n    from .inner import name\n    return name + net\n"
+    )
+    assert consent(folder, "pkg:own") == "pkgof it"
+    assert call(folder, "pkg:own") == "pkgof it"
+    (folder / "plain/deep.py").write_text("changed = 1\n")
+    assert "plain/deep.py has changed" in refused(folder, "pkg:own")
+
+
+def test_the_record_is_readable_by_its_owner_alone(folder: Path, state: Path) -> None:
+    consent(folder)
+    (record,) = records(state)
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (record.parent, record.parent.parent)} == {0o700}
+
+
+@pytest.mark.parametrize("place", ["record", "its folder", "the folder above"])
+def test_a_record_that_others_may_write_is_not_believed(folder: Path, state: Path, place: str) -> None:
+    consent(folder)
+    (record,) = records(state)
+    path = {"record": record, "its folder": record.parent, "the folder above": record.parent.parent}[place]
+    path.chmod(0o777 if path.is_dir() else 0o666)
+    refused(folder)
+
+
+def test_a_linked_record_is_not_believed(folder: Path, state: Path, tmp_path: Path) -> None:
+    consent(folder)
+    (record,) = records(state)
+    record.rename(tmp_path / "moved")
+    record.symlink_to(tmp_path / "moved")
+    refused(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"files": 3}', "[" * 100_000])
+def test_a_spoilt_record_asks_again(folder: Path, state: Path, text: str) -> None:
+    consent(folder)
+    (record,) = records(state)
+    record.write_text(text)
+    refused(folder)
+
+
+def test_the_record_of_one_folder_does_not_count_for_another(folder: Path, tmp_path: Path) -> None:
+    consent(folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("nets.py", "helper.py"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    refused(other)
+
+
+def test_a_consent_that_cannot_be_recorded_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    heard: list[str] = []
+    with allowing_code("always", warn=heard.append):
+        assert call(folder) == "made of it"
+    assert heard == ["that you allow nets:own cannot be recorded: Not a directory"]

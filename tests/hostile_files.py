@@ -1,0 +1,311 @@
+"""Files that cost far more to read than to write, for tests and for benchmarks/hostile_files.py.
+
+`python -m tests.hostile_files FOLDER` reads them all in one process of limited memory, and prints what became
+of each as JSON: the error that it ended in, or "read", with the seconds and the bytes of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import open_datums, write_datums
+from caffe_recipes.caffe.prototxt import load_prototxt
+from caffe_recipes.caffe.weights import load_solverstate, load_weights
+from caffe_recipes.cluster.hostfile import load_hostfile
+from caffe_recipes.cluster.profiles import load_profile
+from caffe_recipes.data.archives import load_members
+from caffe_recipes.data.images import load_classes
+from caffe_recipes.data.manifest import load_manifest, manifest_path
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.limits import LIMITS_VARIABLE
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.inputs import LintOptions
+from caffe_recipes.run.journal import load_journal
+from caffe_recipes.tensorflow.records import read_records
+
+MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
+_SOLVER = 'base_lr: 1\nlr_policy: "fixed"\nmax_iter: 10\nsnapshot_prefix: "a"\n'
+_LAUGHS = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))
+_MERGES = "\n".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40))
+
+Attack = Callable[[Path], object]
+
+
+def _yaml(text: str, load: Callable[[Path], object] = load_recipe) -> Attack:
+    def attack(folder: Path) -> object:
+        path = folder / "x.yaml"
+        path.write_text(text)
+        return load(path)
+
+    return attack
+
+
+def _profile(path: Path) -> object:
+    return load_profile(str(path))
+
+
+def _lint(files: dict[str, str]) -> Attack:
+    def attack(folder: Path) -> object:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        return lint([str(folder)], LintOptions())
+
+    return attack
+
+
+def _script(text: str) -> Attack:
+    return _lint({"x.prototxt": _SOLVER, "run.sh": text})
+
+
+def _prototxt(text: str) -> Attack:
+    def attack(folder: Path) -> object:
+        path = folder / "x.prototxt"
+        path.write_text(text)
+        return load_prototxt(path, pb.NetParameter)
+
+    return attack
+
+
+def _binary(data: Callable[[], bytes], load: Callable[[Path], object] = load_weights) -> Attack:
+    def attack(folder: Path) -> object:
+        path = folder / "x.caffemodel"
+        path.write_bytes(data())
+        return load(path)
+
+    return attack
+
+
+def _varint(value: int) -> bytes:
+    data = b""
+    while value > 0x7F:
+        data, value = data + bytes([value & 0x7F | 0x80]), value >> 7
+    return data + bytes([value])
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _png(width: int, height: int) -> bytes:
+    """Make a PNG of one colour: as many pixels as one likes in a few bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + width // 8)
+    rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def _decode_image(folder: Path) -> object:
+    import cv2
+
+    from caffe_recipes.data.convert import decode
+
+    (folder / "x.png").write_bytes(_png(32_000, 32_000))
+    return decode((folder / "x.png").read_bytes(), cv2.IMREAD_COLOR).shape
+
+
+def _train_on_image(folder: Path) -> object:
+    from caffe_recipes.engine.transform import decode
+
+    (folder / "x.png").write_bytes(_png(32_000, 32_000))
+    datum = pb.Datum(data=(folder / "x.png").read_bytes(), encoded=True)
+    return decode(datum, pb.TransformationParameter(force_color=True)).shape
+
+
+def _limited(text: str, attack: Attack) -> Attack:
+    """Run an attack under a smaller bound than the default, where the default's size takes long to write."""
+
+    def run(folder: Path) -> object:
+        os.environ[LIMITS_VARIABLE] = text
+        try:
+            return attack(folder)
+        finally:
+            del os.environ[LIMITS_VARIABLE]
+
+    return run
+
+
+def _large_record(folder: Path) -> object:
+    write_datums(folder / "lmdb", [("a", pb.Datum(data=bytes(5000), channels=1, height=50, width=100))])
+    with open_datums(folder / "lmdb") as datums:
+        return len(datums[0].data)
+
+
+def _tar_header(folder: Path) -> object:
+    """Have a tar's header claim 3 GB of a sparse file for itself."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 3_000_000_000
+    path = folder / "x.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT))
+    os.truncate(path, 3_100_000_000)
+    with path.open("rb") as file:
+        return load_members(str(path), file, 0, 3_100_000_000)
+
+
+def _tar_members(folder: Path) -> object:
+    path = folder / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(1001):
+            tar.addfile(tarfile.TarInfo(f"{number}"))
+    with path.open("rb") as file:
+        return load_members(str(path), file, 0, path.stat().st_size)
+
+
+def _sparse(name: str, load: Callable[[Path], object]) -> Attack:
+    def attack(folder: Path) -> object:
+        path = folder / name
+        path.touch()
+        os.truncate(path, 4_000_000_000)
+        return load(path)
+
+    return attack
+
+
+def _manifest(text: str) -> Attack:
+    def attack(folder: Path) -> object:
+        manifest_path(folder / "lmdb").write_text(text)
+        return load_manifest(folder / "lmdb")
+
+    return attack
+
+
+def _tfrecord(folder: Path) -> object:
+    from caffe_recipes.tensorflow.records import masked_crc32c
+
+    length = struct.pack("<Q", 3_000_000_000)
+    (folder / "x").write_bytes(length + struct.pack("<I", masked_crc32c(length)))
+    os.truncate(folder / "x", 3_100_000_000)
+    return next(read_records(folder / "x"))
+
+
+def _predictions(shape: str, packed_bytes: int) -> Attack:
+    def attack(folder: Path) -> object:
+        from caffe_recipes.run.predictions import load_predictions
+
+        head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
+        data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head) + 1) + head + b"\n" + bytes(packed_bytes)
+        with zipfile.ZipFile(folder / "x.npz", "w", zipfile.ZIP_DEFLATED) as file:
+            for name in ("scores", "labels"):
+                file.writestr(f"{name}.npy", data)
+        return "read" if load_predictions(folder / "x.npz") else None
+
+    return attack
+
+
+def _mean(path: Path) -> object:
+    from caffe_recipes.engine.transform import load_mean
+
+    return load_mean(str(path))
+
+
+_DIMS = _field(100, _field(7, _field(7, _field(1, b"\1" * 20_000_000))))
+
+ATTACKS: dict[str, Attack] = {
+    "yaml: aliases of aliases": _yaml(f"name: x\na0: &a0 [{','.join('x' * 10)}]\n{_LAUGHS}\n"),
+    "yaml: aliases of aliases as a key": _yaml(f"name: x\na0: &a0 [x, x]\n{_LAUGHS}\n? *a8\n: 1\n"),
+    "yaml: merges of merges": _yaml(f"a0: &a0 {{k: 1}}\n{_MERGES}\n"),
+    "yaml: an alias that holds itself": _yaml("name: &a [*a]"),
+    "yaml: 30,000 open brackets": _yaml("name: " + "[" * 30_000),
+    "yaml: 30,000 brackets": _yaml("name: " + "[" * 30_000 + "]" * 30_000),
+    "yaml: 30,000 braces": _yaml("name: " + "{a: " * 30_000),
+    "yaml: 30,000 dashes": _yaml("- " * 30_000),
+    "yaml: a profile of 30,000 brackets": _yaml("name: " + "[" * 30_000, _profile),
+    "yaml: 49,000 keys": _yaml("\n".join(f"k{i}: 1" for i in range(49_000))),
+    "yaml: 9,000 keys": _yaml("\n".join(f"k{i}: 1" for i in range(9_000))),
+    "yaml: a date that is none": _yaml("name: !!timestamp 99999-99-99"),
+    "yaml: a number of 400,000 parts": _yaml("name: !!int " + "1:" * 400_000 + "1"),
+    "yaml: a number of 900,000 digits": _yaml("name: " + "9" * 900_000),
+    "yaml: a tag of Python": _yaml("name: !!python/object/apply:os.system [x]"),
+    "yaml: rows over a large base": _yaml(
+        "family: f\ntitle: t\nbase:\n"
+        + "".join(f"  k{i}: 1\n" for i in range(9_000))
+        + "rows:\n"
+        + "".join(f"  r{i}: {{}}\n" for i in range(501))
+    ),
+    "yaml: 4 GB": _sparse("x.yaml", load_recipe),
+    "lint: newlines": _lint({"x.prototxt": "\n" * 1_000_000}),
+    "lint: a script of newlines": _script("\n" * 900_000),
+    "lint: a script of blanks": _script("for x in a" + " " * 900_000),
+    "lint: a function of blanks": _script("function f" + " " * 900_000 + "x"),
+    "lint: a list of blanks": _script("for x in ${a}; do x; done\n" * 100 + " " * 900_000),
+    "lint: a script of chains": _script(
+        "# Generated by `caffe-recipes generate \nreadonly PROTOTXT_DIR=x\n" + "chain() {\n" * 19_000
+    ),
+    "prototxt: 2 million layers": _prototxt("layer{}" * 2_000_000),
+    "prototxt: a million inputs": _prototxt('input:"a"\n' * 1_000_000),
+    "prototxt: 4 GB": _sparse("x.prototxt", lambda path: load_prototxt(path, pb.NetParameter)),
+    "caffemodel: 10 million layers": _binary(lambda: _field(100, b"") * 10_000_000),
+    "caffemodel: 10 million layers behind a group": _binary(
+        lambda: b"\xfb\x3e\xfc\x3e" + _field(100, b"") * 10_000_000
+    ),
+    "caffemodel: 10 million blobs": _binary(lambda: _field(100, _field(7, b"") * 10_000_000)),
+    "caffemodel: 20 million dimensions": _binary(lambda: _DIMS),
+    "caffemodel: unknown fields": _binary(lambda: _field(2000, b"") * 5_000_000),
+    "solverstate: 10 million blobs": _binary(lambda: _field(3, b"") * 10_000_000, load_solverstate),
+    "mean file: 20 million dimensions": _binary(lambda: _field(7, _field(1, b"\1" * 20_000_000)), _mean),
+    "mean file: 4 GB": _sparse("mean.binaryproto", _mean),
+    "image: a PNG of 32,000 x 32,000": _decode_image,
+    "image: a PNG of 32,000 x 32,000 in a record": _train_on_image,
+    "lmdb: a record over the bound": _limited("record-bytes=5000", _large_record),
+    "tar: a header of 3 GB": _tar_header,
+    "tar: members over the bound": _limited("tar-members=1000", _tar_members),
+    "tfrecord: a record of 3 GB": _tfrecord,
+    "json: brackets": _manifest("[" * 1_000_000),
+    "json: 4 GB": _sparse("lmdb.manifest.json", lambda path: load_manifest(path.with_name("lmdb"))),
+    "classes: a list of 4 GB": _sparse("classes.txt", load_classes),
+    "classes: a manifest of 4 GB": _sparse("classes.json", load_classes),
+    "journal: 4 GB": _sparse("journal.jsonl", load_journal),
+    "journal: brackets": lambda folder: (
+        (folder / "journal.jsonl").write_text("[" * 1_000_000 + "\n"),
+        load_journal(folder / "journal.jsonl"),
+    ),
+    "hostfile: folded": lambda folder: (
+        (folder / "hostfile").write_text("c[000-999]-[000-999]-[000-999]\n"),
+        load_hostfile(folder / "hostfile"),
+    ),
+    "hostfile: 4 GB": _sparse("hostfile", load_hostfile),
+    "predictions: a header of 4 TB": _predictions("(1000000000, 1000)", 0),
+    "predictions: zeros over the bound": _limited(
+        "predictions-bytes=4000000", _predictions("(1000, 1000)", 4_000_000)
+    ),
+}
+
+
+def main(folder: Path) -> None:
+    """Read all, or those named; print {name: [what became of it, seconds, bytes of the files]}."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    found = {}
+    for number, (name, attack) in enumerate(ATTACKS.items()):
+        home = folder / str(number)
+        home.mkdir()
+        start = time.perf_counter()
+        try:
+            became = "refused" if attack(home) is None else "read"
+        except (CaffeRecipesError, ValueError, OSError) as error:
+            became = f"{type(error).__name__}: {error}"
+        seconds = round(time.perf_counter() - start, 2)
+        written = sum(512 * path.stat().st_blocks for path in home.rglob("*") if path.is_file())
+        found[name] = [became, seconds, written]
+        for path in sorted(home.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,184 @@
+"""Measure the package: `make house` prints the table, and tests/test_house.py holds its ceilings."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINE = Path(__file__).with_name("house_baseline.json")
+SMALL_LINES = 80
+MOST_FUNCTION_LINES = 45
+MOST_PARAMETERS = 8
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python file of the package, by its dotted name."""
+
+    name: str
+    text: str
+    is_package: bool
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def line_count(self) -> int:
+        return len(self.text.splitlines())
+
+
+@dataclass(frozen=True)
+class House:
+    """The modules of a checkout, and what is counted of them."""
+
+    root: Path
+    modules: Mapping[str, Module]
+
+    @cached_property
+    def imports(self) -> Mapping[str, frozenset[str]]:
+        """The modules of the package that each module imports, wherever the import stands."""
+        return {module.name: frozenset(self._imported(module)) for module in self.modules.values()}
+
+    def _imported(self, module: Module) -> Iterator[str]:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    name = whole if whole in self.modules else node.module
+                    if name in self.modules and name != module.name:
+                        yield name
+
+    @cached_property
+    def lone_modules(self) -> list[str]:
+        """Modules that exactly one other module imports."""
+        users = Counter(name for names in self.imports.values() for name in names)
+        return sorted(
+            name for name, count in users.items() if count == 1 and not self.modules[name].is_package
+        )
+
+    @property
+    def small_lone_modules(self) -> list[str]:
+        return [name for name in self.lone_modules if self.modules[name].line_count < SMALL_LINES]
+
+    @property
+    def repeated_classes(self) -> list[str]:
+        """Names of classes that two modules define."""
+        places: dict[str, set[str]] = defaultdict(set)
+        for module in self.modules.values():
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].add(module.name)
+        return sorted(name for name, where in places.items() if len(where) > 1)
+
+    @property
+    def circle(self) -> list[str]:
+        """Modules each of which imports the next, the last the first; empty if there are none."""
+        try:
+            TopologicalSorter(self.imports).prepare()
+        except CycleError as error:
+            return [str(name) for name in error.args[1]]
+        return []
+
+    @property
+    def large_functions(self) -> list[str]:
+        """Functions over 45 lines, or with over 8 parameters."""
+        return [
+            f"{module.name}.{node.name}"
+            for module in self.modules.values()
+            for node in ast.walk(module.tree)
+            if isinstance(node, Function)
+            and (_lines_of(node) > MOST_FUNCTION_LINES or _count_parameters(node) > MOST_PARAMETERS)
+        ]
+
+    @property
+    def statements(self) -> int:
+        """Statements other than imports and docstrings."""
+        return sum(
+            isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom)
+            for module in self.modules.values()
+            for node in ast.walk(module.tree)
+        ) - sum(
+            ast.get_docstring(node, clean=False) is not None
+            for module in self.modules.values()
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Module | ast.ClassDef | Function)
+        )
+
+    @property
+    def nodes(self) -> int:
+        return sum(1 for module in self.modules.values() for _ in ast.walk(module.tree))
+
+    @property
+    def job_lines(self) -> int:
+        """Lines of all committed files in jobs/."""
+        return sum(_count_lines(path) for path in (self.root / "jobs").rglob("*") if path.is_file())
+
+    @property
+    def script_lines(self) -> int:
+        return _count_lines(self.root / "jobs" / "stampede2-64n-72ep" / "run.sh")
+
+
+def read_house(root: Path = ROOT) -> House:
+    """Read the package of a checkout."""
+    found = {}
+    for path in sorted((root / "caffe_recipes").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        found[name] = Module(name, path.read_text(), is_package)
+    return House(root, found)
+
+
+def _lines_of(node: Function) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _count_parameters(node: Function) -> int:
+    each = node.args
+    return (
+        len(each.posonlyargs) + len(each.args) + len(each.kwonlyargs) + bool(each.vararg) + bool(each.kwarg)
+    )
+
+
+def _count_lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines())
+
+
+def read_baseline() -> dict[str, int]:
+    """Return the counts of the day on which the rebuilding began."""
+    counts: dict[str, int] = json.loads(BASELINE.read_text())
+    return counts
+
+
+def render_house(house: House, baseline: Mapping[str, int]) -> str:
+    """Write the table: what is counted, the count, and where it began."""
+    rows = {
+        "python files": len(house.modules),
+        "modules under 80 lines that one other imports": len(house.small_lone_modules),
+        "modules that one other imports": len(house.lone_modules),
+        "class names in two modules": len(house.repeated_classes),
+        "circles of imports": int(bool(house.circle)),
+        "lines in jobs/": house.job_lines,
+        "lines of run.sh of stampede2-64n-72ep": house.script_lines,
+        "functions over 45 lines or 8 parameters": len(house.large_functions),
+        "statements": house.statements,
+        "syntax tree nodes": house.nodes,
+    }
+    width = max(map(len, rows))
+    lines = [f"{'':{width}}  {'began':>8}  {'now':>8}"]
+    lines += [f"{name:{width}}  {baseline[name]:>8,}  {count:>8,}" for name, count in rows.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(render_house(read_house(), read_baseline()))

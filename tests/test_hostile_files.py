@@ -1,0 +1,151 @@
+"""Bounds on what is read: each holds, each can be raised, and the documents have them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from caffe_recipes.cli.main import commands
+from caffe_recipes.errors import InputError, RecipeError
+from caffe_recipes.limits import LIMITS, LIMITS_VARIABLE, limit, parse_limits
+from caffe_recipes.recipe.source import load_recipe
+from tests.hostile_files import ATTACKS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What of its error tells the bound that an attack runs into; of others, that it is refused or costs little.
+BOUNDS = {
+    "yaml: aliases of aliases": "yaml-values",
+    "yaml: aliases of aliases as a key": "yaml-values",
+    "yaml: merges of merges": "yaml-values",
+    "yaml: an alias that holds itself": "alias 'a' holds itself",
+    "yaml: 30,000 open brackets": "yaml-depth",
+    "yaml: 30,000 brackets": "yaml-depth",
+    "yaml: 30,000 braces": "yaml-depth",
+    "yaml: 30,000 dashes": "yaml-depth",
+    "yaml: a profile of 30,000 brackets": "yaml-depth",
+    "yaml: 49,000 keys": "yaml-values",
+    "yaml: 9,000 keys": "unknown key",
+    "yaml: a date that is none": "the tag",
+    "yaml: a number of 400,000 parts": "the tag",
+    "yaml: a number of 900,000 digits": "not YAML",
+    "yaml: a tag of Python": "the tag",
+    "yaml: rows over a large base": "yaml-rows",
+    "yaml: 4 GB": "yaml-bytes",
+    "lint: newlines": "read",
+    "lint: a script of newlines": "read",
+    "lint: a script of blanks": "read",
+    "lint: a function of blanks": "read",
+    "lint: a list of blanks": "read",
+    "lint: a script of chains": "read",
+    "prototxt: 2 million layers": "prototxt-layers",
+    "prototxt: a million inputs": "prototxt-values",
+    "prototxt: 4 GB": "--max-bytes",
+    "caffemodel: 10 million layers": "weights-fields",
+    "caffemodel: 10 million layers behind a group": "weights-fields",
+    "caffemodel: 10 million blobs": "weights-fields",
+    "caffemodel: 20 million dimensions": "weights-fields",
+    "caffemodel: unknown fields": "weights-fields",
+    "solverstate: 10 million blobs": "weights-fields",
+    "mean file: 20 million dimensions": "is no mean file",
+    "mean file: 4 GB": "record-bytes",
+    "image: a PNG of 32,000 x 32,000": "has over 100,000,000 pixels",
+    "image: a PNG of 32,000 x 32,000 in a record": "has over 100,000,000 pixels",
+    "lmdb: a record over the bound": "record-bytes",
+    "tar: a header of 3 GB": "a header of 3,000,000,000 bytes",
+    "tar: members over the bound": "tar-members",
+    "tfrecord: a record of 3 GB": "record-bytes",
+    "json: brackets": "is no manifest",
+    "json: 4 GB": "json-bytes",
+    "classes: a list of 4 GB": "list-bytes",
+    "classes: a manifest of 4 GB": "json-bytes",
+    "journal: 4 GB": "journal-bytes",
+    "journal: brackets": "is no line of a journal",
+    "hostfile: folded": "names more than 100,000 hosts",
+    "hostfile: 4 GB": "is over 10,000,000 bytes",
+    "predictions: a header of 4 TB": "refused",
+    "predictions: zeros over the bound": "refused",
+}
+
+
+@pytest.fixture(scope="module")
+def became(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Return what became of each attack, all in one process of 1.5 GB of address space."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_files", str(tmp_path_factory.mktemp("hostile"))],
+        cwd=ROOT,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, list[object]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.xdist_group("hostile files")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_file_is_refused_within_its_bound(became: dict[str, list[object]], name: str) -> None:
+    text = str(became[name][0])
+    assert BOUNDS[name] in text
+    assert "\n" not in text
+
+
+def test_each_attack_is_looked_at() -> None:
+    assert set(BOUNDS) == set(ATTACKS)
+
+
+def test_the_document_names_each_bound_and_its_default() -> None:
+    text = (ROOT / "docs" / "reviewing.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([\d,]+) \|", text, re.MULTILINE)
+    assert {name: int(most.replace(",", "")) for name, most in rows} == dict(LIMITS)
+
+
+def test_a_bound_is_raised_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: " + "[" * 60 + "]" * 60)
+    with pytest.raises(
+        RecipeError, match=f"; if you trust it, raise the bound with {LIMITS_VARIABLE}=yaml-depth=N"
+    ):
+        load_recipe(path)
+    monkeypatch.setenv(LIMITS_VARIABLE, "image-pixels=7,yaml-depth=70")
+    with pytest.raises(RecipeError, match=r"name: must be text|missing"):
+        load_recipe(path)
+    assert (limit("image-pixels"), limit("yaml-values")) == (7, LIMITS["yaml-values"])
+
+
+def test_a_bound_is_raised_by_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: " + "[" * 60 + "]" * 60)
+    monkeypatch.setenv(LIMITS_VARIABLE, "yaml-values=50")
+    monkeypatch.setenv("OPENCV_IO_MAX_IMAGE_PIXELS", "1")
+    words = ["--limit", "yaml-depth=70", "--limit", "yaml-values=900", "show", str(path)]
+    done = CliRunner().invoke(commands, words)
+    assert "missing" in str(done.exception) or "must be text" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("yaml-dept=3", "there is no limit 'yaml-dept'; there are yaml-bytes, "),
+        ("yaml-depth", "'yaml-depth' has no count; write yaml-depth=50"),
+        ("yaml-depth=0", "has no count"),
+        ("yaml-depth=-1", "has no count"),
+        ("yaml-depth=1e9", "has no count"),
+        (f"yaml-depth={'9' * 30}", "has no count"),
+    ],
+)
+def test_a_bound_that_is_none_is_refused(text: str, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        parse_limits(text)
+    done = CliRunner().invoke(commands, ["--limit", text, "recipes"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith("--limit: ")
