@@ -109,7 +109,11 @@ def make_own_folder(path: Path) -> None:
     In a folder where others can write, a link is refused, and a folder that is another user's or that others
     can write in.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
     with _naming(path), _open_place(path, is_folder=True) as place:
         with suppress(FileExistsError):
             is_shared = _is_open(os.fstat(place.folder))

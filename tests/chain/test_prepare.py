@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import RunFailed
+from caffe_recipes.run import launch
 from caffe_recipes.run.context import LaunchFailed, Setting
 from caffe_recipes.run.prepare import check_read
 
@@ -112,9 +113,18 @@ def test_where_no_whole_copy_is_left_nothing_is_trained_from_a_damaged_one(place
     assert place.trained() == ["init", "cyc1"]
 
 
-def test_a_snapshot_damaged_between_phases_is_fetched_again(place: Place) -> None:
+def test_a_snapshot_damaged_between_phases_is_fetched_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_and_spoil(*given: Any, **options: Any) -> None:  # noqa: ANN401
+        check_read(*given, **options)
+        spoil(place.root / KEPT)
+        monkeypatch.setattr(launch, "check_read", check_read)
+        (place.root / "release").touch()
+
     place.edit("{name: last,", "{name: last, weights: init,")
-    place.behave(cyc1=f"spoils last {KEPT}")
+    place.behave(cyc1="waits")
+    monkeypatch.setattr(launch, "check_read", check_and_spoil)
     place.run()
     assert restored(place) == [KEPT]
     assert place.trained() == ["init", "cyc1", "last"]

@@ -204,4 +204,4 @@ def test_an_installed_package_carries_the_profiles() -> None:
     parser = configparser.ConfigParser()
     parser.read(setup)
     assert "profiles/*.yaml" in parser["options.package_data"]["caffe_recipes"].split()
-    assert "caffe_recipes.config" in parser["options"]["packages"].split()
+    assert "caffe_recipes" in parser["options"]["packages"].split()

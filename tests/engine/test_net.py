@@ -188,6 +188,17 @@ def filled(shape: tuple[int, ...], text: str) -> np.ndarray:
 SHAPE = (64, 32, 5, 5)
 
 
+def test_blobs_that_the_hosts_memory_cannot_hold_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("caffe_recipes.engine.net.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 79}.get)
+    text = dummy("data", 4, 5)
+    with pytest.raises(InputError, match=r"layer 'data' \(DummyData\): needs 0 GiB for its blobs"):
+        make(text)
+    monkeypatch.setattr("caffe_recipes.engine.net.os.sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 80}.get)
+    make(text)
+
+
 def test_xavier_is_uniform_within_the_root_of_3_over_the_fan() -> None:
     for norm, fan in (("FAN_IN", 800), ("FAN_OUT", 1600), ("AVERAGE", 1200)):
         values = filled(SHAPE, f'type: "xavier" variance_norm: {norm}')

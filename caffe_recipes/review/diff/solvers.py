@@ -86,6 +86,7 @@ def diff_rates(
     iteration at which one rate is the most times the other. A side without a rate (see `find_rate_problem`)
     gives None.
 
+    >>> from caffe_recipes.caffe import pb
     >>> def solver(policy):
     ...     return pb.SolverParameter(lr_policy=policy, power=1, base_lr=1, max_iter=100)
     >>> [(rate.name, rate.old, round(rate.new, 2)) for rate in diff_rates(solver("fixed"), solver("poly"))]
@@ -118,6 +119,7 @@ def keeps_rate(
 ) -> bool:
     """Whether two solvers write the rate in other words, and train with the same one all along.
 
+    >>> from caffe_recipes.caffe import pb
     >>> step = pb.SolverParameter(lr_policy="step", base_lr=1, gamma=0.1, stepsize=2, max_iter=4)
     >>> steps = pb.SolverParameter(lr_policy="multistep", base_lr=1, gamma=0.1, stepvalue=[2], max_iter=4)
     >>> keeps_rate(step, steps), keeps_rate(step, step)

@@ -21,7 +21,7 @@ from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.dialects.schema import parse_lenient
 from caffe_recipes.review.lint import data_rules, layer_rules, net_view, weight_rules, wiring_rules
-from caffe_recipes.review.lint.chain import stop_phases
+from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_tests
@@ -48,7 +48,8 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     chain = stop_phases(chain)
     for link in chain.links:
         is_last = chain.is_whole and link is chain.links[-1]
-        yield from check_schedule(link, is_last=is_last, is_alone=len(chain.links) == 1)
+        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.setting.ranks or 0)
+        yield from check_schedule(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
         yield from check_solver_values(link)
     yield from check_joins(chain)
     yield from check_epochs(chain)

@@ -247,6 +247,7 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
     Cores are taken to be numbered alternately over the sockets, so that the first ones of each are those of
     the lowest numbers; a second hardware thread is its core.
 
+    >>> from caffe_recipes.review.lint.chain import ChainFacts
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
     (38, 39, 42, 43)
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))

@@ -59,7 +59,7 @@ RULES: Mapping[str, LintRule] = {
     "label-twice": LintRule("warning", "a label map that gives one label, or one name, twice"),
     # The rate of one solver
     "base-lr-missing": LintRule("error", "no base_lr, or base_lr 0: nothing is learned"),
-    "base-lr-large": LintRule("warning", "a rate above 5: weights grow without bound"),
+    "base-lr-large": LintRule("warning", "a base_lr that no batch of this size trains with"),
     "lr-policy-unknown": LintRule("error", "an lr_policy that Caffe does not have"),
     "lr-policy-incomplete": LintRule("error", "an lr_policy without a field that it needs"),
     "lr-iter-missing": LintRule("error", "poly_cyc without lr_iter: the rate is NaN"),

@@ -70,18 +70,24 @@ def is_jump(before: float, after: float) -> bool:
     return abs(after - before) > LEAST_JUMP * abs(before)
 
 
-def check_schedule(link: Link, *, is_last: bool, is_alone: bool = False) -> Iterator[Finding]:
-    """Find what is wrong with the rate of one phase: the last of its chain, or its only one."""
+def check_schedule(
+    link: Link, *, is_last: bool, is_alone: bool = False, batch: int | None = None
+) -> Iterator[Finding]:
+    """Find what is wrong with the rate of one phase: the last of its chain, or its only one.
+
+    `batch` is the images of all ranks in one iteration, if that is known.
+    """
     solver, where = link.solver.message, link.solver.where
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
         effect = "`caffe train` trains nothing; only a program that steps the solver itself does"
         yield finding("max-iter-missing", where("max_iter"), what, effect, "max_iter", link.name)
-    # Large batches are warmed up to what would be too much at the start.
-    if solver.base_lr > _MOST_RATE * (10 if solver.warmup_iter else 1):
-        what = f"base_lr is {solver.base_lr:.4g}, and usual ones are 0.0001 to 2"
+    most = _largest_rate(batch, is_warmed_up=solver.warmup_iter > 0)
+    if solver.base_lr > most:
+        what = f"base_lr is {solver.base_lr:.4g}; rates above {most:.4g} rarely train"
         effect = "the loss becomes NaN, or saturates, and Caffe trains on to the end"
-        yield finding("base-lr-large", where("base_lr"), what, effect, "base_lr: 0.1, say", link.name)
+        write = "base_lr: 0.1 for each 256 images of the batch, say"
+        yield finding("base-lr-large", where("base_lr"), what, effect, write, link.name)
     yield from _faults(link)
     if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
         what = f"lr_policy {solver.lr_policy} without power"
@@ -97,6 +103,15 @@ def check_schedule(link: Link, *, is_last: bool, is_alone: bool = False) -> Iter
         yield from _warmup_end(link)
         if is_last:
             yield from _end(link, is_alone=is_alone)
+
+
+def _largest_rate(batch: int | None, *, is_warmed_up: bool) -> float:
+    """Give the rate above which a base_lr is taken for a slip.
+
+    Large batches train at four times what the linear scaling rule (0.1 for 256 images) gives them, and a
+    warm-up leads to what would be too much at the start.
+    """
+    return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * (batch or 0) / 256)
 
 
 def _faults(link: Link) -> Iterator[Finding]:

@@ -121,7 +121,8 @@ def test_a_net_with_nan_in_a_layer_loses_none_of_its_layers() -> None:
     layer { name: "x" type: "Power" bottom: "a" top: "b" power_param { shift: nan } }
     layer { name: "y" type: "ReLU" bottom: "c" top: "d" }
     """
-    assert [f.id for f in check_net(parse_document(text, "n", pb.NetParameter))] == ["unknown-bottom"]
+    found = [f.id for f in check_net(parse_document(text, "n", pb.NetParameter))]
+    assert found == ["value-not-finite", "unknown-bottom"]
 
 
 def test_a_net_of_very_many_wrong_layers_is_told_shortly_and_soon() -> None:

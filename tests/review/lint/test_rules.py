@@ -23,19 +23,19 @@ def ids_found() -> set[str]:
     """
     found = set(_FAULTS)
     for path in FILES:
-        of_table = path.name == "solver_values.py"
+        of_table = path.name == "solver_rules.py"
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             if not isinstance(node, ast.Call) or name not in ("finding", *(["Fault"] if of_table else [])):
                 continue
             rule = node.args[0]
             if of_table and isinstance(rule, ast.Attribute):
-                assert ast.unparse(rule) == "fault.rule"
+                assert ast.unparse(rule) == "fault.rule"  # the table's own, found where it is made
             elif isinstance(rule, ast.Constant):
                 found.add(str(rule.value))
             else:
                 assert isinstance(rule, ast.Name), f"{path}: {ast.dump(rule)}"
-                assert (path.name, rule.id) == ("schedule.py", "rule")
+                assert (path.name, rule.id) == ("solver_rules.py", "rule")
     return found
 
 

@@ -112,6 +112,14 @@ def test_a_rate_that_nobody_trains_with_is_found(
     assert len(found) == count
 
 
+@pytest.mark.parametrize(("ranks", "count"), [(128, 1), (320, 0)])
+def test_a_rate_that_its_large_batch_asks_for_is_not(
+    lint_solvers: LintSolvers, ranks: int, count: int
+) -> None:
+    found = lint_solvers({"a": {"base_lr": 12}}, ranks=ranks)
+    assert len([one for one in found if one.id == "base-lr-large"]) == count
+
+
 def test_plateau_is_not_judged_by_rates_that_depend_on_losses(lint_solvers: LintSolvers) -> None:
     plateau = {"lr_policy": '"plateau"', "power": None, "gamma": 0.1, "plateau_winsize": 9}
     assert lint_solvers({"a": plateau}) == []
