@@ -338,6 +338,22 @@ def _no_control_characters(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_no_control_characters)]
 PathText = Text
+
+
+def _below_root(text: str) -> str:
+    if ".." in text.split("/"):
+        raise ValueError("must not leave the Caffe root through `..`")
+    return text
+
+
+def _names_entry(text: str) -> str:
+    if not text.rpartition("/")[2]:
+        raise ValueError("must end in a name, not in `/`")
+    return text
+
+
+FolderText = Annotated[PathText, AfterValidator(_below_root)]
+EntryText = Annotated[PathText, AfterValidator(_names_entry)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]

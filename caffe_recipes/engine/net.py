@@ -329,6 +329,9 @@ class RunnableNet:
             forward = self._set_up(layer, shapes)
         cut = [not down for down in layer.propagate_down]
         node = LayerNode(layer, forward, bottoms, self._tops(layer, shapes), cut, source=source)
+        if shapes.learned and any(other.learned and other.param.name == layer.name for other in self.nodes):
+            what = "has the name of another learned layer, and a snapshot keeps weights by that name"
+            raise fault(layer, what, "rename one of the two")
         node.blobs, node.learned = self._learned(layer, shapes), shapes.learned
         self._weigh(node)
         self.nodes.append(node)

@@ -23,7 +23,9 @@ from caffe_recipes.caffe.rates import POLICY_NEEDS
 from caffe_recipes.config import (
     Count,
     CountOrZero,
+    EntryText,
     FileName,
+    FolderText,
     Fraction,
     Frozen,
     NotNegative,
@@ -133,7 +135,7 @@ class Phase(SolverSettings):
     stop_iter: Count | None = Field(
         None, description="stop Caffe once the snapshot of this iteration is whole, short of max_iter"
     )
-    snapshot_prefix: PathText
+    snapshot_prefix: EntryText
     comment: Text | None = Field(None, description="one line at the top of the solver")
     reported: Reported = Field(
         Reported(), description="what the source says of the run up to this phase's end"
@@ -356,8 +358,8 @@ class Recipe(Value):
     title: Text
     source: Text | None = None
     trainer: Text = Field(description="`caffe-torch`, or the path of a Caffe binary from the Caffe root")
-    prototxt_dir: PathText = Field(description="folder of the solvers and nets under the Caffe root")
-    nets_dir: PathText | None = Field(None, description="folder of shared nets; default: prototxt_dir")
+    prototxt_dir: FolderText = Field(description="folder of the solvers and nets under the Caffe root")
+    nets_dir: FolderText | None = Field(None, description="folder of shared nets; default: prototxt_dir")
     net: Net
     nets: Frozen[FileName, NetVariant]
     data: Data

@@ -41,10 +41,15 @@ _VITAL = (
     *("Ignoring source layer", "Snapshot", "Optimization ", "Check fail", "libprotobuf", "*** SIG"),
     *("caffe-torch: ", "EXIT STRING", "RUNNING AT", "srun: "),
 )
+_FATAL = re.compile(r"^(?:\[\d+\] ?)?F\d{4} ", re.MULTILINE)  # as glog begins the line that it dies with
 # So many different lines are remembered before the first iteration.
 _MOST_HEARD = 10_000
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
+
+
+def _is_vital(text: str) -> bool:
+    return any(word in text for word in _VITAL) or _FATAL.search(text) is not None
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,7 @@ class LogTail:
             for lines in self._file.read(_END_BYTES):
                 self._take(lines)
             for lines in self._file.read(unread - 2 * _END_BYTES):
-                text = "\n".join(lines)
-                is_vital = any(word in text for word in _VITAL)
-                vital = [line for line in lines if any(word in line for word in _VITAL)] if is_vital else []
+                vital = [line for line in lines if _is_vital(line)] if _is_vital("\n".join(lines)) else []
                 self.lines += len(lines) - len(vital)
                 self._take(vital)
         for lines in self._file.read(to_end=to_end):

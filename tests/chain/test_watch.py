@@ -80,6 +80,18 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     assert (tail.lines, tail.summary.losses) == (2, {0: 2.5})
 
 
+@pytest.mark.parametrize("label", ["", "[3] "])
+def test_the_line_that_glog_dies_with_is_found_in_the_midst_of_a_long_log(tmp_path: Path, label: str) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(90 << 20)
+        file.seek(40 << 20)
+        file.write(f"\n{label}F1120 11:49:33.768350  6374 layer_factory.hpp:81] Unknown layer\n".encode())
+    tail = LogTail(log)
+    tail.read(to_end=True)
+    assert "Unknown layer" in (tail.summary.fatal or "")
+
+
 def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_path: Path) -> None:
     log, ignored = tmp_path / "log", said("Ignoring source layer fc1000")
     head, middle, end = lines((0, 0, "2.5"), (1, 20, "2"), (2, 40, "1.5"))

@@ -188,6 +188,16 @@ def filled(shape: tuple[int, ...], text: str) -> np.ndarray:
 SHAPE = (64, 32, 5, 5)
 
 
+def test_two_learned_layers_of_one_name_are_refused_since_no_snapshot_could_tell_them_apart() -> None:
+    layer = (
+        'layer {{ name: "ip" type: "InnerProduct" bottom: "{0}" top: "{1}" '
+        "inner_product_param {{ num_output: 2 }} }}\n"
+    )
+    text = dummy("data", 4, 5) + layer.format("data", "a") + layer.format("a", "b")
+    with pytest.raises(InputError, match=r"layer .ip. .* the name of another learned layer"):
+        make(text)
+
+
 def test_blobs_that_the_hosts_memory_cannot_hold_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
