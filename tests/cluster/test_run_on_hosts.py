@@ -1,6 +1,6 @@
 """The digits' five phases by `caffe-recipes run` on four hosts of two ranks each, under one real hydra.
 
-The recipe's own batch and schedules: only the shape is of four nodes.
+The recipe's own batch, in a quarter of its epochs, which is enough to read the digits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for module in ("torch", "cv2", "sklearn", "mpi4py"):
 
 BIN = Path(sys.executable).parent
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-ON_FOUR_NODES = RescaleTarget(nodes=4)
+ON_FOUR_NODES = RescaleTarget(nodes=4, epochs=18)
 PHASES = ("init", "cyc1", "cyc2", "cyc3", "collapse")
 
 

@@ -52,7 +52,6 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
     back_s = time.monotonic() + AWAY_S
     try:
         status, summary = chain.start_call("status", "recipe.yaml"), chain.start_call("status")
-        submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
         cancel = chain.start_call("cancel", "recipe.yaml")
         chain.release()
         chain.wait_until(lambda: "Iteration 6, lr" in chain.log("cyc1"))
@@ -60,11 +59,13 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
         assert re.search(r"^ *state +unknown", said, re.MULTILINE)
         assert f"{job_id} unknown since " in said
         assert "failed" not in said + summary.finish()
-        assert "nothing is submitted" in submit.finish(3)
         assert "nothing is cancelled" in cancel.finish(3)
         time.sleep(max(0.0, back_s - time.monotonic()))
+        submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
+        submit.wait_until(lambda: "asking again" in submit.said())
     finally:
         chain.slurm.start_controller()
+    assert f"already submitted: job {job_id}" in submit.finish(2)
     (chain.root / "doomsday").touch()
     assert "model: runs/small-1/snapshots/last_iter_6.caffemodel" in watching.finish()
     chain.finish_job(job_id)

@@ -41,7 +41,8 @@ class Staging:
 
     def argv(self, *words: str) -> list[str]:
         source = ["--lmdb-source", str(self.folder / "source"), "--hostfile", str(self.hostfile)]
-        return [str(BIN / "caffe-recipes"), "stage", str(self.folder / "recipe.yaml"), *source, *words]
+        program = [str(BIN / "caffe-recipes"), "stage", str(self.folder / "recipe.yaml")]
+        return [*program, "--caffe-root", str(self.folder), *source, *words]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.cluster.run("head", self.argv(*words), env=self.environment, check=False)
