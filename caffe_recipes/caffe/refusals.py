@@ -36,6 +36,27 @@ _IN_PLACE_WORDS = """
 """
 IN_PLACE = frozenset(_IN_PLACE_WORDS.split())
 
+# Which bottoms a gradient cannot go back to; all, where there is None.
+_NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
+    "Accuracy": None,
+    "ArgMax": None,
+    "BatchReindex": (1,),
+    "DetectionEvaluate": None,
+    "DetectionOutput": None,
+    "Embed": (0,),
+    "Filter": (-1,),
+    "HingeLoss": (1,),
+    "InfogainLoss": (1, 2),
+    "LSTM": (1,),
+    "MultiBoxLoss": (2, 3),
+    "MultinomialLogisticLoss": (1,),
+    "RNN": (1,),
+    "SigmoidCrossEntropyLoss": (1,),
+    "SoftmaxWithLoss": (1,),
+    "Threshold": None,
+}
+
+
 # The types that a factory makes by their `engine`, and the block that holds the type's own; others read none.
 ENGINE_BLOCKS = {
     "BatchNorm": "batch_norm_param",
@@ -81,6 +102,17 @@ class Refusal(NamedTuple):
     what: str
     effect: str
     write: str
+
+
+def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
+    """Return the indexes of the bottoms to which Caffe has no backward pass.
+
+    >>> closed_bottoms(pb.LayerParameter(type="SoftmaxWithLoss", bottom=["scores", "label"]))
+    (1,)
+    """
+    count = len(layer.bottom)
+    closed = _NO_BACKWARD.get(layer.type, ())
+    return tuple(range(count)) if closed is None else tuple(b % count for b in closed if b < count)
 
 
 def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:

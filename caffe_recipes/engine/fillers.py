@@ -70,7 +70,10 @@ def _gaussian(blob: Tensor, filler: pb.FillerParameter, generator: Generator) ->
         if not blob.dim():
             raise InputError("filler 'gaussian'", "cannot make a single value sparse", "take sparse out")
         # On average `sparse` values feed each output; the others are 0.
-        share = min(1.0, filler.sparse / blob.shape[0])
+        share = filler.sparse / blob.shape[0]
+        if share > 1:
+            what = f"has sparse: {filler.sparse}, for {blob.shape[0]} outputs"
+            raise InputError("filler 'gaussian'", what, f"sparse: {blob.shape[0]} at most")
         blob *= torch.rand(blob.shape, generator=generator) < share
 
 

@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, refuse_layer
+from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, closed_bottoms, refuse_layer
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
 from caffe_recipes.engine.data import SOURCES, Feed, InputLayer, check_data, first_image
 from caffe_recipes.engine.fillers import fill, starting_fillers
@@ -290,6 +290,8 @@ class RunnableNet:
                 raise fault(shapes.layer, f"{error.where}: {error.what}", error.hint) from None
         self._find_outputs()
         self._find_overwritten()
+        if state.phase == pb.TRAIN:
+            self._check_backward()
         self._link()
         self._forwards[self._source_shapes()] = [node.forward for node in self.nodes]
         self._log.info("net.cpp:491", "Network initialization done.")
@@ -315,6 +317,29 @@ class RunnableNet:
                 cut = node.cut or [False] * len(node.bottoms)
                 under_loss |= {place for place, is_cut in zip(node.bottoms, cut, strict=True) if not is_cut}
 
+    def _check_backward(self) -> None:
+        """Raise InputError where a gradient would have to go back through what has no backward pass."""
+        needed: set[int] = set()
+        ways: list[tuple[LayerNode, list[bool]]] = []
+        for node in self.nodes:
+            reached = [place in needed for place in node.bottoms]
+            count = len(node.learned)
+            rates = [spec.lr_mult for spec in node.param.param[:count]]
+            if any(reached) or any(rates) or len(rates) < count:
+                needed.update(node.tops)
+                ways.append((node, list(node.param.propagate_down) or reached))
+        under_loss: set[int] = set()
+        for node, goes_down in reversed(ways):
+            if not node.weighted and under_loss.isdisjoint(node.tops):
+                continue
+            closed = [b for b in closed_bottoms(node.param) if goes_down[b]]
+            if closed:
+                what = (
+                    f"has no backward pass to '{node.param.bottom[closed[0]]}', which a gradient would take"
+                )
+                raise fault(node.param, what, "write propagate_down: false for this bottom")
+            under_loss |= {place for place, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
+
     def _add(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
         self._check_memory(layer, shapes)
         self._log.info("net.cpp:261", f"Creating Layer {layer.name}")
@@ -329,8 +354,9 @@ class RunnableNet:
             forward = self._set_up(layer, shapes)
         cut = [not down for down in layer.propagate_down]
         node = LayerNode(layer, forward, bottoms, self._tops(layer, shapes), cut, source=source)
-        if shapes.learned and any(other.learned and other.param.name == layer.name for other in self.nodes):
-            what = "has the name of another learned layer, and a snapshot keeps weights by that name"
+        named = [other for other in self.nodes if other.param.name == layer.name]
+        if any(shapes.learned or other.learned for other in named):
+            what = "has the name of another layer: Caffe cannot load the snapshots of such a net"
             raise fault(layer, what, "rename one of the two")
         node.blobs, node.learned = self._learned(layer, shapes), shapes.learned
         self._weigh(node)

@@ -188,14 +188,46 @@ def filled(shape: tuple[int, ...], text: str) -> np.ndarray:
 SHAPE = (64, 32, 5, 5)
 
 
-def test_two_learned_layers_of_one_name_are_refused_since_no_snapshot_could_tell_them_apart() -> None:
-    layer = (
-        'layer {{ name: "ip" type: "InnerProduct" bottom: "{0}" top: "{1}" '
-        "inner_product_param {{ num_output: 2 }} }}\n"
-    )
-    text = dummy("data", 4, 5) + layer.format("data", "a") + layer.format("a", "b")
-    with pytest.raises(InputError, match=r"layer .ip. .* the name of another learned layer"):
+FIVE_SCORES = (
+    'layer { name: "ip" type: "InnerProduct" bottom: "a" top: "s" inner_product_param { num_output: 5 } }\n'
+)
+LABEL_LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "s" bottom: "label" top: "l" '
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        FIVE_SCORES + LABEL_LOSS + "propagate_down: true propagate_down: true }",
+        FIVE_SCORES + 'layer { name: "m" type: "ArgMax" bottom: "s" top: "m" loss_weight: 1 }',
+    ],
+)
+def test_a_gradient_that_would_go_back_where_caffe_has_no_backward_pass_is_refused(layers: str) -> None:
+    text = dummy("a", 4, 5) + dummy("label", 4, filler='type: "constant"') + layers
+    with pytest.raises(InputError, match=r"has no backward pass to '.*', which a gradient would take"):
         make(text)
+    make(text, pb.TEST)
+
+
+def test_a_label_of_data_needs_no_gradient() -> None:
+    make(dummy("a", 4, 5) + dummy("label", 4, filler='type: "constant"') + FIVE_SCORES + LABEL_LOSS + "}")
+
+
+NAMED_X = (
+    'layer { name: "x" type: "InnerProduct" bottom: "a" top: "a2" inner_product_param { num_output: 2 } }\n'
+)
+RELU_X = 'layer { name: "x" type: "ReLU" bottom: "a" top: "a3" }\n'
+
+
+@pytest.mark.parametrize(
+    "layers", [NAMED_X + RELU_X, RELU_X + NAMED_X, NAMED_X + NAMED_X.replace("a2", "a4")]
+)
+def test_a_net_whose_snapshots_could_not_be_loaded_is_refused(layers: str) -> None:
+    with pytest.raises(InputError, match=r"layer 'x' .* has the name of another layer"):
+        make(dummy("a", 4, 5) + layers)
+
+
+def test_two_layers_of_one_name_that_learn_nothing_run() -> None:
+    make(dummy("a", 4, 5) + RELU_X + RELU_X.replace("a3", "a4"))
 
 
 def test_blobs_that_the_hosts_memory_cannot_hold_are_refused_before_they_are_made(

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.refusals import closed_bottoms
 from caffe_recipes.caffe.shape_rules import product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
@@ -526,25 +527,6 @@ LEARNING_RULES: dict[str, tuple[Severity, str]] = {
     "blob-too-large": ("error", "a blob of more than 2,147,483,647 numbers"),
 }
 
-# Which bottoms a gradient cannot go back to; all, where there is None.
-_NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
-    "Accuracy": None,
-    "ArgMax": None,
-    "BatchReindex": (1,),
-    "DetectionEvaluate": None,
-    "DetectionOutput": None,
-    "Embed": (0,),
-    "Filter": (-1,),
-    "HingeLoss": (1,),
-    "InfogainLoss": (1, 2),
-    "LSTM": (1,),
-    "MultiBoxLoss": (2, 3),
-    "MultinomialLogisticLoss": (1,),
-    "RNN": (1,),
-    "SigmoidCrossEntropyLoss": (1,),
-    "SoftmaxWithLoss": (1,),
-    "Threshold": None,
-}
 _MOST_NUMBERS = 2**31 - 1
 _MOST_LOSSES = 20  # of one label
 # Statistics, not learned by gradients.
@@ -596,15 +578,11 @@ def check_learning(phase: PhaseNet) -> Iterator[Draft]:
 
 def _stopped(phase: PhaseNet) -> Iterator[Draft]:
     for i, layer in enumerate(phase.layers):
-        if layer.type not in _NO_BACKWARD:
-            continue
-        last, closed = len(layer.bottom), _NO_BACKWARD[layer.type]
-        bottoms = range(last) if closed is None else [b if b >= 0 else last + b for b in closed]
-        back = [b for b in bottoms if (i, b) in phase.gradients]
+        back = [b for b in closed_bottoms(layer) if (i, b) in phase.gradients]
         if not back:
             continue
-        # Of a label that is computed another rule tells.
-        is_told = layer.type in CLASSIFIERS and closed is not None and is_computed(phase, i, back[0])
+        # A label that is computed is another rule's.
+        is_told = layer.type in CLASSIFIERS and layer.type != "Accuracy" and is_computed(phase, i, back[0])
         if not is_told:
             name = layer.bottom[back[0]]
             yield Draft(
