@@ -29,6 +29,9 @@ IMPLICIT_LOSSES = frozenset(
     )
 )
 
+# Losses whose set-up leaves out that of all losses, which gives the weight 1.
+UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
+
 # Their tops have the shape of their bottoms, and their forward pass may write the one over the other.
 _IN_PLACE_WORDS = """
     BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MnActivation PReLU Power Python ReLU Scale

@@ -419,8 +419,9 @@ class RunnableNet:
         if len(layer.param) > len(shapes.learned):
             raise fault(layer, f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs")
         kept = self._shared.blobs().get(layer.name, []) if self._shared else []
-        if kept and tuple(tuple(blob.shape) for blob in kept) != shapes.learned:
-            mine, other = (", ".join(map(show, of)) for of in (shapes.learned, [b.shape for b in kept]))
+        known = self._shared.learned().get(layer.name, ()) if self._shared else ()
+        if kept and known != shapes.learned:
+            mine, other = (", ".join(map(show, of)) for of in (shapes.learned, known))
             raise fault(layer, f"has blobs {mine} here, and {other} in the TRAIN net")
         tensors = []
         fillers = starting_fillers(layer)
@@ -480,7 +481,8 @@ class RunnableNet:
         for node in self.nodes:
             before = self._steps[-1] if self._steps else None
             follows = before is not None and before.tops == node.bottoms
-            if before and follows and before.node.param.type == "BatchNorm" and _is_merged(node):
+            is_norm = before is not None and before.node.param.type == "BatchNorm" and not before.shapes
+            if before and follows and is_norm and _is_merged(node) and not any(node.cut):
                 blobs = before.node.blobs + node.blobs
                 self._steps[-1] = Call(before.node, node.tops, blobs, before.weighted + node.weighted)
             else:
@@ -493,6 +495,7 @@ class RunnableNet:
         Raises DataError, naming the record, for a label that is no class.
         """
         values, loss = self._values, None
+        read = self._read()
         for step in self._steps:
             node = step.node
             xs = [values[place] for place in node.bottoms]
@@ -502,17 +505,13 @@ class RunnableNet:
             if step.shapes:
                 blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
             try:
-                tops = node.forward(xs, blobs)
+                tops = read.pop(0) if node.source is not None else node.forward(xs, blobs)
             except LabelError as error:
                 raise self._bad_label(node, error) from None
             except CaffeRecipesError:
                 raise
             except Exception as error:
                 raise escaped_error(self._where(node.param), error) from error
-            if node.source is not None and [top.shape for top in tops] != [
-                self._shapes[p] for p in node.tops
-            ]:
-                self._reshape(node, tops)
             for place, top in zip(step.tops, tops, strict=True):
                 values[place] = top
             for place, weight in step.weighted:
@@ -524,13 +523,31 @@ class RunnableNet:
                 loss = part if loss is None else loss + part
         return loss if loss is not None else torch.zeros(())
 
+    def _read(self) -> list[list[Tensor]]:
+        """Return what each data layer makes of its next batch, the net being set up for their sizes."""
+        sources = [node for node in self.nodes if node.source is not None]
+        read = []
+        for node in sources:
+            try:
+                read.append(node.forward([], node.blobs))
+            except CaffeRecipesError:
+                raise
+            except Exception as error:
+                raise escaped_error(self._where(node.param), error) from error
+        changed = None
+        for node, tops in zip(sources, read, strict=True):
+            for place, top in zip(node.tops, tops, strict=True):
+                if self._shapes[place] != tuple(top.shape):
+                    self._shapes[place], changed = tuple(top.shape), node
+        if changed is not None:
+            self._reshape(changed)
+        return read
+
     def _source_shapes(self) -> tuple[Shape, ...]:
         return tuple(self._shapes[place] for node in self.nodes if node.source for place in node.tops)
 
-    def _reshape(self, source: LayerNode, tops: list[Tensor]) -> None:
+    def _reshape(self, source: LayerNode) -> None:
         """Set the layers up for a batch of another size than the one before, as Caffe does in each pass."""
-        for place, top in zip(source.tops, tops, strict=True):
-            self._shapes[place] = tuple(top.shape)
         net = pb.NetParameter()
         for node in self.nodes:
             layer = net.layer.add()
@@ -539,6 +556,7 @@ class RunnableNet:
             layer.ClearField("exclude")
             if node.source:
                 layer.type = "Input"
+                layer.ClearField("input_param")
                 for place in node.tops:
                     layer.input_param.shape.add(dim=self._shapes[place])
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -402,7 +402,7 @@ POINTWISE: dict[str, Setup] = {
 }
 
 
-_Join = Callable[[Tensor, Tensor], Tensor]
+_Join = Callable[[Sequence[Tensor]], Tensor]
 
 
 def _concat(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
@@ -461,18 +461,22 @@ def _eltwise(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     if param.operation == param.SUM and any(c != 1 for c in coefficients):
         return weighted
     join = _JOINS[param.operation]
-    return lambda xs, _: [reduce(join, xs)]
+    return lambda xs, _: [join(xs)]
 
 
-def _greater(a: Tensor, b: Tensor) -> Tensor:
-    """Take the greater; of equals the later gets the gradient, as in Caffe: torch.maximum would halve it."""
-    return torch.where(a > b, a, b)
+def _greatest(xs: Sequence[Tensor]) -> Tensor:
+    """Take the greatest; of equals one gets the gradient: of the first two the second, else the first.
+
+    torch.maximum would halve it.
+    """
+    first = torch.where(xs[0] > xs[1], xs[0], xs[1])
+    return reduce(lambda top, x: torch.where(x > top, x, top), xs[2:], first)
 
 
 _JOINS: dict[int, _Join] = {
-    pb.EltwiseParameter.SUM: torch.add,
-    pb.EltwiseParameter.PROD: torch.mul,
-    pb.EltwiseParameter.MAX: _greater,
+    pb.EltwiseParameter.SUM: partial(reduce, torch.add),
+    pb.EltwiseParameter.PROD: partial(reduce, torch.mul),
+    pb.EltwiseParameter.MAX: _greatest,
 }
 
 

@@ -124,6 +124,23 @@ def test_images_of_several_sizes_in_a_batch_are_refused(
     net.close()
 
 
+def test_images_and_labels_of_two_lmdbs_change_their_sizes_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "lmdb", [(4, 5), (8, 3)])
+    images(tmp_path / "labels", [(4, 5), (8, 3)])
+    other = data("batch_size: 1", source="labels").replace('"data"', '"other"').replace('"label"', '"unread"')
+    both = 'layer { name: "l" type: "EuclideanLoss" bottom: "data" bottom: "other" top: "l" }'
+    fixed = 'layer { name: "z" type: "Input" top: "z" input_param { shape { dim: 2 } } }'
+    net = make_net(data("batch_size: 1") + other + fixed + both)
+    place = {node.param.name: node.tops[0] for node in net.nodes}
+    for shape in [(4, 5), (8, 3)]:
+        net.forward()
+        assert net.shape(place["other"]) == net.shape(place["data"]) == (1, 3, *shape)
+    net.close()
+
+
 IP = """layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
   inner_product_param { num_output: 2 } }"""
 

@@ -20,10 +20,10 @@ QUIET = Log(enabled=False)
 FEED = Feed(0, 1, 0, 0, QUIET)
 
 
-def make(text: str, phase: pb.Phase = pb.TRAIN) -> RunnableNet:
+def make(text: str, phase: pb.Phase = pb.TRAIN, shared: RunnableNet | None = None) -> RunnableNet:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
-    return RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
+    return RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET, shared)
 
 
 def dummy(top: str, *dims: int, filler: str = 'type: "gaussian"') -> str:
@@ -415,17 +415,18 @@ def test_an_implicit_loss_that_one_layer_reads_gets_no_split() -> None:
     assert list(written.layer[3].bottom) == ["l_loss_0_split_1"]
 
 
-def shared(first: str, second: str, outputs: int = 3) -> RunnableNet:
+def shared(first: str, second: str, outputs: int = 3, trained: RunnableNet | None = None) -> RunnableNet:
     ip = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "{1}" top: "{0}" param {{ name: "w" {2} }} '
     more = (
         "inner_product_param {{ num_output: {3} bias_term: false weight_filler {{ type: 'xavier' }} }} }}\n"
     )
-    return make(
+    text = (
         dummy("x", 4, 6)
         + dummy("z", 4, 6 * 3 // outputs)
         + (ip + more).format("a", "x", first, 3)
         + (ip + more).format("b", "z", second, outputs)
     )
+    return make(text, shared=trained)
 
 
 def test_a_rate_written_where_a_param_is_shared_only_is_taken() -> None:
@@ -445,6 +446,31 @@ def test_a_permissive_share_needs_the_same_count_only() -> None:
     assert torch.allclose(got, x @ a.blobs[0].detach().reshape(9, 2).T, atol=1e-6)
     with pytest.raises(InputError, match="give both one shape"):
         shared("", "", outputs=9)
+
+
+def test_a_test_net_shares_a_blob_in_the_shape_that_each_layer_sees() -> None:
+    net = shared("", "share_mode: PERMISSIVE", outputs=9)
+    test = shared("", "share_mode: PERMISSIVE", outputs=9, trained=net)
+    assert test.learned() == net.learned()
+    test.forward()
+
+
+NORM = """
+layer { name: "ip" type: "InnerProduct" bottom: "a" top: "ip" inner_product_param { num_output: 3 } }
+layer { name: "bn" type: "BatchNorm" bottom: "ip" top: "bn" }
+layer { name: "sc" type: "Scale" bottom: "bn" top: "sc" propagate_down: false
+  scale_param { bias_term: true } }
+layer { name: "l" type: "EuclideanLoss" bottom: "sc" bottom: "b" top: "l" }
+"""
+
+
+def test_a_scale_after_a_batch_norm_that_sends_no_gradient_down_sends_none() -> None:
+    net = make(dummy("a", 4, 5) + dummy("b", 4, 3) + NORM)
+    flatten(net, pb.SolverParameter(type="SGD"))
+    net.forward().backward()
+    blobs = net.blobs()
+    assert all(blob.grad is None or not blob.grad.any() for blob in blobs["ip"])
+    assert any(blob.grad is not None and blob.grad.any() for blob in blobs["sc"])
 
 
 def test_random_nets_run_or_are_refused_in_one_line() -> None:

@@ -449,6 +449,13 @@ def test_the_gradient_of_equal_maxima_goes_to_the_later_bottom() -> None:
     assert (a.grad.tolist(), b.grad.tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
+def test_of_three_equal_maxima_the_second_has_the_gradient() -> None:
+    forward, _ = set_up('type: "Eltwise" eltwise_param { operation: MAX }', (3,), (3,), (3,))
+    xs = [torch.ones(3, requires_grad=True) for _ in range(3)]
+    forward(xs, [])[0].sum().backward()
+    assert [x.grad.tolist() for x in xs if x.grad is not None] == [[0] * 3, [1] * 3, [0] * 3]
+
+
 def test_layers_that_only_move_values() -> None:
     x = noise(2, 6, 3, 2)
     a = x.numpy()

@@ -25,6 +25,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
+from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.text.writer import field_ranks, float_text, string_text
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Given
 from caffe_recipes.review.diff.forms import turn_all, turn_apart
@@ -177,7 +178,7 @@ def list_default(message: Any, field: FieldDescriptor, layer_type: str = "") -> 
     """Give the value that Caffe takes for an empty list, or None."""
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "loss_weight"):
-        return 1 if "Loss" in layer_type else None  # loss_layer: LayerSetUp
+        return 1 if "Loss" in layer_type and layer_type not in UNWEIGHTED else None  # loss_layer: LayerSetUp
     sides = [f"{field.name}_{side}" for side in ("h", "w")]
     known = message.DESCRIPTOR.fields_by_name
     if any(side in known and message.HasField(side) for side in sides):

@@ -320,11 +320,13 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
                 f"min_size: {resize.max_size} max_size: {resize.min_size}",
             )
         smallest, what = resize.min_size, "min_size"
+    elif param.HasField("random_aspect_ratio_param"):  # it resizes to crop_size before it crops
+        return
     elif layer.type == "ImageData":
         image = layer.image_data_param
         smallest, what = min(image.new_height, image.new_width), "new_height or new_width"
     else:
-        raw = datum is not None and not datum.encoded and not param.HasField("random_aspect_ratio_param")
+        raw = datum is not None and not datum.encoded
         smallest = min(datum.height, datum.width) if datum is not None and raw else 0
         what = "the height or width of the records"
     if smallest and param.crop_size > smallest:

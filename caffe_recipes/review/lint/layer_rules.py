@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.refusals import Refusal, refuse_filler, refuse_layer
+from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, refuse_filler, refuse_layer
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.net_view import (
-    UNWEIGHTED,
     Draft,
     block_readers,
     filler_fields,
@@ -566,6 +565,16 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
     for i, layer in enumerate(test.layers):
         ours, theirs = test.learned(i), shapes.get(layer.name)
         if not ours or not theirs:
+            continue
+        if len(ours) != len(theirs):
+            yield Draft(
+                "phase-weights-differ",
+                test.where(i),
+                "name",
+                f"{title(layer)} learns {len(ours)} blobs in TEST and {len(theirs)} in TRAIN",
+                f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
+                "one definition for both phases, or another name for one of the layers",
+            )
             continue
         for one, other in zip(ours, theirs, strict=False):
             if _differ(one, other):

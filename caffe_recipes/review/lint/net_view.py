@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
+from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError
@@ -41,8 +42,6 @@ _LEARNED_TYPES_WORDS = """
 """
 LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
 _MOST_STAGES = 8
-# Losses whose set-up leaves out that of all losses, which gives the weight 1.
-UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
 

@@ -101,7 +101,9 @@ def _misfit(
     """Say why a filler does not fit its blob: the field, what is wrong, what happens, what to write."""
     block = _WEIGHTS.get(layer.type)
     outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
-    if filler.type == "gaussian" and 0 < outputs < filler.sparse:
+    # Caffe takes a share of the blob's first axis: of these two it is the inputs, which no field says.
+    is_turned = layer.type == "Deconvolution" or layer.inner_product_param.transpose
+    if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_turned:
         what = f"a filler that is sparse: {filler.sparse}, for {outputs} outputs"
         return "sparse", what, "Caffe stops: a share is from 0 to 1", f"sparse: below {outputs}"
     if filler.type != "bilinear" or layer.type == "DummyData":  # whose blobs have any shape

@@ -285,6 +285,12 @@ def test_a_solver_s_zeros_equal_their_absence_but_a_written_net_does_not() -> No
     ]
 
 
+def test_a_loss_that_has_no_weight_of_its_own_is_changed_by_one() -> None:
+    assert lines('type: "SmoothL1Loss"', 'type: "SmoothL1Loss" loss_weight: 1', pb.LayerParameter) == [
+        "loss_weight not set -> 1"
+    ]
+
+
 def test_a_weight_of_a_layer_that_is_no_loss_is_a_change() -> None:
     assert lines('type: "Pooling"', 'type: "Pooling" loss_weight: 1', pb.LayerParameter) == [
         "loss_weight not set -> 1"

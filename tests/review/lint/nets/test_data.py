@@ -110,7 +110,10 @@ def test_the_first_record_tells_channels_and_sizes(check_text: CheckText) -> Non
 
 
 def test_images_smaller_than_the_crop_are_told(check_text: CheckText) -> None:
-    assert list(check_text(IMAGES.replace("new_width: 8", "new_width: 5"))) == ["crop-above-image"]
+    small = IMAGES.replace("new_width: 8", "new_width: 5")
+    assert list(check_text(small)) == ["crop-above-image"]
+    scaled = small.replace("transform_param {", "transform_param { random_aspect_ratio_param { }")
+    assert "crop-above-image" not in check_text(scaled)
     assert list(check_text(IMAGES.replace("image_data_param {", "image_data_param { is_color: false"))) == []
 
 

@@ -53,6 +53,14 @@ CASES: dict[str, tuple[str, str]] = {
 }
 
 
+def test_a_layer_that_learns_more_blobs_in_one_phase_is_found(check_text: CheckText) -> None:
+    train = FC.replace("bottom", "include { phase: TRAIN } bottom", 1)
+    test = FC.replace("bottom", "include { phase: TEST } bottom", 1)
+    test = test.replace("inner_product_param {", "inner_product_param { bias_term: false ")
+    found = check_text(data("TRAIN") + data("TEST") + train + test + LOSS)
+    assert "learns 1 blobs in TEST and 2 in TRAIN" in found["phase-weights-differ"].what
+
+
 @pytest.mark.parametrize("written", ["TRAIN/", ".//TRAIN", "x/../TRAIN"])
 def test_one_lmdb_is_found_however_its_path_is_written(check_text: CheckText, written: str) -> None:
     found = check_text(RIGHT.replace('source: "TEST"', f'source: "{written}"'))
