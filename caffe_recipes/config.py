@@ -43,7 +43,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 for _tag, _pattern, _first in (
     ("bool", r"true|false", "tf"),
     ("null", r"null|~|", ["~", "n", ""]),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),  # 0200 is 128 to some readers and 200 to others
     ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("merge", r"<<", "<"),
 ):
@@ -300,6 +300,8 @@ def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?0+[0-9]+", str(found["input"])):
+        return "write it without leading zeros"
     if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?[\d.]+", str(found["input"])):
         return "take the quotes off" if isinstance(found["input"], str) else ""
     if found["type"] != "literal_error":
@@ -333,6 +335,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - a ty
 def _no_control_characters(text: str) -> str:
     if re.search(r"[\x00-\x1f\x7f]", text):
         raise ValueError("control characters and line breaks are not allowed")
+    if text.isspace():
+        raise ValueError("must not be blank")
     return text
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NoReturn
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes
@@ -213,6 +213,11 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a path with a NUL, or too long
         return False
+
+
+def refuse_unreadable(error: OSError) -> NoReturn:
+    """Raise InputError for a folder that os.walk cannot list, and would else pass over."""
+    raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions") from None
 
 
 def real_path(path: str | Path) -> Path:

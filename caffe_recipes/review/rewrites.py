@@ -20,7 +20,7 @@ from caffe_recipes.caffe.prototxt import (
 )
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.files import render_unified, write_whole
-from caffe_recipes.review.naming import is_prototxt_file
+from caffe_recipes.review.naming import is_prototxt_file, refuse_unreadable
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=refuse_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (os.path.join(place, name) for name in sorted(names))  # noqa: PTH118
         yield from (file for file in files if os.path.isfile(file) and is_prototxt_file(file))  # noqa: PTH113

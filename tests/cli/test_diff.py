@@ -54,6 +54,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(unreadable: Path, here: Path) -> None:
+    write(here / "other", net=NET)
+    code, said = call(unreadable, here / "other")
+    assert (code, "cannot be read: Permission denied" in said) == (2, True)
+
+
 def git(*words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     done = subprocess.run(["git", *who, *words], capture_output=True, text=True)

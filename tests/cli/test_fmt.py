@@ -94,6 +94,13 @@ def test_a_folder_stands_for_the_prototxts_below_it(tmp_path: Path) -> None:
     assert (hidden.read_text(), other.read_text()) == ("name:'n'", "name:'n'")
 
 
+def test_a_folder_that_cannot_be_read_is_not_passed_over(unreadable: Path) -> None:
+    (unreadable / "n.prototxt").write_text(UGLY)
+    done = call("--check", unreadable)
+    assert str(done.exception).startswith(f"{unreadable / 'closed'}: cannot be read: Permission denied")
+    assert (unreadable / "n.prototxt").read_text() == UGLY
+
+
 def test_a_folder_without_prototxts_is_said(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert isinstance(done.exception, InputError)

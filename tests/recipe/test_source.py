@@ -315,6 +315,8 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
         (("lr_policy: poly_cyc", "lr_policy: polly"), "phases[0].lr_policy: must be 'fixed', 'step'"),
         (("momentum: 0.9", "momentum: 9"), "solver.momentum: must be below 1, not 9"),
         (("mean_value: [104, 117, 123]", "mean_value: 3"), "data.mean_value: must be a list of values"),
+        (("max_iter: 560", "max_iter: 0560"), "a whole number, not '0560'; write it without leading zeros"),
+        (("title: ", "title: ' ' #"), "title: must not be blank"),
         (("snapshot_prefix: tmp/", "snapshot_prefix: tmp/ #"), "must end in a name, not in `/`"),
         (("prototxt_dir: ", "prototxt_dir: ../../"), "must not leave the Caffe root through `..`"),
         (("  zero_init: last-block", "  zero_init: 3"), "must be 'none', 'last-block' or 'every-block'"),

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Literal
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
-from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt, nothing_named
+from caffe_recipes.review.naming import (
+    RECIPE_SUFFIXES,
+    find_named,
+    is_prototxt,
+    nothing_named,
+    refuse_unreadable,
+)
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import Recipe
@@ -338,7 +344,7 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     root = Path(spec.text)
     paths = [
         (Path(folder) / name).relative_to(root).as_posix()
-        for folder, folders, names in os.walk(root)
+        for folder, folders, names in os.walk(root, onerror=refuse_unreadable)
         for name in names
         if ".git" not in Path(folder).relative_to(root).parts
     ]

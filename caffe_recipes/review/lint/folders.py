@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
@@ -30,7 +30,7 @@ from caffe_recipes.review.lint.inputs import (
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, LintRule, finding
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
 from caffe_recipes.review.lint.snapshot_rules import check_commands, check_started, name_of, name_rank
-from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt_file
+from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt_file, refuse_unreadable
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -132,7 +132,7 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
     """List the prototxts below a folder by the folder that holds them; hidden folders are left alone."""
     groups: dict[Path, list[Path]] = {}
     count = 0
-    for root, folders, files in os.walk(folder, onerror=_refuse):
+    for root, folders, files in os.walk(folder, onerror=refuse_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = [Path(root) / name for name in sorted(files) if is_prototxt_file(Path(root) / name)]
         count += len(found)
@@ -141,10 +141,6 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
         if found:
             groups[Path(root)] = found
     return groups
-
-
-def _refuse(error: OSError) -> NoReturn:
-    raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
 
 
 def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:

@@ -174,7 +174,7 @@ def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
             epochs = basis.epochs(stop or iterations)
             differences = {abs(number - epochs): number for number in claims}
             claim = differences[min(differences)]
-            if _differ(epochs, claim):
+            if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDED:
                 yield _wrong_claim(link, field, stop or iterations, claim, basis)
 
 
@@ -232,6 +232,9 @@ def _texts(comments: Iterable[Comment]) -> Iterator[str]:
 
 def _value(number: str) -> float:
     return float(number.replace(",", ""))
+
+
+_ROUNDED = 0.005  # comments have two decimals, those that `generate` writes as well
 
 
 def _differ(one: float, other: float) -> bool:

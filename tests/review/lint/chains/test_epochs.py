@@ -97,6 +97,14 @@ def test_with_nothing_to_count_by_a_comment_is_not_judged(lint_solvers: LintSolv
     assert lint_solvers({"a": {"max_iter": "1000 # 700 epochs"}}, images=32_000) == []
 
 
+@pytest.mark.parametrize(("claim", "ids"), [("0.08", []), ("0.07", ["epochs-claim"])])
+def test_a_claim_is_right_if_it_is_rounded_to_two_decimals(
+    lint_solvers: LintSolvers, claim: str, ids: list[str]
+) -> None:
+    found = lint_solvers({"a": {"max_iter": f"41 # {claim} epochs"}}, **BASIS)
+    assert [one.id for one in found if one.id == "epochs-claim"] == ids
+
+
 def test_iter_size_makes_the_batch_larger(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": {"max_iter": "1000 # 8 epochs", "iter_size": 4}}, **BASIS) == []
 
