@@ -45,16 +45,16 @@ def make_root(root: Path) -> Path:
 
 
 def start(root: Path) -> subprocess.Popen[bytes]:
-    """Start the command in a root; what it says is in `said.txt`."""
+    """Start the command in a root; its output is appended to `output.txt`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    with (root / "said.txt").open("ab") as said:
+    with (root / "output.txt").open("ab") as output:
         return subprocess.Popen(
             _RUN,
             cwd=root,
             env={**environment, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(root / "cache")},
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     kills, chance = given.kills, random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         undisturbed, begun = make_root(Path(folder) / "undisturbed"), time.monotonic()
-        assert start(undisturbed).wait() == 0, (undisturbed / "said.txt").read_text()
+        assert start(undisturbed).wait() == 0, (undisturbed / "output.txt").read_text()
         seconds, expected = time.monotonic() - begun, models(undisturbed)
         print(f"undisturbed: {seconds:.1f} s, {len(expected)} models", flush=True)
         done = chains = same = 0
@@ -109,7 +109,7 @@ def main() -> None:
             same += is_same
             again += repeated(root)
             if not is_same:
-                print(f"chain {chains}: exit {code}\n{(root / 'said.txt').read_text()[-2000:]}", flush=True)
+                print(f"chain {chains}: exit {code}\n{(root / 'output.txt').read_text()[-2000:]}", flush=True)
         print(f"{done} kills in {chains} chains: {same} ended with the undisturbed models")
         print(f"finished phases that were launched again: {len(again)}")
 

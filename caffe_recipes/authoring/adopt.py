@@ -50,7 +50,7 @@ _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
 
 
 def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a phase, and what is to be said of it.
+    """Return the keys of a phase, and notes on it.
 
     Raises InputError, with the solver's file and field, for what no phase of a recipe can say.
     """

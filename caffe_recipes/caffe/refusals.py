@@ -29,7 +29,7 @@ IMPLICIT_LOSSES = frozenset(
     )
 )
 
-# Losses whose set-up leaves out that of all losses, which gives the weight 1.
+# Losses that never give themselves the weight 1: their LayerSetUp does not call LossLayer's.
 UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
 
 # Their tops have the shape of their bottoms, and their forward pass may write the one over the other.
@@ -39,7 +39,7 @@ _IN_PLACE_WORDS = """
 """
 IN_PLACE = frozenset(_IN_PLACE_WORDS.split())
 
-# Which bottoms a gradient cannot go back to; all, where there is None.
+# The bottoms that Caffe has no backward pass to, -1 being the last; None stands for all.
 _NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
     "Accuracy": None,
     "ArgMax": None,
@@ -112,10 +112,12 @@ def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
 
     >>> closed_bottoms(pb.LayerParameter(type="SoftmaxWithLoss", bottom=["scores", "label"]))
     (1,)
+    >>> closed_bottoms(pb.LayerParameter(type="Filter"))
+    ()
     """
     count = len(layer.bottom)
     closed = _NO_BACKWARD.get(layer.type, ())
-    return tuple(range(count)) if closed is None else tuple(b % count for b in closed if b < count)
+    return tuple(range(count)) if closed is None else tuple(b % count for b in closed if -count <= b < count)
 
 
 def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:

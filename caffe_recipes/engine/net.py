@@ -334,9 +334,8 @@ class RunnableNet:
                 continue
             closed = [b for b in closed_bottoms(node.param) if goes_down[b]]
             if closed:
-                what = (
-                    f"has no backward pass to '{node.param.bottom[closed[0]]}', which a gradient would take"
-                )
+                # By its number: its name may be that of a split, which the user never wrote.
+                what = f"has no backward pass to bottom[{closed[0]}], which a gradient would take"
                 raise fault(node.param, what, "write propagate_down: false for this bottom")
             under_loss |= {place for place, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
 
@@ -504,14 +503,7 @@ class RunnableNet:
             blobs = step.blobs
             if step.shapes:
                 blobs = [blob.reshape(shape) for blob, shape in zip(blobs, step.shapes, strict=True)]
-            try:
-                tops = read.pop(0) if node.source is not None else node.forward(xs, blobs)
-            except LabelError as error:
-                raise self._bad_label(node, error) from None
-            except CaffeRecipesError:
-                raise
-            except Exception as error:
-                raise escaped_error(self._where(node.param), error) from error
+            tops = read.pop(0) if node.source is not None else self._run(node, xs, blobs)
             for place, top in zip(step.tops, tops, strict=True):
                 values[place] = top
             for place, weight in step.weighted:
@@ -523,17 +515,24 @@ class RunnableNet:
                 loss = part if loss is None else loss + part
         return loss if loss is not None else torch.zeros(())
 
+    def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
+        """Run one layer; whatever it raises is an error that names it."""
+        try:
+            return node.forward(xs, blobs)
+        except LabelError as error:
+            raise self._bad_label(node, error) from None
+        except CaffeRecipesError:
+            raise
+        except Exception as error:
+            raise escaped_error(self._where(node.param), error) from error
+
     def _read(self) -> list[list[Tensor]]:
-        """Return what each data layer makes of its next batch, the net being set up for their sizes."""
+        """Run the data layers, and set the net up again if their batches differ in size from the last ones.
+
+        Returns the tops of each data layer, in the order of the net.
+        """
         sources = [node for node in self.nodes if node.source is not None]
-        read = []
-        for node in sources:
-            try:
-                read.append(node.forward([], node.blobs))
-            except CaffeRecipesError:
-                raise
-            except Exception as error:
-                raise escaped_error(self._where(node.param), error) from error
+        read = [self._run(node, [], node.blobs) for node in sources]
         changed = None
         for node, tops in zip(sources, read, strict=True):
             for place, top in zip(node.tops, tops, strict=True):

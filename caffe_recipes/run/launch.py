@@ -1,11 +1,7 @@
-"""Following a launch to its end: its log, the hosts it runs on, and what the user asks meanwhile.
+"""Follow a launch to its end: its log, its hosts, its snapshots, and what the user asks meanwhile.
 
-A launcher's log, one file per rank: what `mpiexec -l` mixes into one, for who looks for one rank's words.
-
-The launcher's own log stays the truth: these files can be made from it again, and no run fails for want of
-them.
-
-Keeping what a launch snapshots on its way: as checkpoints, while it goes on.
+The launcher's log is the truth. The files of each rank's lines beside it can be made from it again, and no
+run fails for want of them.
 """
 
 from __future__ import annotations

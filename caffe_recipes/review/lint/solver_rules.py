@@ -1,8 +1,6 @@
-"""The rate of one solver: whether it is there at all, where its warm-up ends, and how it ends.
+"""Rules on one solver: its rate, and values that Caffe stops at, computes nonsense with, or never reads.
 
-Values of a solver's fields that Caffe stops at, computes nonsense with, or never reads.
-
-Solvers whose rate another Caffe makes in a way of its own: rules on rates would judge what it never is.
+A rate that another Caffe computes in its own way is not judged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Rules on where weights start.
-
-Rules on batch normalization, and on the blocks of a residual net that start at zero.
-
-Rules on what a net learns, and is measured by: rates of its weights, weights of its losses, accuracies.
-"""
+"""Rules on weights: their fillers, batch normalization, and what a net learns and is measured by."""
 
 from __future__ import annotations
 
