@@ -82,7 +82,7 @@ def test_a_recipe_of_each_kind_of_net_is_read_back_as_it_was(tmp_path: Path, net
 
 
 # Any text that is one line: what YAML and JSON must quote among it.
-texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
 rates = st.floats(1e-30, 1e30)
 counts = st.integers(1, 2**31 - 1)
