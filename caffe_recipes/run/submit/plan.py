@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
@@ -31,7 +32,7 @@ from caffe_recipes.run.context import find_profile, note_submitted
 from caffe_recipes.run.submit.submissions import name_job
 
 # sbatch's letters for its options.
-_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M"}
+_LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
 # What a job is known by, waits for, is warned by and is measured by: with sbatch's letters, and what to do.
 _OURS = (
     ("job-name", "J", "its jobs are known by names of its own"),
@@ -240,7 +241,10 @@ class JobStep:
 
 @dataclass(frozen=True)
 class PlannedJobs:
-    """The jobs of a submit, in order, and what Slurm is told of each of them."""
+    """The jobs of a submit, in order, and what Slurm is told of each of them.
+
+    `unwanted` are the nodes that the user, or the profile, excludes.
+    """
 
     recipe: Recipe
     options: SubmitOptions
@@ -248,6 +252,7 @@ class PlannedJobs:
     profile: Profile
     nodes: int
     steps: tuple[JobStep, ...]
+    unwanted: tuple[str, ...] = ()
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -270,12 +275,12 @@ def plan_submission(recipe: Recipe, options: SubmitOptions, done: Sequence[str] 
     check_mail(options.mail_user)
     check_spares(options.arguments, options.spares)
     profile = find_profile(recipe, options.profile)
-    batch = _choose_batch(profile, options)
+    batch, unwanted = _take_excluded(_choose_batch(profile, options))
     nodes = recipe.cluster.nodes + options.spares
     steps = _find_steps(recipe, options, done)
     times = [step.time_s for step in steps if step.time_s is not None]
     batch = choose_partition(profile, batch, nodes, max(times, default=None))
-    return PlannedJobs(recipe, options, batch, profile, nodes, steps)
+    return PlannedJobs(recipe, options, batch, profile, nodes, steps, unwanted)
 
 
 def build_request(
@@ -288,6 +293,9 @@ def build_request(
     more, environment = _warn_in_time(planned, step)
     if options.spares:
         more = (*more, "--no-kill")  # else Slurm ends or requeues it with the first node that dies
+    if planned.unwanted:
+        # sbatch takes the last alone; the long form stays what `nodes_excluded` reads: the nodes that failed.
+        more = (*more, f"-x{','.join(dict.fromkeys((*exclude, *planned.unwanted)))}")
     return Request(
         script=str(step.script),
         name=name,
@@ -335,6 +343,16 @@ def _choose_batch(profile: Profile, options: SubmitOptions) -> SbatchDefaults:
             hint = f"give --{name}, or write slurm.{name} in the profile"
             raise ClusterError(profile.name, f"demands of each job its {name}", hint)
     return batch
+
+
+def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ...]]:
+    """Return the batch without what excludes nodes, and these nodes."""
+    given, rest = take_option(batch.options, "exclude")
+    if given is None:
+        return batch, ()
+    if "/" in given:
+        raise InputError("--exclude", f"{given[:80]!r} is a file", "write the names of its nodes")
+    return batch.model_copy(update={"options": rest}), parse_nodelist(given, "--exclude")
 
 
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:

@@ -44,8 +44,10 @@ from caffe_recipes.cluster.slurm_submit import (
 )
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.folders import describe_changes
 from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.plan import plan_prototxts
 from caffe_recipes.run.submit.plan import (
     Asked,
     JobStep,
@@ -105,6 +107,14 @@ def check_startable(recipe: Recipe, standing: Standing | None) -> None:
     check_unchanged(recipe, standing)
 
 
+def check_placed(recipe: Recipe, options: SubmitOptions) -> None:
+    """Raise InputError for a prototxt in the Caffe root that the job would refuse, or read another for."""
+    for difference in find_differences(plan_prototxts(recipe), options.root):
+        if difference.what == "changed":
+            what = "differs from what the recipe generates, and the job would stop at it"
+            raise InputError(options.root / difference.path, what, "move it away, or generate it anew")
+
+
 def check_unchanged(recipe: Recipe, standing: Standing | None) -> None:
     """Raise InputError for a recipe that the run, which its job is to go on with, was not started with."""
     run = standing.run if standing is not None else None
@@ -139,11 +149,15 @@ class BadNodes:
 
 
 def find_bad_nodes(
-    standing: Standing | None, groups: Sequence[NodeGroup], partitions: Collection[str], nodes: int
+    standing: Standing | None,
+    groups: Sequence[NodeGroup],
+    partitions: Collection[str],
+    nodes: int,
+    unwanted: Collection[str] = (),
 ) -> BadNodes:
     """Return the nodes that are not to be tried again: those that Slurm blames, or the run, or did before.
 
-    As many stay as one of the partitions needs for a job of `nodes`; who was blamed last goes first.
+    Those that are `unwanted` are left out in any case. As many stay as one of the partitions needs for a job of `nodes`; who was blamed last goes first.
     """
     there = {
         name: {host for group in groups if group.partition == name for host in _names(group.node_list)}
@@ -152,7 +166,9 @@ def find_bad_nodes(
     excluded: list[str] = []
     needed: list[str] = []
     for host in _blamed(standing, groups):
-        without = {*excluded, host}
+        if host in unwanted:
+            continue
+        without = {*unwanted, *excluded, host}
         if any(len(hosts - without) >= nodes for hosts in there.values()):
             excluded.append(host)
         else:
@@ -161,7 +177,7 @@ def find_bad_nodes(
 
 
 def nodes_excluded(submission: Submission) -> tuple[str, ...]:
-    """Return the nodes that a submission went without."""
+    """Return the nodes that a submission went without since they had failed."""
     words = [word.removeprefix(_EXCLUDE) for word in submission.argv if word.startswith(_EXCLUDE)]
     return tuple(words[0].split(",")) if words else ()
 
@@ -207,7 +223,7 @@ def check_with_slurm(
         say(note)
     bad = BadNodes()
     if not planned.options.include_failed:
-        bad = find_bad_nodes(standing, groups, verdict.partitions, planned.nodes)
+        bad = find_bad_nodes(standing, groups, verdict.partitions, planned.nodes, planned.unwanted)
     refused = _refusal(planned, bad.excluded, host)
     if refused is not None and bad.excluded and _NO_NODES in refused:
         # Those that are left may lack what the job asks for, which only Slurm knows.
@@ -288,6 +304,7 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Submit
     if not options.root.is_dir():
         raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     check_source(options.environment)
+    check_placed(recipe, options)
     if not has_slurm(means.host):
         hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
         raise ClusterError("sbatch", "not found on PATH", hint)

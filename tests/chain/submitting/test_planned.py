@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.slurm_submit import Request
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate, write_files
 from caffe_recipes.run.submit.plan import SubmitOptions, build_request, plan_submission
@@ -57,6 +57,26 @@ def test_options_of_sbatch_s_are_handed_on_and_counted(desk: Desk) -> None:
     (request,) = requests(desk, sbatch_options=("--reservation=course", "-plong"))
     assert request.options[-1] == "--reservation=course"
     assert request.partition == "long"
+
+
+def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk: Desk) -> None:
+    planned = plan_submission(load_recipe(desk.recipe), desk.options(sbatch_options=("-xn[7-8],n2",)))
+    request = build_request(planned, planned.steps[0], "3fa210", None, ("n3", "n2"))
+    assert request.exclude == ("n3", "n2")
+    assert request.options[-1] == "-xn3,n2,n7,n8"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--exclude=/etc/nodes", "'/etc/nodes' is a file; write the names of its nodes"),
+        ("--exclude=n[1", "is no node list"),
+        ("--exclude=", "is no node list"),
+    ],
+)
+def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> None:
+    with pytest.raises(CaffeRecipesError, match=f"--exclude: .*{said}"):
+        requests(desk, sbatch_options=(word,))
 
 
 @pytest.mark.parametrize(

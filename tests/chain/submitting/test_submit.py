@@ -321,6 +321,17 @@ def test_one_that_was_killed_before_the_sbatch_of_a_phase_goes_on_with_that(desk
         desk.submit(split=True, time_s=600.0)
 
 
+def test_a_prototxt_that_the_job_would_refuse_is_told_before_it_waits(desk: Desk) -> None:
+    solver = desk.root / "prototxt/small/solver_init.prototxt"
+    solver.write_text(solver.read_text().replace("base_lr", "# mine\nbase_lr"))
+    before = desk.files()
+    with pytest.raises(InputError) as caught:
+        desk.submit(time_s=3600.0)
+    what = "differs from what the recipe generates, and the job would stop at it"
+    assert str(caught.value) == f"{solver}: {what}; move it away, or generate it anew"
+    assert (desk.files(), desk.slurm.submitted()) == (before, [])
+
+
 def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
@@ -347,6 +358,21 @@ def test_nodes_that_failed_before_the_last_time_are_not_tried_again_either(desk:
     desk.slurm.jobs[14].state = "FAILED"
     desk.submit(time_s=3600.0, include_failed=True)
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
+
+
+def test_nodes_that_the_user_excluded_are_tried_again_without_a_word(desk: Desk) -> None:
+    desk.submit(time_s=3600.0, sbatch_options=("--exclude=n2",))
+    desk.slurm.jobs[12].state = "FAILED"
+    desk.submit(time_s=3600.0)
+    assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
+    assert not [line for line in desk.said if "failed before" in line]
+
+
+def test_what_the_user_excludes_counts_among_the_nodes_that_are_left(desk: Desk) -> None:
+    desk.submit(time_s=3600.0, spares=2)
+    desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n3"
+    desk.submit(time_s=3600.0, spares=2, sbatch_options=("--exclude=n2",))
+    assert "n3 failed before, and without it too few nodes are left: it is tried again" in desk.said
 
 
 def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Desk) -> None:
