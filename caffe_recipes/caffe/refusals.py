@@ -34,8 +34,8 @@ UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
 
 # Their tops have the shape of their bottoms, and their forward pass may write the one over the other.
 _IN_PLACE_WORDS = """
-    BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MnActivation PReLU Power Python ReLU Scale
-    Sigmoid Softmax Swish TanH Threshold
+    BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MVN MnActivation PReLU Power Python ReLU
+    Scale Sigmoid Softmax Swish TanH Threshold
 """
 IN_PLACE = frozenset(_IN_PLACE_WORDS.split())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -73,6 +74,14 @@ class _LazyGroup(click.Group):
             return None
         lazy = COMMANDS[cmd_name]
         return cast(click.Command, getattr(import_module(lazy.module), lazy.attribute))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and near:
+            raise click.UsageError(f"No such command '{args[0]}'; did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

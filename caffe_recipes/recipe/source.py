@@ -59,6 +59,8 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
     if text.endswith(_OF_CAFFE):
         hint = "lint, diff, lr, plot and summary read prototxts; a recipe is a .yaml file"
         raise RecipeError(path, "is a file of Caffe's, no recipe", hint)
+    if path.is_dir():
+        raise RecipeError(path, "is a folder", "give a recipe's name, or its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
         near = difflib.get_close_matches(text, shipped, n=1)
         meant = f"did you mean '{near[0]}'? " if near else ""

@@ -49,7 +49,9 @@ def test_version_is_the_package_s() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["generat"], "Error: No such command 'generat'"),
+        (["generat"], "Error: No such command 'generat'; did you mean 'generate'?\n"),
+        (["zyzzyva"], "Error: No such command 'zyzzyva'; see caffe-recipes --help\n"),
+        (["generate", "."], "Error: .: is a folder; give a recipe's name, or its YAML\n"),
         (["generate"], "Error: Missing argument 'NAME|FILE.yaml...'; see caffe-recipes generate --help"),
         (["generate", "--cheque", "x"], "Error: No such option '--cheque'"),
         (

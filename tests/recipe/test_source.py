@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(binary)
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="is a folder; give a recipe's name, or its YAML"):
         load_recipe(tmp_path / "folder.yaml")
 
 

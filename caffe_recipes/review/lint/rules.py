@@ -69,6 +69,7 @@ RULES: Mapping[str, LintRule] = {
     "max-iter-missing": LintRule("warning", "no max_iter, or one of 0: nothing is trained"),
     "power-missing": LintRule("warning", "poly, poly_cyc or inv without power: a constant rate"),
     "warmup-never-ends": LintRule("warning", "a warmup_iter beyond max_iter"),
+    "warmup-falls": LintRule("warning", "a warm-up that starts above base_lr"),
     "warmup-end-jump": LintRule("warning", "a jump of the rate of more than 2 % where the warm-up ends"),
     "final-rate-high": LintRule("warning", "a last phase that ends above 1e-5 of its base_lr"),
     "final-rate-kept": LintRule(

@@ -96,6 +96,11 @@ def check_schedule(
         effect = f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used"
         write = f"warmup_iter: below {solver.max_iter}"
         yield finding("warmup-never-ends", where("warmup_iter"), what, effect, write, link.name)
+    if solver.warmup_iter and solver.warmup_start_lr > solver.base_lr:
+        what = f"the warm-up starts at {solver.warmup_start_lr:.4g}, above base_lr {solver.base_lr:.4g}"
+        effect = "the rate falls where it is meant to rise, and is largest at the first iteration"
+        write = f"warmup_start_lr: below {solver.base_lr:.4g}"
+        yield finding("warmup-falls", where("warmup_start_lr"), what, effect, write, link.name)
     if has_rates(solver):
         yield from _zero(link)
         yield from _warmup_end(link)

@@ -163,7 +163,8 @@ def _loses_bottom(layer: pb.LayerParameter) -> bool:
     turned = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
         layer.type == "ELU" and layer.elu_param.alpha < 0
     )
-    return layer.type in _LOSES_BOTTOM or turned
+    scaled = layer.type == "MVN" and layer.mvn_param.normalize_variance
+    return layer.type in _LOSES_BOTTOM or turned or scaled
 
 
 def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Draft]:

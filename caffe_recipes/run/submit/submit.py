@@ -157,7 +157,8 @@ def find_bad_nodes(
 ) -> BadNodes:
     """Return the nodes that are not to be tried again: those that Slurm blames, or the run, or did before.
 
-    Those that are `unwanted` are left out in any case. As many stay as one of the partitions needs for a job of `nodes`; who was blamed last goes first.
+    Those that are `unwanted` are left out in any case. As many stay as one of the partitions needs for a
+    job of `nodes`; who was blamed last goes first.
     """
     there = {
         name: {host for group in groups if group.partition == name for host in _names(group.node_list)}

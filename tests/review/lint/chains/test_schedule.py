@@ -73,6 +73,14 @@ def test_a_warmup_ends_within_the_run(lint_solvers: LintSolvers, warmup: int, co
     assert [one.id for one in found].count("warmup-never-ends") == count
 
 
+@pytest.mark.parametrize(("start", "count"), [(0.9, 0), (1.0, 0), (1.1, 1)])
+def test_a_warmup_does_not_start_above_the_rate_that_it_leads_to(
+    lint_solvers: LintSolvers, start: float, count: int
+) -> None:
+    found = lint_solvers({"a": {"base_lr": 1.0, "warmup_iter": 100, "warmup_start_lr": start}})
+    assert [one.id for one in found].count("warmup-falls") == count
+
+
 def test_a_drop_where_the_warmup_ends_has_both_values(lint_solvers: LintSolvers) -> None:
     (found,) = lint_solvers({"a": {"warmup_iter": 100, "warmup_start_lr": 0.1}})
     assert (found.id, found.severity) == ("warmup-end-jump", "warning")

@@ -112,6 +112,8 @@ def test_layers_of_one_name_in_different_phases_are_right(check_text: CheckText)
         ('type: "SpatialDropout"', ["in-place-type"]),
         ('type: "BNLL"', ["in-place-gradient"]),
         ('type: "Log"', ["in-place-gradient"]),
+        ('type: "MVN"', ["in-place-gradient"]),
+        ('type: "MVN" mvn_param { normalize_variance: false }', []),
         ('type: "ReLU" relu_param { negative_slope: -1 }', ["in-place-gradient"]),
         ('type: "ReLU" relu_param { negative_slope: 0.1 }', []),
         ('type: "Exp"', []),
