@@ -30,7 +30,7 @@ from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.journal import Finish, Launch, RunState
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.plan import SOLVER, Testing, Training
-from caffe_recipes.run.prepare import check_read, secure_weights
+from caffe_recipes.run.prepare import check_read, secure_prototxts, secure_weights
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
 from caffe_recipes.run.snapshots import (
@@ -170,6 +170,7 @@ def train(run: Run, training: Training) -> None:
     left = _find_left(run, training, state)
     if left is not None and _resume(run, training, left):
         return
+    secure_prototxts(run)
     checkpoint = _find_checkpoint(run, training, state)
     weights: dict[str, str] = {}
     if checkpoint is not None:
@@ -406,6 +407,7 @@ def evaluate(run: Run, testing: Testing) -> None:
     """Test a phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
     net = build_net(run.setting.recipe, testing.net)
     for _ in range(_TRIES):
+        secure_prototxts(run)
         sha256 = secure_weights(run, testing.weights, net)
         log = _next_log(run)
         run.reporter.say(f"evaluating {testing.weights}")

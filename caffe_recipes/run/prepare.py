@@ -10,9 +10,9 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_digest, open_all, try_each
 from caffe_recipes.cluster.staging.stage import stage
-from caffe_recipes.errors import ClusterError, RunFailed, WeightsError
+from caffe_recipes.errors import ClusterError, InputError, RunFailed, WeightsError
 from caffe_recipes.render.nets import build_net
-from caffe_recipes.render.tree import write_files
+from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.plan import find_trained
 from caffe_recipes.run.snapshots import (
@@ -38,11 +38,25 @@ def prepare(run: Run) -> None:
         stage_lmdb(run)
 
 
+def secure_prototxts(run: Run) -> None:
+    """Make sure that what is launched next reads the run's own prototxts; what is missing is placed again.
+
+    Raises InputError for one that somebody has changed, as `generate` does for a recipe that has changed.
+    """
+    for difference in find_differences(run.plan.prototxts, run.setting.root):
+        if difference.what == "changed":
+            what = "has changed since the run began, and is not trained from"
+            raise InputError(run.setting.path(difference.path), what, "run again with --overwrite to go on")
+    with run.lock.preparing:
+        _place(run)
+
+
 def _place(run: Run) -> None:
     written = write_files(run.plan.prototxts, run.setting.root)
     if written:
         run.journal.append("placed", files=written)
-        run.reporter.say(f"placed {len(written)} prototxts in {', '.join(run.setting.recipe.prototxt_dirs)}")
+        counted = f"{len(written)} prototxt{'s' if len(written) > 1 else ''}"
+        run.reporter.say(f"placed {counted} in {', '.join(run.setting.recipe.prototxt_dirs)}")
 
 
 def _build(run: Run) -> None:

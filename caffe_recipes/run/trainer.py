@@ -114,10 +114,12 @@ def launch_trainer(
 def make_room(log: Path, say: Callable[[str], None]) -> None:
     """Make a log with room to grow, since a launcher that cannot write its log ends.
 
-    On a full disk room is waited for; raises RunFailed where none comes.
+    Its folder is made again where somebody has cleared it away. On a full disk room is waited for; raises
+    RunFailed where none comes.
     """
     until, is_told = time.monotonic() + ROOM_S, False
     try:
+        log.parent.mkdir(exist_ok=True)
         log.touch()
     except OSError as error:
         raise RunFailed(log, f"cannot be made: {error.strerror}", "check the disk, and run again") from None

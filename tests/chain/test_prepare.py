@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -193,3 +194,46 @@ def test_a_host_that_reads_other_weights_is_named_before_it_trains_from_them(pla
         check_read(run, "w", ours, Mock())
     assert caught.value.host == "n2"
     assert str(caught.value).startswith(f"n2: {path} differs from ours; every rank reads it")
+
+
+SOLVER = "prototxt/small/solver_last.prototxt"
+
+
+def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place) -> None:
+    place.behave(cyc1="waits")
+    run = place.start()
+    wait_until_trained(place, "cyc1")
+    solver = place.root / SOLVER
+    ours = solver.read_text()
+    solver.write_text(ours.replace("base_lr: 0.01", "base_lr: 0.005"))
+    (place.root / "release").touch()
+    _, complained = run.communicate(timeout=600)
+    what = "has changed since the run began, and is not trained from; run again with --overwrite to go on"
+    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {solver}: {what}")
+    assert place.trained() == ["init", "cyc1"]
+    assert place.events()[-1]["event"] == "failed"
+    again = place.start("--overwrite")
+    assert (again.communicate(timeout=600), again.returncode)[1] == 0
+    assert (solver.read_text(), place.trained()) == (ours, ["init", "cyc1", "last"])
+
+
+def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Place) -> None:
+    place.behave(cyc1="waits")
+    run = place.start()
+    wait_until_trained(place, "cyc1")
+    (place.root / SOLVER).unlink()
+    (place.root / "release").touch()
+    said, complained = run.communicate(timeout=600)
+    assert run.returncode == 0, complained
+    assert "placed 1 prototxt in prototxt/small" in said
+    assert place.trained() == ["init", "cyc1", "last"]
+
+
+def test_a_run_whose_logs_were_cleared_away_goes_on(place: Place) -> None:
+    place.behave(cyc1="dies")
+    with pytest.raises(RunFailed):
+        place.run()
+    shutil.rmtree(place.root / "runs/small-1/logs")
+    place.behave()
+    place.run()
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]

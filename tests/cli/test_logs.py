@@ -43,6 +43,15 @@ def test_a_rank_that_the_run_lacks_is_one_line_and_exit_2(root: Path, words: tup
     assert done.stderr == "Error: runs/small-1: has no rank 2; it has 2 ranks, 0 to 1\n"
 
 
+def test_a_log_that_was_removed_is_one_line_and_exit_2(root: Path) -> None:
+    (root / "runs/small-1/logs/init-1.log").unlink()
+    done = call(root, "small")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "Error: runs/small-1/logs/init-1.log: no such file; it has been removed since\n"
+    )
+
+
 def test_a_long_log_is_written_whole_and_a_line_without_end_as_it_is(root: Path) -> None:
     log = root / "runs/small-1/logs/init-1.log"
     line = "a line " * 100

@@ -251,6 +251,8 @@ class _Follower:
         if self.is_behind:
             return True
         if not self._options.follow:
+            if logs and logs[0] is None:
+                raise InputError(self._logs()[self._index], "no such file", "it has been removed since")
             return False
         has_next = self._index + 1 < len(self._logs())
         if is_over and has_next:  # nothing was written after it was known to be over
