@@ -16,6 +16,7 @@ import json
 import os
 import stat
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
     if consent.level == "recorded":
         _check_unchanged(files, known, module, where, consent)
     try:
-        with _importing(files):
+        with _import_lock, _importing(files):
             function = getattr(importlib.import_module(module), attribute, None)
             made = function(argument) if callable(function) else None
     except (Exception, SystemExit) as error:
@@ -191,6 +192,10 @@ class _Files(MetaPathFinder, Loader):
     def _refuse(self, what: str, hint: str) -> None:
         self.refused = self.refused or (what, hint)
         raise ImportError(what)
+
+
+# What is imported is changed for the whole process, and a run builds its nets in several threads.
+_import_lock = threading.RLock()
 
 
 @contextmanager

@@ -55,8 +55,7 @@ def _place(run: Run) -> None:
     written = write_files(run.plan.prototxts, run.setting.root)
     if written:
         run.journal.append("placed", files=written)
-        counted = f"{len(written)} prototxt{'s' if len(written) > 1 else ''}"
-        run.reporter.say(f"placed {counted} in {', '.join(run.setting.recipe.prototxt_dirs)}")
+        run.reporter.say(f"placed {len(written)} prototxts in {', '.join(run.setting.recipe.prototxt_dirs)}")
 
 
 def _build(run: Run) -> None:

@@ -225,7 +225,7 @@ def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Plac
     (place.root / "release").touch()
     said, complained = run.communicate(timeout=600)
     assert run.returncode == 0, complained
-    assert "placed 1 prototxt in prototxt/small" in said
+    assert "placed 1 prototxts in prototxt/small" in said
     assert place.trained() == ["init", "cyc1", "last"]
 
 

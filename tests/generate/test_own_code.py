@@ -6,6 +6,7 @@ import os
 import py_compile
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -264,3 +265,10 @@ def test_a_consent_that_cannot_be_recorded_is_said(
     with allowing_code("always", warn=heard.append):
         assert call(folder) == "made of it"
     assert heard == ["that you allow nets:own cannot be recorded: Not a directory"]
+
+
+def test_several_threads_may_ask_at_once(folder: Path) -> None:
+    (folder / "helper.py").write_text("import time\ntime.sleep(0.02)\nmade = 'made '\n")
+    with allowing_code("once"), ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: call(folder), range(16))) == ["made of it"] * 16
+    assert not {"nets", "helper"} & sys.modules.keys()
