@@ -41,7 +41,7 @@ def prepare(run: Run) -> None:
 def secure_prototxts(run: Run) -> None:
     """Make sure that what is launched next reads the run's own prototxts; what is missing is placed again.
 
-    Raises InputError for one that somebody has changed, as `generate` does for a recipe that has changed.
+    Raises InputError for one that has been changed, by another `generate` for instance.
     """
     for difference in find_differences(run.plan.prototxts, run.setting.root):
         if difference.what == "changed":

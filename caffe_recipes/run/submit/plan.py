@@ -76,7 +76,7 @@ def take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str,
     found, rest, left = None, [], iter(words)
     for word in left:
         if word in (f"--{name}", f"-{_LETTERS[name]}"):
-            found = next(left, None)
+            found = next(left, "")  # no word behind it: sbatch would take what comes next
         elif word.startswith(f"--{name}="):
             found = word.partition("=")[2]
         elif word.startswith(f"-{_LETTERS[name]}"):

@@ -72,6 +72,7 @@ def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk
         ("--exclude=/etc/nodes", "'/etc/nodes' is a file; write the names of its nodes"),
         ("--exclude=n[1", "is no node list"),
         ("--exclude=", "is no node list"),
+        ("-x", "is no node list"),
     ],
 )
 def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> None:
