@@ -25,6 +25,7 @@ from pydantic import (
     WrapSerializer,
 )
 
+from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import limit, raise_limit
 
 Location = tuple[str | int, ...]
@@ -65,6 +66,13 @@ class YamlSource:
         while location and location not in self.lines:
             location = location[:-1]
         return f"{self.where}:{self.lines.get(location, 1)}"
+
+    def fault(self, place: str, key: str, reason: str, hint: str) -> Exception:
+        """Return the error for a value that does not fit."""
+        error = self.fail(place, f"{key}: {reason}", hint)
+        if isinstance(error, RecipeError):
+            error.key, error.reason = key, reason
+        return error
 
 
 def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSource:
@@ -241,12 +249,12 @@ def _first_error(
         known = _fields_at(location[:-1], model)
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
-        return source.fail(place, f"{key}: unknown key", hint)
+        return source.fault(place, key, "unknown key", hint)
     if found["type"] == "missing":
-        return source.fail(place, f"{key}: missing", f"every {source.kind} needs it")
+        return source.fault(place, key, "missing", f"every {source.kind} needs it")
     message, given = _plain(found), found.get("input")
     if is_key:
-        return source.fail(place, f"{key}: as a key it {message}", "call it otherwise")
+        return source.fault(place, key, f"as a key it {message}", "choose another name")
     if found["type"] == "tuple_type" and _fields_at(location, model):
         message += ", or of mappings that each start with `-`"
     shown = (
@@ -254,7 +262,7 @@ def _first_error(
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
         else ""
     )
-    return source.fail(place, f"{key}: {message[0].lower()}{message[1:]}{shown}", _near_literal(found))
+    return source.fault(place, key, f"{message[0].lower()}{message[1:]}{shown}", _near_literal(found))
 
 
 _KEY = "[key]"  # as pydantic ends the location of a mapping's key

@@ -81,3 +81,7 @@ def test_no_modules_import_each_other() -> None:
 
 def test_no_two_modules_define_a_class_of_one_name() -> None:
     assert read_house().repeated_classes == []
+
+
+def test_no_function_has_over_45_lines_or_8_parameters() -> None:
+    assert read_house().large_functions == []

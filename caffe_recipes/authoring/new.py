@@ -179,14 +179,7 @@ def make_new(wish: Wish) -> NewRecipe:
     check_batch_per_rank(batch_per_rank)
     check_classes(wish.classes, batch_per_rank, wish.depth)
     schedule = find_schedule(wish)
-    try:
-        planned = plan_phases(schedule, wish.batch, wish.images).phases
-    except ValueError as error:
-        raise InputError("--epochs", str(error), "take more, or a smaller batch") from None
-    longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
-    if longest > _MOST_ITERATIONS:
-        what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
-        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    planned = _plan(wish, schedule)
     name = wish.name or f"resnet{wish.depth}-{wish.batch}-{wish.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
     node, said_of_node = node_values(wish.profile, ranks_per_node)
@@ -212,6 +205,19 @@ def make_new(wish: Wish) -> NewRecipe:
     notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
     told = (*notes, *(f"warning: {one}" for one in warnings), *tell_unsaid(wish.profile))
     return NewRecipe(recipe, write_recipe(recipe, comments), told)
+
+
+def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
+    """Return the phases by the rules; raises InputError for epochs that they cannot be made of."""
+    try:
+        planned = plan_phases(schedule, wish.batch, wish.images).phases
+    except ValueError as error:
+        raise InputError("--epochs", str(error), "take more, or a smaller batch") from None
+    longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
+    if longest > _MOST_ITERATIONS:
+        what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "take fewer, or a larger batch")
+    return planned
 
 
 def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:

@@ -225,14 +225,11 @@ def make_recipe(
     try:
         return parse_recipe(text, where, folder)
     except RecipeError as error:
-        # The line is one of a text that nobody sees.
-        place, _, line = error.where.rpartition(":")
-        if place != where or not line.isdigit():
+        if not error.key:
             raise
-        key, _, what = error.what.partition(": ")
-        if key in ("name", *options):
-            raise RecipeError(options.get(key, "--name"), what, error.hint) from None
-        raise RecipeError(where, error.what, error.hint) from None
+        if error.key in ("name", *options):
+            raise RecipeError(options.get(error.key, "--name"), error.reason, error.hint) from None
+        raise error.reworded(where=where) from None  # its line is one of a text that nobody sees
 
 
 def _is_utf8(text: str) -> bool:

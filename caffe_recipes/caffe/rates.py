@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from caffe_recipes.caffe import pb
 
@@ -70,17 +72,30 @@ def steps_at(solver: pb.SolverParameter, iteration: int) -> int:
     return _steps_taken(solver.stepvalue, iteration) if solver.lr_policy == "multistep" else 0
 
 
-def check_rates(solver: pb.SolverParameter) -> list[str]:
-    """Say what is wrong with a solver's schedule; Caffe itself trains on, and returns 0, in most of these.
+@dataclass(frozen=True)
+class RateFault:
+    """What is wrong with a solver's schedule, and its outcome where that is not obvious."""
 
-    >>> check_rates(pb.SolverParameter(lr_policy="poly_cyc", base_lr=1, max_iter=10))
-    ['lr_policy poly_cyc needs lr_iter above 0: without it the rate is NaN']
+    kind: Literal["no base_lr", "unknown policy", "no lr_iter", "incomplete policy", "not finite"]
+    what: str
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.outcome}" if self.outcome else self.what
+
+
+def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
+    """Find what is wrong with a solver's schedule; Caffe itself trains on, and returns 0, in most cases.
+
+    >>> str(*check_rates(pb.SolverParameter(lr_policy="poly_cyc", base_lr=1, max_iter=10)))
+    'lr_policy poly_cyc needs lr_iter above 0: without it the rate is NaN'
     """
     policy = solver.lr_policy
     if not solver.HasField("base_lr"):
-        return ["base_lr is missing: the rate would be 0"]
+        return [RateFault("no base_lr", "base_lr is missing", "the rate would be 0")]
     if policy not in POLICY_NEEDS:
-        return [f"lr_policy '{policy}' is unknown; known are {', '.join(sorted(POLICY_NEEDS))}"]
+        known = ", ".join(sorted(POLICY_NEEDS))
+        return [RateFault("unknown policy", f"lr_policy '{policy}' is unknown; known are {known}")]
     missing = [_missing(solver, field) for field in POLICY_NEEDS[policy] if not _given(solver, field)]
     if missing:
         return missing
@@ -89,7 +104,8 @@ def check_rates(solver: pb.SolverParameter) -> list[str]:
     for iteration in _telling_iterations(solver):
         rate = lr_at(solver, iteration)
         if not math.isfinite(rate) or rate < 0:
-            return [f"the rate of lr_policy {policy} is {rate:.6g} at iteration {iteration}"]
+            what = f"the rate of lr_policy {policy} is {rate:.6g} at iteration {iteration}"
+            return [RateFault("not finite", what)]
     return []
 
 
@@ -177,11 +193,12 @@ def _given(solver: pb.SolverParameter, field: str) -> bool:
     return solver.HasField(field)
 
 
-def _missing(solver: pb.SolverParameter, field: str) -> str:
+def _missing(solver: pb.SolverParameter, field: str) -> RateFault:
     if field == "lr_iter":
-        return "lr_policy poly_cyc needs lr_iter above 0: without it the rate is NaN"
+        what = "lr_policy poly_cyc needs lr_iter above 0"
+        return RateFault("no lr_iter", what, "without it the rate is NaN")
     above = " above 0" if field == "stepsize" else ""
-    return f"lr_policy {solver.lr_policy} needs {field}{above}"
+    return RateFault("incomplete policy", f"lr_policy {solver.lr_policy} needs {field}{above}")
 
 
 def _telling_iterations(solver: pb.SolverParameter) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -85,6 +86,14 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
     return changed
 
 
+class LayerMisfit(PrototxtError):
+    """A layer that does not fit what stands before it; `index` counts from 0 the layers of the phase."""
+
+    def __init__(self, where: str, layer: pb.LayerParameter, index: int, what: str, hint: str) -> None:
+        self.index = index
+        super().__init__(where, f"layer '{layer.name}' ({layer.type}) {what}", hint)
+
+
 def infer_shapes(
     net: pb.NetParameter,
     phase: int,
@@ -97,7 +106,7 @@ def infer_shapes(
     """Work out the shape of each layer's bottoms, tops and learned blobs in `phase`.
 
     `images` gives (channels, height, width) of the first record of an LMDB, or None; dimensions that are not
-    known stay None. `path` is named in errors. Raises PrototxtError for a bottom that no layer above makes, a
+    known stay None. `path` is named in errors. Raises LayerMisfit for a bottom that no layer above makes, a
     top made twice, or shapes that do not fit, with the layers that made them.
     """
     where = path or net.name or "net"
@@ -106,8 +115,9 @@ def infer_shapes(
     blobs: dict[str, Shape | None] = _inputs(net)
     makers = dict.fromkeys(blobs, "input")
     found = []
-    for layer in select_layers(net, phase, level, stages):
-        _check_names(where, net, layer, makers, phase)
+    for index, layer in enumerate(select_layers(net, phase, level, stages)):
+        misfit = functools.partial(LayerMisfit, where, layer, index)
+        _check_names(misfit, net, layer, makers, phase)
         bottoms = [blobs[name] for name in layer.bottom]
         try:
             tops, learned = _infer(layer, bottoms, images)
@@ -117,8 +127,8 @@ def infer_shapes(
                 f"'{name}' is {show_shape(blobs[name])} (from layer '{makers[name]}')"
                 for name in layer.bottom
             ]
-            what = ": ".join(filter(None, [f"{_title(layer)} {error}", ", ".join(parts)]))
-            raise PrototxtError(where, what, "mend one of these layers") from None
+            what = ": ".join(filter(None, [str(error), ", ".join(parts)]))
+            raise misfit(what, "correct one of these layers") from None
         blobs.update(zip(layer.top, tops, strict=True))
         makers.update(dict.fromkeys(layer.top, layer.name))
         found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))
@@ -168,19 +178,23 @@ def _inputs(net: pb.NetParameter) -> dict[str, Shape | None]:
 
 
 def _check_names(
-    where: str, net: pb.NetParameter, layer: pb.LayerParameter, makers: Mapping[str, str], phase: int
+    misfit: Callable[[str, str], LayerMisfit],
+    net: pb.NetParameter,
+    layer: pb.LayerParameter,
+    makers: Mapping[str, str],
+    phase: int,
 ) -> None:
     if layer.include and layer.exclude:
-        raise PrototxtError(where, f"{_title(layer)} has both include and exclude", "keep one of them")
+        raise misfit("has both include and exclude", "keep one of them")
     for name in layer.bottom:
         if name not in makers:
-            what = f"{_title(layer)} reads blob '{name}', which no layer above it makes"
-            raise PrototxtError(where, what, _suggest(net, name, makers, phase))
+            hint = _suggest(net, name, makers, phase)
+            raise misfit(f"reads blob '{name}', which no layer above it makes", hint)
     for index, name in enumerate(layer.top):
         in_place = index < len(layer.bottom) and layer.bottom[index] == name
         if name in makers and not in_place:
-            what = f"{_title(layer)} makes blob '{name}', which layer '{makers[name]}' makes already"
-            raise PrototxtError(where, what, "rename one of the tops")
+            what = f"makes blob '{name}', which layer '{makers[name]}' makes already"
+            raise misfit(what, "rename one of the tops")
 
 
 def _suggest(net: pb.NetParameter, name: str, makers: Mapping[str, str], phase: int) -> str:
@@ -189,7 +203,3 @@ def _suggest(net: pb.NetParameter, name: str, makers: Mapping[str, str], phase: 
         return f"layer '{elsewhere[0]}' makes it, but not before this one in phase {pb.Phase.Name(phase)}"
     near = difflib.get_close_matches(name, makers, n=1, cutoff=0)
     return f"did you mean '{near[0]}'?" if near else "there are no blobs yet"
-
-
-def _title(layer: pb.LayerParameter) -> str:
-    return f"layer '{layer.name}' ({layer.type})"

@@ -10,8 +10,8 @@ What `adopt`, `new` and `rescale` share: how counts and epochs are read, and whe
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -23,7 +23,7 @@ from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole
+from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
@@ -134,6 +134,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=click.Choice([str(depth) for depth in DEPTHS]),
     default=str(Wish.depth),
     show_default=True,
+    callback=lambda context, option, depth: int(depth),
     help="Which ResNet.",
 )
 @click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
@@ -158,53 +159,19 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     metavar="NAME|FILE.yaml",
     type=PATH_TEXT,
     shell_complete=run_options.complete_profile,
+    callback=lambda context, option, profile: load_profile(profile) if profile else None,
     help="The machine that the recipe is for: its nodes' cores and /tmp, threads, MLSL and copy_with go "
     "into it; launcher, modules, folders and rates are for `run --profile` and `submit --profile`.",
 )
 @out
-def new(
-    images: int,
-    batch: int,
-    epochs: float,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    batch_per_rank: int | None,
-    cycles: int,
-    collapse: Literal["last", "each"],
-    collapse_epochs: float | None,
-    depth: str,
-    classes: int,
-    test_images: int,
-    lmdb: str,
-    test_lmdb: str,
-    name: str | None,
-    profile: str | None,
-    out: Path | None,
-) -> None:
+@gather(Wish, "wish")
+def new(wish: Wish, out: Path | None) -> None:
     """Make a recipe for a ResNet by the rules of arXiv:1711.04291, each told in the YAML with its source.
 
     Warm-up, linear decay, cycles if any, and a collapse, or one off the end of each of them; the rate goes on
     at every join.
     """
-    wish = Wish(
-        images,
-        batch,
-        epochs,
-        nodes,
-        ranks_per_node,
-        batch_per_rank,
-        cycles,
-        collapse,
-        collapse_epochs,
-        classes,
-        test_images,
-        lmdb,
-        test_lmdb,
-        choose_name(name, out),
-        load_profile(profile) if profile else None,
-        int(depth),
-    )
-    give_recipe(make_new(wish), out)
+    give_recipe(make_new(replace(wish, name=choose_name(wish.name, out))), out)
 
 
 def _rescaled_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -236,26 +203,15 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 )
 @consent.run_code
 @out
-def rescale(
-    recipe: str,
-    nodes: int | None,
-    batch: int | None,
-    epochs: float | None,
-    ranks_per_node: int | None,
-    batch_per_rank: int | None,
-    smooth: bool,
-    name: str | None,
-    out: Path | None,
-) -> None:
+@gather(RescaleTarget, "target")
+def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     """Make a recipe of another one by the authors' rules, with nothing for lint that its source has not.
 
     The rate is scaled with the batch, up to 6.4 at 16,384 images, and iterations against it; the first
     warm-up keeps its epochs. What is known to be lost at such a batch and length is warned of.
     """
-    change = RescaleTarget(
-        nodes, batch, epochs, ranks_per_node, batch_per_rank, smooth, choose_name(name, out)
-    )
-    made = rescale_recipe(load_recipe(recipe_named(recipe)), change, out.parent if out else Path())
+    target = replace(target, name=choose_name(target.name, out))
+    made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
     give_recipe(made, out)
 
 
@@ -285,23 +241,12 @@ def rescale(
     type=FOLDER,
     help="Where the solvers' net: paths start.",
 )
-def adopt(
-    folder: Path,
-    out: Path | None,
-    name: str | None,
-    script: Path | None,
-    ranks: int | None,
-    ranks_per_node: int | None,
-    images: int | None,
-    test_images: int | None,
-    classes: int | None,
-    caffe_root: Path | None,
-) -> None:
+@gather(Said, "said")
+def adopt(folder: Path, said: Said, out: Path | None, name: str | None, script: Path | None) -> None:
     """Make a recipe of a folder's solvers and nets that generates them again, equal as messages.
 
     What the files do not hold is as given, else by the script, else by comments, else a guess that is told.
     """
-    said = Said(ranks, ranks_per_node, images, test_images, classes, caffe_root)
     home = out.parent if out else Path()
     made = adopt_folder(folder, said, name=choose_name(name, out), script=script, home=home)
     give_recipe(made, out)

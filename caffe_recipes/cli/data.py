@@ -12,12 +12,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from caffe_recipes.cli.options import PATH, Whole
+from caffe_recipes.cli.options import PATH, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.data.check import check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
@@ -128,6 +130,56 @@ def data() -> None:
 data.add_command(tfrecords)
 
 
+@dataclass(frozen=True)
+class _Pictures:
+    """Where the images are, and what they are called."""
+
+    images: Path | None = None
+    root: Path | None = None
+    labels: Path | None = None
+    class_list: Path | None = None
+    classes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """What is done to each image, by the names of convert_imageset's flags."""
+
+    resize_height: int | None = None
+    resize_width: int | None = None
+    shorter_side: int | None = None
+    gray: bool = False
+    encoded: bool = True
+    encode_type: str | None = None
+    check_size: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """Return them by the names of `data.convert.Settings`, which is slow to import."""
+        return {
+            "resize_height_px": self.resize_height or 0,
+            "resize_width_px": self.resize_width or 0,
+            "shorter_side_px": self.shorter_side or 0,
+            "is_gray": self.gray,
+            "is_encoded": self.encoded,
+            "encode_type": self.encode_type,
+            "check_size": self.check_size,
+        }
+
+
+@dataclass(frozen=True)
+class _Order:
+    """In which order the images come."""
+
+    shuffle: bool = False
+    seed: int | None = None
+
+    def find_seed(self) -> int | None:
+        """Return the seed of the order, None for the images' own; raises InputError for one in vain."""
+        if self.seed is not None and not self.shuffle:
+            raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
+        return (1 if self.seed is None else self.seed) if self.shuffle else None
+
+
 @data.command()
 @click.argument("name", required=False, type=click.Choice(["digits"]))
 @click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="What the LMDB is made of.")
@@ -141,8 +193,8 @@ data.add_command(tfrecords)
 @click.option("--labels", metavar="FILE", type=PATH, help="Labels of a TAR of images alone.")
 @click.option("--class-list", metavar="FILE", type=PATH, help="Names of classes, or a manifest with them.")
 @click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
-@click.option("--resize-height", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-width.")
-@click.option("--resize-width", metavar="PX", type=_SIDE_PX, default=None, help="With --resize-height.")
+@click.option("--resize-height", metavar="PX", type=_SIDE_PX, help="With --resize-width.")
+@click.option("--resize-width", metavar="PX", type=_SIDE_PX, help="With --resize-height.")
 @click.option("--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize, and keep the sides' ratio.")
 @click.option("--gray", is_flag=True, help="Make images grey.")
 @click.option("--encoded/--raw", default=True, help="Keep JPEGs and PNGs, or pixels.", show_default=True)
@@ -154,63 +206,61 @@ data.add_command(tfrecords)
 @click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
 @click.option("--skip-bad", is_flag=True, help="Leave out what does not decode, as convert_imageset does.")
 @click.option("--workers", metavar="N", type=Whole(1, 1024), help="[default: one for each core]")
-@click.option("--backend", type=click.Choice(["lmdb"]), default="lmdb", help="As convert_imageset's.")
+@click.option(
+    "--backend",
+    type=click.Choice(["lmdb"]),
+    default="lmdb",
+    expose_value=False,
+    help="As convert_imageset's.",
+)
+@gather(_Pictures, "pictures")
+@gather(_Pixels, "pixels")
+@gather(_Order, "order")
 def build(
     name: str | None,
-    images: Path | None,
     out: Path | None,
-    root: Path | None,
-    labels: Path | None,
-    class_list: Path | None,
-    classes: int | None,
-    resize_height: int | None,
-    resize_width: int | None,
-    shorter_side: int | None,
-    gray: bool,
-    encoded: bool,
-    encode_type: str | None,
-    shuffle: bool,
-    seed: int | None,
-    check_size: bool,
+    pictures: _Pictures,
+    pixels: _Pixels,
+    order: _Order,
     skip_bad: bool,
     workers: int | None,
-    backend: str,
 ) -> None:
     """Build the LMDB of --images, or both of digits, scikit-learn's 1,797; what is there already is kept.
 
     LIST has lines `path label`, FOLDER a subfolder for each class, TAR is as ImageNet's. A build that was cut
     off goes on where it was. LMDB.manifest.json says what it was made of.
     """
-    if (name is None) == (images is None):
+    if (name is None) == (pictures.images is None):
         raise click.UsageError("Give either 'digits' or --images.")
-    if images is None:
-        _refuse_options("digits", besides=("name", "out"))
-        lmdbs = build_digits(out or _DIGITS)
-        for path in (lmdbs.train, lmdbs.val):
-            echo(str(path))
+    if pictures.images is None:
+        _build_digits(out)
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.")
-    if seed is not None and not shuffle:
-        raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
+    seed = order.find_seed()
     require_opencv(out)
     from caffe_recipes.data.build import build_lmdb, check_out, check_settings, load_pictures, plan_build
     from caffe_recipes.data.convert import Settings
 
-    settings = Settings(
-        resize_height or 0, resize_width or 0, shorter_side or 0, gray, encoded, encode_type, check_size
-    )
+    settings = Settings(**pixels.settings())
     check_settings(settings)  # before a million images are looked for
-    check_out(out, images)
-    found = load_pictures(images, root=root, labels=labels, class_list=class_list)
+    check_out(out, pictures.images)
+    lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
+    found = load_pictures(pictures.images, **lists)
     if found.left_out:
-        echo(f"{images}: {_tell_left_out(found.left_out)}", err=True)
-    order = (1 if seed is None else seed) if shuffle else None
-    plan = plan_build(found, settings, seed=order, classes=classes)
+        echo(f"{pictures.images}: {_tell_left_out(found.left_out)}", err=True)
+    plan = plan_build(found, settings, seed=seed, classes=pictures.classes)
     cores = len(os.sched_getaffinity(0))
     built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=BuildProgress())
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
     echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}")
+
+
+def _build_digits(out: Path | None) -> None:
+    _refuse_options("digits", besides=("name", "out"))
+    lmdbs = build_digits(out or _DIGITS)
+    for path in (lmdbs.train, lmdbs.val):
+        echo(str(path))
 
 
 def _refuse_options(what: str, besides: Sequence[str]) -> None:
@@ -219,7 +269,7 @@ def _refuse_options(what: str, besides: Sequence[str]) -> None:
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
         if option.name not in besides and source is ParameterSource.COMMANDLINE:
-            is_off = context.params[str(option.name)] is False
+            is_off = context.params.get(str(option.name)) is False
             word = (option.secondary_opts if is_off else option.opts)[0]
             raise InputError(word, f"does not go with {what}", "leave it out")
 

@@ -9,7 +9,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, gather
 from caffe_recipes.cli.streams import echo, paint
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
@@ -29,11 +29,26 @@ class _Diff(click.Command):
         return super().parse_args(ctx, [*args[:place], *([mark] if mark == "--git" else [])])
 
 
+def _read_ranks(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
+    if len(numbers) != len(parts) or len(numbers) > 2 or 0 in numbers:
+        raise click.BadParameter(f"'{text}' is not one count of ranks, or two with a comma")
+    return numbers[0], numbers[-1]
+
+
 @click.command(cls=_Diff)
 @click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1, type=RECIPE_OR_PROTOTXT)
 @click.option("--defaults", is_flag=True, help="Tell a default that is written from one that is not.")
 @click.option("--images", type=Whole(1), metavar="N", help="Images of an epoch, for solvers.")
-@click.option("--ranks", metavar="N[,N]", help="MPI ranks, of A and B if they differ, for solvers.")
+@click.option(
+    "--ranks",
+    metavar="N[,N]",
+    callback=_read_ranks,
+    help="MPI ranks, of A and B if they differ, for solvers.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; only exit.")
 @click.option(
@@ -42,16 +57,14 @@ class _Diff(click.Command):
 @consent.run_code
 @click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
 @click.pass_context
+@gather(DiffOptions, "options")
 def diff(
     ctx: click.Context,
     sides: tuple[str, ...],
-    defaults: bool,
-    images: int | None,
-    ranks: str | None,
+    options: DiffOptions,
     as_json: bool,
     quiet: bool,
     git: bool,
-    max_bytes: int,
 ) -> None:
     """Compare two prototxts, recipes, folders or git revisions by what they mean; exit 1 where they differ.
 
@@ -59,7 +72,6 @@ def diff(
     and formatting do not count. With --images and --ranks, and the net beside the solver, epochs are told.
     """
     rest = ctx.meta[_REST]
-    options = DiffOptions(defaults, images, _read_ranks(ranks), max_bytes)
     if git:
         echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
         return
@@ -67,25 +79,15 @@ def diff(
         raise InputError("PATH", "'' is no path", "is a variable unset?")
     if not sides:
         raise click.UsageError("Missing argument 'A'.", ctx)
-    if (images is None) != (ranks is None):
+    if (options.images is None) != (options.ranks is None):
         raise InputError("", "--images and --ranks go together", "give both, or none")
-    comparison = compare_sides(open_sides(sides, rest, max_bytes=max_bytes), options)
+    comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     if as_json and not quiet:
         click.echo(render_json(comparison))
     elif not quiet:
         text = render_comparison(comparison, _paint(sys.stdout.isatty()))
         echo(text or "no difference in meaning\n", nl=False)
     ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
-
-
-def _read_ranks(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.split(",")
-    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
-    if len(numbers) != len(parts) or len(numbers) > 2 or 0 in numbers:
-        raise click.BadParameter(f"'{text}' is not one count of ranks, or two with a comma")
-    return numbers[0], numbers[-1]
 
 
 def _is_shown() -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE
+from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_file
@@ -37,6 +39,31 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
         return datetime.fromisoformat(text)
     except ValueError:
         raise InputError("--start", f"'{text[:80]}' is no time", "e.g. 2026-03-01T09:00") from None
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """The options that give a recipe's speed."""
+
+    profile: str | None = None
+    logs: tuple[Path, ...] = ()
+    images_per_s: float | None = None
+    by: Kind | None = None
+
+    def known(self, recipe: Recipe) -> Known:
+        """Return it with the machine that the profile, or the recipe, names."""
+        found = find_profile(recipe, self.profile)
+        machine = found if self.profile else None
+        return Known(self.logs, self.images_per_s, machine, find_rates(found), self.by)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Which shapes are estimated besides the recipe's own."""
+
+    nodes: tuple[int, ...] = ()
+    sweeps: tuple[str, ...] = ()
+    plot: Path | None = None
 
 
 @click.command()
@@ -84,18 +111,10 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
 @consent.run_code
 @click.option("--paper-tables", is_flag=True, help="Compute the paper's own times again, beside its numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
+@gather(_Speed, "speed")
+@gather(_Sweep, "sweep")
 def estimate(
-    name: str | None,
-    profile: str | None,
-    logs: tuple[Path, ...],
-    images_per_s: float | None,
-    by: Kind | None,
-    nodes: tuple[int, ...],
-    sweeps: tuple[str, ...],
-    plot: Path | None,
-    start: datetime,
-    paper_tables: bool,
-    as_json: bool,
+    name: str | None, speed: _Speed, sweep: _Sweep, start: datetime, paper_tables: bool, as_json: bool
 ) -> None:
     """Estimate what a recipe takes: training, staging, joins and evaluation, node-hours, and when it ends.
 
@@ -103,30 +122,32 @@ def estimate(
     what the paper measured on such a machine, else the minutes that the source reports.
     """
     if paper_tables:
-        if name or profile or logs or images_per_s or by or nodes or sweeps or plot:
+        if name or speed != _Speed() or sweep != _Sweep():
             hint = "give it alone, or with --json"
             raise InputError("--paper-tables", "are of the paper's runs, by its own speeds", hint)
-        if as_json:
-            click.echo(json.dumps(table_values(), indent=2))
-        else:
-            echo(render_tables())
+        _print_tables(as_json=as_json)
         return
     if name is None:
         raise InputError("", "no recipe is given", "name one, or ask for --paper-tables")
-    kind = format_of(plot) if plot else ""
-    if plot and not (sweeps or nodes):
+    kind = format_of(sweep.plot) if sweep.plot else ""
+    if sweep.plot and not (sweep.sweeps or sweep.nodes):
         raise InputError("--plot", "draws what is swept, and nothing is", "give --sweep or --nodes too")
     recipe = load_recipe(recipe_named(name))
-    found = find_profile(recipe, profile)
-    known = Known(logs, images_per_s, found if profile else None, find_rates(found), by)
-    shapes = sweep_shapes(shape_of(recipe), sweeps, nodes=nodes)
-    estimates = estimate_shapes(recipe, shapes, known)
-    if plot:
-        write_file(plot, render_sweep_plot(estimates, kind))
-        echo(f"wrote {plot}", err=True)
+    shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
+    estimates = estimate_shapes(recipe, shapes, speed.known(recipe))
+    if sweep.plot:
+        write_file(sweep.plot, render_sweep_plot(estimates, kind))
+        echo(f"wrote {sweep.plot}", err=True)
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))
     elif len(estimates) == 1:
         echo(render_estimate(estimates[0], start))
     else:
         echo(render_sweep(estimates))
+
+
+def _print_tables(*, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(table_values(), indent=2))
+    else:
+        echo(render_tables())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.review.lint.check import explain
 from caffe_recipes.review.lint.folders import all_rules, explain_rule, is_at_least
@@ -65,7 +63,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     help="Also say what this Caffe would refuse or read otherwise; recipes are taken as generated for it.",
 )
 @consent.run_code
-@click.option("--alone", is_flag=True, help="The files are no chain: look at each solver alone.")
+@click.option("--alone", "is_alone", is_flag=True, help="The files are no chain: look at each solver alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
 @click.option("--max-bytes", metavar="N", type=Whole(min=1), default=MOST_BYTES, show_default=True)
 @click.option(
@@ -81,22 +79,9 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 @click.option(
     "--explain", metavar="ID", is_eager=True, expose_value=False, callback=_explain, help="Explain one id."
 )
-def lint(
-    targets: tuple[str, ...],
-    ranks: int | None,
-    images: int | None,
-    test_images: int | None,
-    classes: int | None,
-    caffe_root: Path | None,
-    script: Path | None,
-    dialect: str,
-    alone: bool,
-    as_json: bool,
-    max_bytes: int,
-    fail_on: str,
-) -> None:
+@gather(LintOptions, "options")
+def lint(targets: tuple[str, ...], options: LintOptions, as_json: bool, fail_on: str) -> None:
     """Say what is wrong with recipes, solvers in the order of their chain, nets, or folders of them."""
-    options = LintOptions(ranks, images, classes, caffe_root, script, dialect, max_bytes, alone, test_images)
     found = find_all(targets, options)
     if as_json:
         click.echo(render_json(found))

@@ -11,19 +11,19 @@ What commands read and print: text for people, `-` for standard streams, how lar
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 
 class GivenPath(click.Path):
@@ -187,3 +187,21 @@ class Seconds(click.FloatRange):
 
 COUNT = Count()
 NUMBER = Number()
+
+
+def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Pass a command's options to it as one dataclass of type `kind`, in the parameter `name`.
+
+    Put it below the options. A field without an option keeps its default.
+    """
+    known = {field.name for field in fields(kind)}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(*words: object, **given: object) -> None:
+            own = {option: given.pop(option) for option in list(given) if option in known}
+            command(*words, **given, **{name: kind(**own)})
+
+        return call
+
+    return decorate

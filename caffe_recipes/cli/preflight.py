@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Whole
+from caffe_recipes.cli.options import RECIPE, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Policy, RunOptions, find_root
+from caffe_recipes.run.context import Policy
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 
@@ -37,35 +36,16 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 @click.option("--overwrite", is_flag=True, help="Let prototxts differ that `run --overwrite` overwrites.")
 @consent.run_code
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@gather(run_options.GivenRun, "typed")
 def preflight(
-    recipe: str,
-    hostfile: Path | None,
-    profile: str | None,
-    caffe: str | None,
-    caffe_root: Path | None,
-    lmdb_source: Path | None,
-    how: How | None,
-    dialect: str,
-    checkpoint_every: int | None,
-    new: bool,
-    overwrite: bool,
-    as_json: bool,
+    typed: run_options.GivenRun, checkpoint_every: int | None, new: bool, overwrite: bool, as_json: bool
 ) -> None:
     """Look at hosts, launcher, Caffe, data and disks, as `run` does first; nothing is changed anywhere.
 
     Exit 1 if a check fails.
     """
-    loaded = run_options.load_given(recipe, dialect, caffe)
-    options = RunOptions(
-        root=find_root(caffe_root, profile, loaded, (recipe, caffe)),
-        hostfile=hostfile,
-        lmdb_source=lmdb_source,
-        how=how,
-        profile=profile,
-        new=new,
-        overwrite=overwrite,
-        policy=Policy(checkpoint_every=checkpoint_every),
-    )
+    loaded, policy = typed.load(), Policy(checkpoint_every=checkpoint_every)
+    options = replace(typed.options(loaded), new=new, overwrite=overwrite, policy=policy)
     found = preflight_recipe(loaded, options, open_host)
     if as_json:
         click.echo(json.dumps([_as_json(finding) for finding in found], indent=1))

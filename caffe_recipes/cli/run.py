@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Seconds, Whole
+from caffe_recipes.cli.options import RECIPE, Seconds, Whole, gather
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import ON_FAILURE, RETRIES, OnFailure, Policy, RunOptions, find_root
+from caffe_recipes.run.context import ON_FAILURE, RETRIES, Policy, RunOptions
 from caffe_recipes.run.detach import describe_detached
 from caffe_recipes.run.detach import detach as leave_terminal
 from caffe_recipes.run.runner import run_chain
@@ -78,20 +77,12 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
 @click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
+@gather(run_options.GivenRun, "typed")
+@gather(Policy, "policy")
 def run(
-    recipe: str,
-    hostfile: Path | None,
-    profile: str | None,
-    caffe: str | None,
-    caffe_root: Path | None,
-    lmdb_source: Path | None,
-    how: How | None,
-    dialect: str,
+    typed: run_options.GivenRun,
+    policy: Policy,
     stop_grace_s: float,
-    on_failure: OnFailure,
-    retries: int,
-    checkpoint_every: int | None,
-    stall_s: float | None,
     side_by_side: bool,
     until: str | None,
     new: bool,
@@ -108,18 +99,14 @@ def run(
     try:
         # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.
         with Interrupts().raised((signal.SIGUSR1,)):
-            loaded = run_options.load_given(recipe, dialect, caffe)
-            options = RunOptions(
-                root=find_root(caffe_root, profile, loaded, (recipe, caffe)),
-                hostfile=hostfile,
-                lmdb_source=lmdb_source,
-                how=how,
-                profile=profile,
+            loaded = typed.load()
+            options = replace(
+                typed.options(loaded),
                 new=new,
                 until=until,
                 overwrite=overwrite,
                 stop_grace_s=stop_grace_s,
-                policy=Policy(on_failure, retries, checkpoint_every, stall_s),
+                policy=policy,
                 side_by_side=side_by_side,
             )
             _run(loaded, options, detach=detach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cluster.staging.plan import WAYS
+from caffe_recipes.cli.options import PATH, PATH_TEXT
+from caffe_recipes.cluster.staging.plan import WAYS, How
 from caffe_recipes.errors import InputError
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.cli.options import PATH, PATH_TEXT
+    from caffe_recipes.run.context import RunOptions
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -109,12 +111,39 @@ dialect = click.option(
 )
 
 
-def load_given(recipe: str, dialect: str, caffe: str | None) -> Recipe:
-    """Read a recipe as it is run: for a dialect, by the Caffe binary that is given; raises InputError."""
-    from caffe_recipes.recipe.source import load_recipe
-    from caffe_recipes.render.dialect import translate_whole
+@dataclass(frozen=True)
+class GivenRun:
+    """Which recipe is run, where, and by what, as it was typed."""
 
-    loaded = translate_whole(load_recipe(recipe), dialect)
-    if caffe is None:
-        return loaded
-    return loaded.model_copy(update={"trainer": str(Path(shutil.which(caffe) or caffe).absolute())})
+    recipe: str
+    hostfile: Path | None = None
+    profile: str | None = None
+    caffe: str | None = None
+    caffe_root: Path | None = None
+    lmdb_source: Path | None = None
+    how: How | None = None
+    dialect: str = OURS
+
+    def load(self) -> Recipe:
+        """Read the recipe as it is run: for a dialect, by the Caffe that is given; raises InputError."""
+        from caffe_recipes.recipe.source import load_recipe
+        from caffe_recipes.render.dialect import translate_whole
+
+        loaded = translate_whole(load_recipe(self.recipe), self.dialect)
+        if self.caffe is None:
+            return loaded
+        trainer = str(Path(shutil.which(self.caffe) or self.caffe).absolute())
+        return loaded.model_copy(update={"trainer": trainer})
+
+    def find_root(self, recipe: Recipe | None) -> Path:
+        """Return the Caffe root, which holds something of the recipe, if one is given; raises InputError."""
+        from caffe_recipes.run.context import find_root
+
+        return find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
+
+    def options(self, recipe: Recipe) -> RunOptions:
+        """Return the options of a run; raises InputError for the Caffe root."""
+        from caffe_recipes.run.context import RunOptions
+
+        root = self.find_root(recipe)
+        return RunOptions(root, self.hostfile, self.lmdb_source, self.how, self.profile)

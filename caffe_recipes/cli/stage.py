@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import RECIPE
+from caffe_recipes.cli.options import RECIPE, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import RunFailed
-from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import StageOptions, find_root
+from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 
 
@@ -26,22 +23,15 @@ from caffe_recipes.run.staging import clean_recipe, stage_recipe
 @run_options.lmdb_source
 @run_options.how
 @click.option("--clean", is_flag=True, help="Take away what was staged and is not in use, and nothing else.")
-def stage(
-    recipe: str,
-    hostfile: Path | None,
-    profile: str | None,
-    caffe_root: Path | None,
-    lmdb_source: Path | None,
-    how: How | None,
-    clean: bool,
-) -> None:
+@gather(run_options.GivenRun, "typed")
+def stage(typed: run_options.GivenRun, clean: bool) -> None:
     """Put a recipe's training LMDB on every host that lacks it, spares too, whole or not at all.
 
     What is there and right is not sent again; what is there and not ours is never replaced.
     """
-    loaded = load_recipe(recipe)
-    root = find_root(caffe_root, profile, None if clean else loaded, (recipe,))
-    options = StageOptions(root, hostfile, lmdb_source, how, profile)
+    loaded = typed.load()
+    root = typed.find_root(None if clean else loaded)
+    options = StageOptions(root, typed.hostfile, typed.lmdb_source, typed.how, typed.profile)
     if clean:
         cleaned = clean_recipe(loaded, options, open_host)
         for each in cleaned:

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole
+from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import parse_limit
-from caffe_recipes.cluster.staging.plan import How
-from caffe_recipes.errors import ClusterError
-from caffe_recipes.run.context import ON_FAILURE, OnFailure, find_root
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.context import ON_FAILURE, OnFailure
 from caffe_recipes.run.submit.plan import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Read a time as sbatch does; raises ClusterError for what is none, and for no limit at all."""
+    """Read a time as sbatch does; raises InputError for what is none, and for no limit at all."""
     if text is None:
         return None
     seconds = parse_limit(text, "--time")
     if seconds is None or math.isinf(seconds) or seconds == 0:
-        raise ClusterError("--time", f"{text[:80]!r} is no time limit", "write it as 90 or 1-12:00:00")
+        raise InputError("--time", f"{text[:80]!r} is no time limit", "write it as 90 or 1-12:00:00")
     return seconds
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """What is handed on to the `run` of the job."""
+
+    on_failure: OnFailure | None = None
+    retries: int | None = None
+    checkpoint_every: int | None = None
+    stall_s: float | None = None
+
+    def words(self, given: run_options.GivenRun, recipe: Recipe, spares: int) -> tuple[str, ...]:
+        """Return the arguments of `run`; with spares it replaces hosts, unless it is to do otherwise."""
+        options = {
+            "--how": given.how,
+            "--on-failure": self.on_failure or ("replace" if spares else None),
+            "--retries": self.retries,
+            "--checkpoint-every": self.checkpoint_every,
+            "--stall-s": self.stall_s,
+            "--caffe": recipe.trainer if given.caffe else None,
+        }
+        return tuple(
+            word for name, value in options.items() if value is not None for word in (name, str(value))
+        )
 
 
 @click.command()
@@ -62,7 +87,9 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     help="Of the nodes [default: the profile's]",
 )
 @click.option("--after", type=Whole(min=1), metavar="JOB", help="Begin once this job has ended well.")
-@click.option("--mail", metavar="ADDRESS", help="Where Slurm writes when a job ends, fails or is requeued.")
+@click.option(
+    "--mail", "mail_user", metavar="ADDRESS", help="Where Slurm writes when a job ends, fails or is requeued."
+)
 @click.option(
     "--spares",
     type=Whole(min=0),
@@ -88,35 +115,16 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 )
 @click.option(
     "--out",
+    "jobs_in",
     type=PATH,
     metavar="DIR",
     help="Holds jobs/, as for `generate` [default: this folder, else the Caffe root]",
 )
+@gather(run_options.GivenRun, "typed")
+@gather(_Handed, "handed")
+@gather(SubmitOptions, "options")
 def submit(
-    recipe: str,
-    profile: str | None,
-    caffe: str | None,
-    caffe_root: Path | None,
-    dialect: str,
-    dry_run: bool,
-    split: bool,
-    time_s: float | None,
-    partition: str | None,
-    account: str | None,
-    qos: str | None,
-    constraint: str | None,
-    after: int | None,
-    mail: str | None,
-    spares: int,
-    include_failed: bool,
-    lmdb_source: Path | None,
-    how: How | None,
-    on_failure: OnFailure | None,
-    retries: int | None,
-    checkpoint_every: int | None,
-    stall_s: float | None,
-    sbatch_options: tuple[str, ...],
-    out: Path | None,
+    typed: run_options.GivenRun, handed: _Handed, options: SubmitOptions, jobs_in: Path | None, dry_run: bool
 ) -> None:
     """Submit a recipe's chain to Slurm: one job, or with --split one a phase; each goes on where it was.
 
@@ -125,39 +133,16 @@ def submit(
     """
     if not dry_run:
         consent.allow_code()
-    loaded = run_options.load_given(recipe, dialect, caffe)
-    root = find_root(caffe_root, profile, loaded, (recipe, caffe))
-    if on_failure is None and spares:
-        on_failure = "replace"
-    handed = {
-        "--how": how,
-        "--on-failure": on_failure,
-        "--retries": retries,
-        "--checkpoint-every": checkpoint_every,
-        "--stall-s": stall_s,
-        "--caffe": loaded.trainer if caffe else None,
-    }
-    here = out or (Path() if Path("jobs", loaded.name).is_dir() else root)
-    options = SubmitOptions(
-        given=recipe,
+    loaded = typed.load()
+    root = typed.find_root(loaded)
+    options = replace(
+        options,
+        given=typed.recipe,
         root=root,
-        out=here,
-        profile=profile,
-        split=split,
-        after=after,
-        mail_user=mail,
-        time_s=time_s,
-        partition=partition,
-        account=account,
-        qos=qos,
-        constraint=constraint,
-        spares=spares,
-        include_failed=include_failed,
-        sbatch_options=sbatch_options,
-        arguments=tuple(
-            word for name, value in handed.items() if value is not None for word in (name, str(value))
-        ),
-        environment={"LMDB_SOURCE": str(lmdb_source)} if lmdb_source else {},
+        out=jobs_in or (Path() if Path("jobs", loaded.name).is_dir() else root),
+        profile=typed.profile,
+        arguments=handed.words(typed, loaded, options.spares),
+        environment={"LMDB_SOURCE": str(typed.lmdb_source)} if typed.lmdb_source else {},
     )
     if dry_run:
         echo(describe_submission(loaded, options))

@@ -9,7 +9,7 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
@@ -37,12 +37,17 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.command()
 @click.argument("net", metavar="FILE|NAME[:net]", type=RECIPE_OR_PROTOTXT)
 @click.option(
-    "--phase", type=click.Choice(["TRAIN", "TEST"]), help="[default: TRAIN, or TEST of a deployed net]"
+    "--phase",
+    type=click.Choice(["TRAIN", "TEST"]),
+    callback=lambda context, option, phase: pb.Phase.Value(phase) if phase else None,
+    help="[default: TRAIN, or TEST of a deployed net]",
 )
 @click.option(
     "--level", type=Whole(-(2**31), 2**31 - 1), metavar="N", help="Level that the layers' rules ask for."
 )
-@click.option("--stage", multiple=True, metavar="NAME", help="Stage that the layers' rules ask for.")
+@click.option(
+    "--stage", "stages", multiple=True, metavar="NAME", help="Stage that the layers' rules ask for."
+)
 @click.option("--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images, instead of the net's.")
 @click.option(
     "--input", "image", callback=_image, metavar="C,H,W", help="Size of images that nothing here tells."
@@ -55,18 +60,8 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 )
 @consent.run_code
 @click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read files of more than 16 MB.")
-def summary(
-    net: str,
-    phase: str | None,
-    level: int | None,
-    stage: tuple[str, ...],
-    batch: int | None,
-    image: tuple[int, int, int] | None,
-    caffe_root: Path | None,
-    form: str | None,
-    graph: Path | None,
-    max_bytes: int,
-) -> None:
+@gather(SummaryOptions, "options")
+def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
     """Print a net layer by layer: shapes, parameters, multiply-adds, activations; then the totals.
 
     FILE is a net's prototxt, or a solver's, whose net is looked for; NAME is a recipe's, and :net one of its.
@@ -75,8 +70,7 @@ def summary(
         raise InputError(graph, "is no .svg file", "graphs are drawn as SVG")
     if graph is not None and not graph.parent.is_dir():
         raise InputError(graph.parent, "is not a folder", "make it, or name a file in one that exists")
-    number = None if phase is None else pb.Phase.Value(phase)
-    read = read_net(net, SummaryOptions(number, level, stage, batch, image, caffe_root, max_bytes))
+    read = read_net(net, options)
     found = summarize(read)
     render = {"json": render_json, "csv": render_csv, None: render_table}[form]
     text = render(found).rstrip("\n")

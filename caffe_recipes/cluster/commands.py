@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
 
 COMMAND_S = 60.0
 # From SIGTERM to SIGKILL.
@@ -188,7 +188,7 @@ class Running:
         self._wire.close()
         if code in (126, 127) and said.startswith(_NOT_STARTED):
             reason = said.strip().rpartition(": ")[2]
-            raise ClusterError(self.host, f"{self.argv[0]} does not start: {reason}", "check it")
+            raise HostFailed(self.host, f"{self.argv[0]} does not start: {reason}", "check it")
         return code
 
     def errors(self) -> str:
@@ -221,8 +221,7 @@ class Running:
             raise
         if threads[1].is_alive() or self._listener.is_alive():
             self.stop()
-            what = f"{self.argv[0]} did not end within {timeout_s:.0f} s"
-            raise ClusterError(self.host, what, "check the host and its disks")
+            raise CommandTimedOut(self.host, self.argv[0], timeout_s)
         if failed:
             raise failed[0]
         return Completed(self.wait(), said.decode(errors="replace"), self.errors())
@@ -284,34 +283,32 @@ stat -L -c %s /dev/fd/3 && exec cat <&3
 def put_file(host: Host, path: Path, to: str) -> None:
     """Copy a file to a host; raises ClusterError, and then nothing has changed there."""
     part = f"{to}.{secrets.token_hex(4)}.part"
-    where = f"{host.name}:{to}"
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             argv = ["sh", "-c", _RECEIVE, "sh", to, part, str(size)]
-            with host.start(argv, _LONGEST_S) as command, _moving(command, where) as moved:
+            with host.start(argv, _LONGEST_S) as command, _moving(command, to) as moved:
                 _send(command, file, moved)
-                _check(command, where)
+                _check(command, to)
     except OSError as error:
         raise ClusterError(path, f"cannot be copied: {error.strerror}", "check it") from None
 
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
-    """Copy a file from a host; raises ClusterError, and then nothing has changed here."""
-    where = f"{host.name}:{path}"
+    """Copy a file from a host; raises ClusterError or DiskFailed, and then nothing has changed here."""
     part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
     try:
         with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
             command.end_input()
-            with _moving(command, where) as moved, private_file(part) as file:
+            with _moving(command, path) as moved, private_file(part) as file:
                 expected, arrived = _receive(command, file, moved)
-            _check(command, where)
+            _check(command, path)
         if expected != arrived:
             what = f"cannot be copied: {arrived} of {expected} bytes arrived"
-            raise ClusterError(where, what, "is something still writing it?")
+            raise HostFailed(host.name, what, "is something still writing it?", path)
         part.replace(to)
     except OSError as error:
-        raise ClusterError(to, f"cannot be written: {error.strerror}", "check the disk") from None
+        raise DiskFailed(to, f"cannot be written: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -349,17 +346,16 @@ def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tu
     return int(head or 0), arrived
 
 
-def _check(command: Running, where: str) -> None:
+def _check(command: Running, place: str) -> None:
     code = command.wait()
     if code != 0:
         reason = " ".join(command.errors().split()) or f"its copy ended with {code}"
-        raise ClusterError(
-            where, f"cannot be copied: {reason.rpartition(': ')[2]}", "check its path and disk"
-        )
+        what = f"cannot be copied: {reason.rpartition(': ')[2]}"
+        raise HostFailed(command.host, what, "check its path and disk", place)
 
 
 @contextmanager
-def _moving(command: Running, where: str) -> Iterator[Callable[[], None]]:
+def _moving(command: Running, place: str) -> Iterator[Callable[[], None]]:
     """Stop a command, and raise ClusterError, if the function that this yields is not called for STALL_S."""
     last = time.monotonic()
     over = threading.Event()
@@ -388,7 +384,8 @@ def _moving(command: Running, where: str) -> Iterator[Callable[[], None]]:
         over.set()
         watching.join()
     if stalled:
-        raise ClusterError(where, f"no byte moved in {STALL_S:.0f} s", "check the host and its disks")
+        what = f"no byte moved in {STALL_S:.0f} s"
+        raise HostFailed(command.host, what, "check the host and its disks", place)
 
 
 class Host(Protocol):
@@ -412,7 +409,7 @@ class Host(Protocol):
         """Start a command; it never outlives us, the connection, or `limit_s`. Raises ClusterError."""
 
     def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError."""
+        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError, DiskFailed."""
 
     def put(self, path: Path, to: str) -> None:
         """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
-from caffe_recipes.cluster.commands import Host, Running
-from caffe_recipes.cluster.ranks import MARK, check_launch, ranks_program
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.ranks import check_launch
+from caffe_recipes.cluster.remote import Conversation, unreadable
+from caffe_recipes.errors import CaffeRecipesError
 
 # Pulses of a host that are kept.
 KEPT = 12
@@ -82,8 +83,7 @@ class Pulses:
         again_s: float = AGAIN_S,
     ) -> None:
         """Begin to listen, after a failure anew each `again_s`; raises ClusterError for what is no launch."""
-        beat = ("beat", check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
-        self._argv = ("sh", "-c", ranks_program(), "caffe-recipes", *beat)
+        self._words = (check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
         self._every_s, self._again_s, self._clock = every_s, again_s, clock
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -158,18 +158,13 @@ class Pulses:
 
     def _follow(self, host: Host) -> None:
         """Ask a host for its beats until we are closed; raises ClusterError when that breaks."""
-        with host.start(self._argv) as command:
-            rest = b""
+        with Conversation(host, "ranks", "beat", *self._words) as talk:
             while not self._closing.is_set():
                 asked_at = time.monotonic()
-                command.send(b"\n")
-                said, rest = _read_beat(command, rest)
-                self._keep(Pulse(host.name, self._clock(), parse_beat(host.name, said)))
+                records = talk.ask()
+                self._keep(Pulse(host.name, self._clock(), parse_beat(host.name, records)))
                 self._closing.wait(max(0.0, asked_at + self._every_s - time.monotonic()))
-            command.end_input()
-            while command.read():
-                pass
-            command.wait()
+            talk.finish()
 
     def _keep(self, pulse: Pulse) -> None:
         with self._lock:
@@ -179,31 +174,16 @@ class Pulses:
             self._errors.pop(pulse.host, None)
 
 
-def parse_beat(host: str, said: str) -> tuple[RankPulse, ...]:
-    """Read what a host says at one beat; raises ClusterError."""
+def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
+    """Read the records of one beat; raises HostFailed."""
     ranks = []
-    for line in said.splitlines():
-        match = _RANK.fullmatch(line.removeprefix(MARK)) if line.startswith(MARK) else None
+    for record in records:
+        match = _RANK.fullmatch(record)
         if match is None:
-            what = f"gives a pulse that cannot be read: {line[:200]!r}"
-            raise ClusterError(host, what, "check that the host has sh, /proc and GNU coreutils")
+            raise unreadable(host, "beat", record)
         rank, pid, state, cpu_ms, memory = match.groups()
         ranks.append(RankPulse(int(rank), int(pid), state, int(cpu_ms) / 1000, int(memory)))
     return tuple(ranks)
-
-
-def _read_beat(command: Running, rest: bytes) -> tuple[str, bytes]:
-    """Return the lines of one beat, and what has come behind it; raises ClusterError at the end."""
-    end = f"{MARK}beat\n".encode()
-    while end not in rest:
-        more = command.read()
-        if not more:
-            code = command.wait()
-            what = f"its pulse ended with exit code {code}: {' '.join(command.errors().split())[:200]}"
-            raise ClusterError(command.host, what, "check that the host has sh, /proc and GNU coreutils")
-        rest += more
-    said, _, rest = rest.partition(end)
-    return said.decode(errors="replace"), rest
 
 
 # A state or an absence counts when so many pulses in a row show it.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 MOST_HOSTS = 100_000
@@ -57,7 +57,7 @@ def describe_no_host(text: str, hint: str) -> str:
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     """Return the hosts of a node list in its order; one that is there twice comes twice.
 
-    Raises ClusterError for what is no node list, and for one that is empty or longer than MOST_HOSTS.
+    Raises InputError for what is no node list, and for one that is empty or longer than MOST_HOSTS.
 
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
@@ -65,7 +65,7 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     stripped = text.strip()
     entries = _LIST_ENTRY.findall(stripped)
     if not entries or ",".join(entries) != stripped:
-        raise ClusterError(where, f"{stripped[:80]!r} is no node list", _LIST_HINT)
+        raise InputError(where, f"{stripped[:80]!r} is no node list", _LIST_HINT)
     hosts: list[str] = []
     for entry in entries:
         hosts += expand_entry(entry, where)
@@ -82,7 +82,7 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
     if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
-        raise ClusterError(where, f"{entry[:80]!r} is no host", describe_no_host(entry, _LIST_HINT))
+        raise InputError(where, f"{entry[:80]!r} is no host", describe_no_host(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
     brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
@@ -119,7 +119,7 @@ def fold_hosts(hosts: Sequence[str]) -> str:
 def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the hosts of the Slurm job that this process runs in, in its order; None outside of one.
 
-    Raises ClusterError also for one that is there twice: hydra would count it once, and wrap around.
+    Raises InputError also for one that is there twice: hydra would count it once, and wrap around.
 
     >>> slurm_hosts({"SLURM_JOB_NODELIST": "c401-[001-002]"})
     ('c401-001', 'c401-002')
@@ -129,7 +129,7 @@ def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
             hosts = parse_nodelist(environment[name], f"${name}")
             again = find_twice(hosts)
             if again is not None:
-                raise ClusterError(f"${name}", f"host {hosts[again]} is there twice", "give a --hostfile")
+                raise InputError(f"${name}", f"host {hosts[again]} is there twice", "give a --hostfile")
             return hosts
     return None
 
@@ -156,13 +156,13 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
     """Return a range as it is, with the number of its hosts."""
     found = _RANGE.fullmatch(item)
     if found is None:
-        raise ClusterError(where, f"{item[:40]!r} in {entry[:80]!r} is no range", _LIST_HINT)
+        raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is no range", _LIST_HINT)
     first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if last < first:
-        raise ClusterError(where, f"range {item} runs backwards", f"write {found[2]}-{found[1]}")
+        raise InputError(where, f"range {item} runs backwards", f"write {found[2]}-{found[1]}")
     padded = any(len(number or "") > 1 and number[0] == "0" for number in (found[1], found[2]))
     if padded and found[2] and len(found[2]) != len(found[1]):
-        raise ClusterError(where, f"range {item} has numbers of different widths", _LIST_HINT)
+        raise InputError(where, f"range {item} has numbers of different widths", _LIST_HINT)
     return item, (last - first) // step + 1
 
 
@@ -174,7 +174,7 @@ def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
         yield from (str(host) for host in NodeSet(folded, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         reason = " ".join(str(error).split())
-        raise ClusterError(where, f"{entry[:80]!r} is no node list: {reason[:120]}", _LIST_HINT) from None
+        raise InputError(where, f"{entry[:80]!r} is no node list: {reason[:120]}", _LIST_HINT) from None
 
 
 def _comes_after(previous: str, host: str) -> bool:
@@ -196,8 +196,8 @@ def _fold(run: list[str]) -> str:
     return folded if kept else ",".join(run)
 
 
-def _too_many(where: str | Path, entry: str) -> ClusterError:
-    return ClusterError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
+def _too_many(where: str | Path, entry: str) -> InputError:
+    return InputError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
 
 
 _LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
@@ -233,27 +233,27 @@ class HostLine:
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
     """Read the hosts' names, in order.
 
-    Raises ClusterError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
+    Raises InputError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
     """
     try:
         data = _read(path)
         if not data and Path(path).is_fifo():
-            raise ClusterError(path, "is a pipe that nobody has written to", "give a file")
+            raise InputError(path, "is a pipe that nobody has written to", "give a file")
         if len(data) > _MOST_BYTES:
-            raise ClusterError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
+            raise InputError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
         text = data.decode("utf-8-sig")
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise ClusterError(path, what, "write one host a line, or give --hostfile") from None
+        raise InputError(path, what, "write one host a line, or give --hostfile") from None
     except UnicodeDecodeError:
-        raise ClusterError(path, "is not text", "a hostfile holds one host a line") from None
+        raise InputError(path, "is not text", "a hostfile holds one host a line") from None
     return parse_hostfile(text, path)
 
 
 def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     r"""Return the hosts' names, in order; `host:ranks` counts as `host`, since -ppn overrides it.
 
-    Raises ClusterError for a file without hosts, a host that is there twice, and a line that is no host.
+    Raises InputError for a file without hosts, a host that is there twice, and a line that is no host.
 
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
@@ -264,14 +264,14 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     if again is not None:
         first = next(host.line for host in hosts if host.name.lower() == names[again].lower())
         what = f"host {names[again]} is there twice (first in line {first})"
-        raise ClusterError(f"{where}:{hosts[again].line}", what, "keep one: -ppn sets the ranks of each")
+        raise InputError(f"{where}:{hosts[again].line}", what, "keep one: -ppn sets the ranks of each")
     if not names:
-        raise ClusterError(where, "holds no host", "write one host a line")
+        raise InputError(where, "holds no host", "write one host a line")
     return names
 
 
 def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
-    r"""Return the hosts in their order, each as often as it is there; ClusterError for a line that is none.
+    r"""Return the hosts in their order, each as often as it is there; InputError for a line that is none.
 
     >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
     HostLine(name='b', ranks=4, line=1)
@@ -284,11 +284,11 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         at = f"{where}:{number}"
         found = _LINE.fullmatch(entry)
         if found is None:
-            raise ClusterError(at, f"{entry[:80]!r} is no host", _hint(entry[:80]))
+            raise InputError(at, f"{entry[:80]!r} is no host", _hint(entry[:80]))
         ranks = int(found["ranks"]) if found["ranks"] else None
         hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
         if len(hosts) > MOST_HOSTS:
-            raise ClusterError(at, f"is host {MOST_HOSTS + 1:,}", "check the lines before")
+            raise InputError(at, f"is host {MOST_HOSTS + 1:,}", "check the lines before")
     return tuple(hosts)
 
 
@@ -302,27 +302,27 @@ def render_hostfile(hosts: Sequence[str]) -> str:
 
 
 def find_hosts(hostfile: Path | None, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of a hostfile, else those of the Slurm job around us, else None; ClusterError."""
+    """Return the hosts of a hostfile, else those of the Slurm job around us, else None; InputError."""
     return load_hostfile(hostfile) if hostfile is not None else slurm_hosts(environment)
 
 
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:
     """Return the hosts that hydra fills with ranks: the first `nodes`.
 
-    Raises ClusterError if there are fewer: hydra would put the ranks left over on the first hosts again. And
+    Raises InputError if there are fewer: hydra would put the ranks left over on the first hosts again. And
     for localhost beside others, to which it is not the host that it is here.
     """
     if len(hosts) < nodes:
         ranks = f"{ranks_per_node} rank{'s' if ranks_per_node > 1 else ''}"
         room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks}"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
-        raise ClusterError(where, what, f"give {nodes} hosts")
+        raise InputError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]
     here = next((name for name in taken if _HERE.fullmatch(name)), None)
     other = next((name for name in taken if not _HERE.fullmatch(name)), None)
     if here and other:
         what = f"holds {here} beside {other}: {here} means another machine on each host"
-        raise ClusterError(where, what, "write its name")
+        raise InputError(where, what, "write its name")
     return taken
 
 

@@ -33,7 +33,7 @@ from caffe_recipes.cluster.commands import (
     supervise,
 )
 from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, DiskFailed, HostFailed, InputError
 
 _DIGEST_S = 600.0
 
@@ -65,12 +65,17 @@ class LocalHost:
                 start_new_session=True,  # a Ctrl-C is for us to act on
             )
         except OSError as error:
-            raise ClusterError(self.name, f"{argv[0]} does not start: {error.strerror}", "check it") from None
+            raise HostFailed(self.name, f"{argv[0]} does not start: {error.strerror}", "check it") from None
         return Running(self.name, argv, mark, _Pipes(process))
 
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file."""
-        _copy(self.name, Path(path), to)
+        try:
+            _copy(self.name, Path(path), to)
+        except HostFailed as error:
+            if error.place == str(to):
+                raise DiskFailed(to, error.what, error.hint) from None
+            raise
 
     def put(self, path: Path, to: str) -> None:
         """Copy a file."""
@@ -125,11 +130,11 @@ class _Pipes:
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
     """Return the host of that name: without ssh where it is this machine, unless `copy_with` is ssh.
 
-    Raises ClusterError for what is no host's name.
+    Raises InputError for what is no host's name.
     """
     if not is_host_name(name):
         hint = describe_no_host(name, "write a name or an address")
-        raise ClusterError("", f"{name[:80]!r} is no host's name", hint)
+        raise InputError("", f"{name[:80]!r} is no host's name", hint)
     if copy_with == "auto" and is_this_machine(name):
         return LocalHost(name)
     from caffe_recipes.cluster.ssh import SshHost  # paramiko
@@ -179,7 +184,7 @@ def finish_digest(host: Host, path: str, summing: Running) -> str:
 
 def _read_digest(host: Host, path: str, done: Completed) -> str:
     if done.returncode != 0:
-        raise ClusterError(f"{host.name}:{path}", "cannot be read", done.stderr.strip() or "check it")
+        raise HostFailed(host.name, "cannot be read", done.stderr.strip() or "check it", path)
     return _match_answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
 
 
@@ -189,7 +194,7 @@ def free_bytes(host: Host, path: str) -> int:
         done = host.run(["df", "-P", "-B1", "--", str(folder)])
         if done.returncode == 0:
             return int(_match_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
-    raise ClusterError(f"{host.name}:{path}", "no disk is there", "check the path")
+    raise HostFailed(host.name, "no disk is there", "check the path", path)
 
 
 def _stamp(host: Host, path: str, *options: str) -> str | None:
@@ -205,7 +210,7 @@ def _match_answer(host: Host, path: str, program: str, done: Completed, pattern:
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
         what = f"{program} gives no answer that can be read: {done.stdout[:200]!r}"
-        raise ClusterError(f"{host.name}:{path}", what, "let the shell of this host print nothing of its own")
+        raise HostFailed(host.name, what, "let the shell of this host print nothing of its own", path)
     return found
 
 
@@ -233,7 +238,7 @@ def _copy(host: str, source: Path, to: Path) -> None:
                 at = to  # closing writes, too
         part.replace(to)
     except OSError as error:
-        raise ClusterError(f"{host}:{at}", f"cannot be copied: {error.strerror}", "check the disk") from None
+        raise HostFailed(host, f"cannot be copied: {error.strerror}", "check the disk", at) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -341,7 +346,7 @@ def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:
     if len(failed) < 2:
         return failed[0] if failed else None
     others = f"{failed[0].what} (and {len(failed) - 1} more of {len(answers)} hosts failed)"
-    return type(failed[0])(failed[0].where, others, failed[0].hint)
+    return failed[0].reworded(what=others)
 
 
 def _answer(host: Host, result: Callable[[], T]) -> Answer[T]:
@@ -353,7 +358,7 @@ def _answer(host: Host, result: Callable[[], T]) -> Answer[T]:
 
 def _late(host: Host, timeout_s: float) -> Answer[T]:
     what = f"gave no answer within {timeout_s:.0f} s"
-    return Answer(host, error=ClusterError(host.name, what, "check the host and its disks"))
+    return Answer(host, error=HostFailed(host.name, what, "check the host and its disks"))
 
 
 def _until_next(begun: dict[int, float], left: set[int], timeout_s: float) -> float:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import HostFailed
 
 if TYPE_CHECKING:
     from caffe_recipes.cluster.profiles import Container
@@ -55,39 +56,103 @@ def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) ->
     return number | ({"MLSL_SERVER_AFFINITY": cores} if cores else {})
 
 
-def hydra_argv(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    ranks_per_node: int,
-    environment: Mapping[str, str],
-    hostfile: str = "hostfile",
-    fabric: str | None = None,
-    options: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Return the argv that runs `command` on nodes x ranks_per_node ranks.
+@dataclass(frozen=True)
+class RankLaunch:
+    """How ranks are started on hosts: what the argv, the words of run.sh and the environment are made of.
 
-    `-l` puts `[rank] ` before each line of output; `environment` reaches every rank by `-genv`, where every
-    user of the node can read it: what may be secret goes by launcher_environment. The hostfile must hold
-    `nodes` hosts: with fewer, hydra wraps around without a word.
-
-    >>> " ".join(hydra_argv(["caffe"], nodes=2, ranks_per_node=2, environment={"A": "1"}, fabric="psm2"))
-    'mpiexec.hydra -PSM2 -l -n 4 -ppn 2 -f hostfile -genv A 1 caffe'
+    The hostfile holds `hosts`, one a line: rank 0 is on the first. Each of `options` may be several words.
+    `variables` stand in hydra's argv, as -genv, where every user of the node can read them; `environment` is
+    what the launcher's process is given besides, and hands on to the ranks. Modules are loaded before the
+    launcher, which looks through `path` after theirs; a container is entered by each rank.
     """
-    given = (*(FABRIC_OPTIONS[fabric] if fabric else ()), *options)
-    shape = ("-l", "-n", str(nodes * ranks_per_node), "-ppn", str(ranks_per_node), "-f", hostfile)
-    genv = (word for name, value in environment.items() for word in ("-genv", name, value))
-    return (HYDRA, *given, *shape, *genv, *command)
+
+    program: str = HYDRA
+    hosts: tuple[str, ...] = ("localhost",)
+    ranks_per_node: int = 1
+    hostfile: str = "hostfile"
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    path: str = ""
+    container: Container | None = None
+
+    def argv(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that has the launcher start `command` on every rank.
+
+        >>> launch = RankLaunch(hosts=("a", "b"), ranks_per_node=2, variables={"A": "1"}, options=("-PSM2",))
+        >>> " ".join(launch.argv(["caffe"]))
+        'mpiexec.hydra -PSM2 -l -n 4 -ppn 2 -f hostfile -genv A 1 caffe'
+        """
+        return with_modules((*_WORDS[self.program](self), *command), self.modules, self.path)
+
+    def argv_alone(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that starts what a rank would be, on this machine and without a launcher."""
+        return with_modules(self.contained(command), self.modules, self.path)
+
+    def contained(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return a rank's command within the container, if there is one.
+
+        Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` hands on its environment, and so
+        what ranks are known by; starts in the folder that it is called in; shares the host's processes, so
+        that the program can be sent signals; and mounts /tmp and the home. Options bind other folders.
+
+        >>> RankLaunch().contained(["./caffe", "train"])
+        ('./caffe', 'train')
+        """
+        if self.container is None:
+            return tuple(command)
+        return (self.container.program, "exec", *self.container.options, self.container.image, *command)
+
+    def shell_lines(self) -> list[str]:
+        """Return hydra's words up to the command, quoted for a shell: its options, then a variable a line."""
+        words, count = _WORDS[self.program](self), 3 * len(self.variables)
+        starts = [0, *range(len(words) - count, len(words), 3)]
+        return [shlex.join(words[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+    def process_environment(self) -> dict[str, str]:
+        """Return what the launcher's own process is given, so that every rank gets what it is to have.
+
+        All launchers hand on their own environment, hydra as long as it is not given -genvlist: a value may
+        be a secret, and anybody can read an argv. What modules may change is set once more after them. ibrun
+        is given what puts `[rank] ` before each line, too.
+
+        >>> RankLaunch(program="ibrun", environment={"A": "1"}).process_environment()
+        {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
+        """
+        again = render_exports(self.environment) if self.modules else ""
+        return {
+            **self.environment,
+            **self.variables,
+            **({_AFTER_MODULES: again} if again else {}),
+            **({"MY_MPIRUN_OPTIONS": "-l"} if self.program == "ibrun" else {}),
+            **({"PATH": self.path} if self.path else {}),
+        }
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks are started."""
+        return len(self.hosts) * self.ranks_per_node
+
+    @property
+    def option_words(self) -> list[str]:
+        """The options, word by word."""
+        return [word for option in self.options for word in option.split()]
 
 
-def srun_argv(
-    command: Sequence[str],
-    *,
-    hosts: Sequence[str],
-    ranks_per_node: int,
-    options: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Return the argv that runs `command` on the ranks of a job step, in the order of `hosts`.
+def _hydra_words(launch: RankLaunch) -> tuple[str, ...]:
+    """Return hydra's words.
+
+    `-l` puts `[rank] ` before each line of output. The hostfile must hold all hosts: with fewer, hydra wraps
+    around without a word.
+    """
+    shape = ("-l", "-n", str(launch.ranks), "-ppn", str(launch.ranks_per_node), "-f", launch.hostfile)
+    genv = (word for name, value in launch.variables.items() for word in ("-genv", name, value))
+    return (HYDRA, *launch.option_words, *shape, *genv)
+
+
+def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
+    """Return the words for a job step, whose ranks are in the order of the hosts.
 
     As srun(1) has it: an arbitrary distribution takes the tasks in the order of a node list that names a host
     once for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI meet
@@ -96,77 +161,34 @@ def srun_argv(
     `--cpus-per-task` would imply `--exact`, and take the cores beyond the threads from MLSL's servers.
     Without `--disable-status` a first SIGINT has srun print its status, and no rank is told to stop.
 
-    >>> " ".join(srun_argv(["caffe"], hosts=["c2", "c1"], ranks_per_node=2))
+    >>> " ".join(_srun_words(RankLaunch("srun", ("c2", "c1"), 2)))
     'srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 \
---distribution=arbitrary --nodelist=c2,c2,c1,c1 caffe'
+--distribution=arbitrary --nodelist=c2,c2,c1,c1'
     """
-    placed = ",".join(host for host in hosts for _ in range(ranks_per_node))
-    shape = (f"--ntasks={len(hosts) * ranks_per_node}", f"--nodes={len(hosts)}")
+    placed = ",".join(host for host in launch.hosts for _ in range(launch.ranks_per_node))
+    shape = (f"--ntasks={launch.ranks}", f"--nodes={len(launch.hosts)}")
     places = ("--distribution=arbitrary", f"--nodelist={placed}")
     ways = ("--mpi=pmi2", "--label", "--export=ALL", "--disable-status", "--cpu-bind=none")
-    return ("srun", *ways, *options, *shape, *places, *command)
+    return ("srun", *ways, *launch.option_words, *shape, *places)
 
 
-def ibrun_argv(command: Sequence[str], *, ranks: int, options: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the argv that runs `command` on the first ranks of the job around us.
+def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
+    """Return the words for the first ranks of the job around us.
 
     TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. It takes hosts and ranks a node from the Slurm job, and
     what its MPI's own mpiexec is to be given from MY_MPIRUN_OPTIONS.
 
-    >>> " ".join(ibrun_argv(["caffe"], ranks=4))
-    'ibrun -n 4 -o 0 caffe'
+    >>> " ".join(_ibrun_words(RankLaunch("ibrun", ("c1", "c2"), 2)))
+    'ibrun -n 4 -o 0'
     """
-    return ("ibrun", *options, "-n", str(ranks), "-o", "0", *command)
+    return ("ibrun", *launch.option_words, "-n", str(launch.ranks), "-o", "0")
 
 
-def launcher_argv(
-    program: str,
-    command: Sequence[str],
-    *,
-    hosts: Sequence[str],
-    ranks_per_node: int,
-    environment: Mapping[str, str],
-    hostfile: str,
-    options: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Return the argv that has a launcher start `command` on every rank; rank 0 is on the first host.
-
-    The hostfile holds `hosts`, one a line. Each of `options` may be several words.
-    """
-    words = [word for option in options for word in option.split()]
-    argv: Mapping[str, Callable[[], tuple[str, ...]]] = {
-        HYDRA: lambda: hydra_argv(
-            command,
-            nodes=len(hosts),
-            ranks_per_node=ranks_per_node,
-            environment=environment,
-            hostfile=hostfile,
-            options=words,
-        ),
-        "srun": lambda: srun_argv(command, hosts=hosts, ranks_per_node=ranks_per_node, options=words),
-        "ibrun": lambda: ibrun_argv(command, ranks=len(hosts) * ranks_per_node, options=words),
-    }
-    return argv[program]()
-
-
-def launcher_environment(
-    program: str, environment: Mapping[str, str], after_modules: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return what the launcher's own process is given, so that every rank gets `environment`.
-
-    All of them hand on their own environment, hydra as long as it is not given -genvlist: a value may be a
-    secret, and anybody can read an argv. `after_modules` is what with_modules is to set again. ibrun is given
-    what puts `[rank] ` before each line, too.
-
-    >>> launcher_environment("ibrun", {"A": "1"})
-    {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
-    """
-    again = render_exports(after_modules or {})
-    return {
-        **environment,
-        **({_AFTER_MODULES: again} if again else {}),
-        **({"MY_MPIRUN_OPTIONS": "-l"} if program == "ibrun" else {}),
-    }
+_WORDS: Mapping[str, Callable[[RankLaunch], tuple[str, ...]]] = {
+    HYDRA: _hydra_words,
+    "srun": _srun_words,
+    "ibrun": _ibrun_words,
+}
 
 
 def render_exports(environment: Mapping[str, str]) -> str:
@@ -176,21 +198,6 @@ def render_exports(environment: Mapping[str, str]) -> str:
     export A='b c'
     """
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
-
-
-def in_container(argv: Sequence[str], container: Container | None) -> tuple[str, ...]:
-    """Return the argv that runs `argv` in a container, if there is one.
-
-    Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` hands on its environment, and so
-    what ranks are known by; starts in the folder that it is called in; shares the host's processes, so that
-    the program can be sent signals; and mounts /tmp and the home. Other folders are bound by its options.
-
-    >>> in_container(["./caffe", "train"], None)
-    ('./caffe', 'train')
-    """
-    if container is None:
-        return tuple(argv)
-    return (container.program, "exec", *container.options, container.image, *argv)
 
 
 def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tuple[str, ...]:
@@ -218,7 +225,7 @@ def launcher_version(host: Host, program: str) -> str:
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     version = next((line for line in lines if "ersion" in line or line.startswith("slurm")), None)
     if done.returncode != 0 or version is None:
-        raise ClusterError(host.name, f"{program} does not say its version", f"try `{program} -version`")
+        raise HostFailed(host.name, f"{program} does not say its version", f"try `{program} -version`")
     return version
 
 
@@ -240,7 +247,7 @@ def launcher_knows(
     if any(refusal in said for refusal in _REFUSALS):
         return False
     reason = next((line.strip() for line in said.splitlines() if line.strip()), f"code {done.returncode}")
-    raise ClusterError(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
+    raise HostFailed(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
 
 
 def _asks_version(program: str) -> str:

@@ -26,7 +26,7 @@ from caffe_recipes.config import (
     parse_yaml,
     validate,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 from caffe_recipes.limits import limit, raise_limit
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
@@ -152,7 +152,7 @@ def shipped_profiles() -> dict[str, Traversable]:
 def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile that ships, by name, or one of the user's, by its file's path.
 
-    Raises ClusterError, whose `where` is `file:line`, for an unknown name and whatever does not validate.
+    Raises InputError, whose `where` is `file:line`, for an unknown name and whatever does not validate.
 
     >>> load_profile("stampede2-skx").mlsl.server_affinity
     (39, 38, 43, 42)
@@ -161,13 +161,13 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def find_key(name_or_path: str | Path, key: str) -> str:
-    """Return the `file:line` of a key of a profile that can be read; raises ClusterError."""
-    return parse_yaml(*_read(str(name_or_path)), "profile", ClusterError).place((key,))
+    """Return the `file:line` of a key of a profile that can be read; raises InputError."""
+    return parse_yaml(*_read(str(name_or_path)), "profile", InputError).place((key,))
 
 
 def parse_profile(text: str, where: str | Path) -> Profile:
-    """Validate YAML text into a Profile; raises ClusterError."""
-    return validate(parse_yaml(text, where, "profile", ClusterError), Profile)
+    """Validate YAML text into a Profile; raises InputError."""
+    return validate(parse_yaml(text, where, "profile", InputError), Profile)
 
 
 def find_partitions(profile: Profile, nodes: int, hours: float | None = None) -> list[str]:
@@ -186,14 +186,14 @@ def find_partitions(profile: Profile, nodes: int, hours: float | None = None) ->
 
 
 def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | None) -> Iterator[str]:
-    """Yield what a partition does not give a job; raises ClusterError for one that the profile has not.
+    """Yield what a partition does not give a job; raises InputError for one that the profile has not.
 
     >>> list(check_partition(load_profile("stampede2-skx"), "skx-normal", nodes=448, hours=1))
     ['skx-normal takes at most 128 nodes, the recipe needs 448']
     """
     if name not in profile.partitions:
         there = ", ".join(profile.partitions) or "none"
-        raise ClusterError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
+        raise InputError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
     limits = profile.partitions[name]
     if limits.nodes is not None and nodes > limits.nodes:
         most = f"{limits.nodes} node{'s' if limits.nodes != 1 else ''}"
@@ -212,16 +212,16 @@ def _read(name: str) -> tuple[str, str | Path]:
         near = difflib.get_close_matches(name, shipped, n=1)
         meant = f"did you mean '{near[0]}'? " if near else ""
         hint = f"{meant}there are {', '.join(shipped)}, or give a .yaml file"
-        raise ClusterError("", f"unknown profile '{name[:80]}'", hint)
+        raise InputError("", f"unknown profile '{name[:80]}'", hint)
     try:
         with path.open("rb") as file:
             most = limit("yaml-bytes")
             data = file.read(most + 1)
     except OSError as error:
-        raise ClusterError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
+        raise InputError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
     if len(data) > most:
-        raise ClusterError(path, f"is over {most:,} bytes", f"is it a profile? {raise_limit('yaml-bytes')}")
+        raise InputError(path, f"is over {most:,} bytes", f"is it a profile? {raise_limit('yaml-bytes')}")
     try:
         return data.decode("utf-8"), path
     except UnicodeDecodeError:
-        raise ClusterError(path, "not UTF-8 text", "a profile is a YAML file") from None
+        raise InputError(path, "not UTF-8 text", "a profile is a YAML file") from None

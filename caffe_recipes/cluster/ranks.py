@@ -15,16 +15,14 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Literal
 
-from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import try_each
+from caffe_recipes.cluster.remote import call, call_to_end, unreadable
 from caffe_recipes.errors import ClusterError
 
 LAUNCH_VARIABLE = "CAFFE_RECIPES_LAUNCH"
-MARK = "caffe-recipes: "
 # What SIGKILL does not end within this stays in the kernel: its disk or its file server does not answer.
 _KILL_S = 5.0
 # For reaching a host, beyond what is done there.
@@ -58,11 +56,8 @@ def find_ranks(host: Host, run: str) -> tuple[RankProcess, ...]:
 
     Raises ClusterError.
     """
-    *lines, end = _ask(host, "list", check_launch(run)) or [""]
-    found = [_PROCESS.fullmatch(line) for line in lines]
-    if end != "end" or None in found:
-        raise _unreadable(host, "\n".join([*lines, end]))
-    return tuple(_parse_process(host, match) for match in found if match is not None)
+    records = call_to_end(host, "ranks", "list", check_launch(run))
+    return tuple(_parse_process(host, record) for record in records)
 
 
 def ask_snapshot(host: Host, launch: str, word: str) -> Literal["asked", "absent", "deaf"]:
@@ -73,11 +68,11 @@ def ask_snapshot(host: Host, launch: str, word: str) -> Literal["asked", "absent
     trainer = pick_trainer(find_ranks(host, launch), word)
     if trainer is None:
         return "absent"
-    said = _ask(host, "snapshot", launch, str(trainer.pid), str(trainer.started))
+    record = call(host, "ranks", "snapshot", launch, str(trainer.pid), str(trainer.started))[-1]
     for answer in ("asked", "absent", "deaf"):
-        if said == [answer]:
+        if record == answer:
             return answer
-    raise _unreadable(host, "\n".join(said))
+    raise unreadable(host.name, "snapshot", record)
 
 
 def pick_trainer(processes: Sequence[RankProcess], word: str) -> RankProcess | None:
@@ -114,7 +109,7 @@ def end_ranks(
     check_launch(run)
     last_s = grace_s + _KILL_S
     words = (
-        *("end", run, "-" if but is None else check_launch(but)),
+        *(run, "-" if but is None else check_launch(but)),
         *(f"{grace_s * 10:.0f}", f"{last_s * 10:.0f}", "1" if launcher else "0"),
     )
     return try_each(hosts, lambda host: _end_on(host, words, last_s + _REACH_S), last_s + 2 * _REACH_S)
@@ -132,37 +127,26 @@ def check_launch(name: str) -> str:
     return name
 
 
-@cache
-def ranks_program() -> str:
-    """Return the node's side, for `sh -c`."""
-    return resources.files(__package__).joinpath("ranks.sh").read_text("utf-8")
-
-
-def _ask(host: Host, verb: str, *words: str, timeout_s: float = COMMAND_S) -> list[str]:
-    """Run a verb of `ranks.sh`; return its lines without their mark."""
-    done = host.run(["sh", "-c", ranks_program(), "caffe-recipes", verb, *words], timeout_s)
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not all(line.startswith(MARK) for line in lines):
-        raise _unreadable(host, _said(done))
-    return [line.removeprefix(MARK) for line in lines]
-
-
 def _end_on(host: Host, words: Sequence[str], timeout_s: float) -> str | None:
     """Return what survives on a host, in words; None if nothing does."""
-    *lines, end = _ask(host, *words, timeout_s=timeout_s) or [""]
-    found = [_LEFT.fullmatch(line) for line in lines]
-    if end != "end" or None in found:
-        raise _unreadable(host, "\n".join([*lines, end]))
-    left = [f"{match[1]} (state {match[2]})" for match in found if match is not None]
+    left = []
+    for record in call_to_end(host, "ranks", "end", *words, timeout_s=timeout_s):
+        match = _LEFT.fullmatch(record)
+        if match is None:
+            raise unreadable(host.name, "end", record)
+        left.append(f"{match[1]} (state {match[2]})")
     return f"SIGKILL does not end process {', '.join(left)}" if left else None
 
 
-def _parse_process(host: Host, match: re.Match[str]) -> RankProcess:
+def _parse_process(host: Host, record: str) -> RankProcess:
+    match = _PROCESS.fullmatch(record)
+    if match is None:
+        raise unreadable(host.name, "list", record)
     pid, started, parent, rank, state, cpu_ms, memory, hup, launch, command = match.groups()
     try:
         said = b"" if command == "-" else base64.b64decode(command, validate=True)
     except binascii.Error:
-        raise _unreadable(host, match[0]) from None
+        raise unreadable(host.name, "list", record) from None
     return RankProcess(
         pid=int(pid),
         rank=None if rank == "-" else int(rank),
@@ -183,15 +167,6 @@ def _ancestors(by_pid: dict[int, RankProcess], pid: int) -> set[int]:
         found.add(parent)
         pid = parent
     return found
-
-
-def _said(done: Completed) -> str:
-    return done.stderr.strip() or done.stdout.strip() or f"exit {done.returncode}"
-
-
-def _unreadable(host: Host, said: str) -> ClusterError:
-    what = f"gives no answer about its ranks that can be read: {' '.join(said.split())[:200]!r}"
-    return ClusterError(host.name, what, "check that the host has sh, /proc and GNU coreutils")
 
 
 _AT = re.compile(r"= +(?:RANK \d+ )?PID \d+ RUNNING AT (\S{1,253})")

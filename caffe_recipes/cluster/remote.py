@@ -1,7 +1,12 @@
-"""Files of ours on hosts where others may write beside them: looked at, placed whole, taken away.
+"""Shell functions of ours, called on a host: the one way to ask for more than a single command says.
 
-In a shared /tmp anybody can make a link or a file under the name that we are about to use. Nothing is written
-through a link, read from another's file, or put over one: those are errors that name host and path.
+A program of `sh/` is sent behind `prelude.sh`, with the name of a function and its words. Its answer is made
+of records: lines that begin with the token of the call. That is random, since what a login shell or a trainer
+prints may look like any fixed mark. Bytes travel in base64.
+
+Files of ours on hosts where others may write beside them: looked at, placed whole, taken away. In a shared
+/tmp anybody can make a link or a file under the name that we are about to use. Nothing is written through a
+link, read from another's file, or put over one: those are errors that name host and path.
 """
 
 from __future__ import annotations
@@ -9,18 +14,148 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Literal
 
-from caffe_recipes.cluster.commands import COMMAND_S, Host
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import ask_all, first_error
-from caffe_recipes.cluster.staging.plan import ask_node, seconds_for
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 
+Program = Literal["facts", "node", "ranks", "trial", "watch"]
+# Runs an argv on a host, within seconds.
+Run = Callable[[Host, Sequence[str], float], Completed]
+
+# A tenth of gigabit Ethernet: a slower copy of an LMDB has come to a stop for all that anybody would wait.
+SLOWEST_BYTES_PER_S = 10e6
 _ALL_S = 86400.0
 _BLOCK_BYTES = 4096  # in which a disk gives its room
+
+
+class NodeRefusal(HostFailed):
+    """What a function on a host refuses to do, mostly since another user could change what is there."""
+
+
+@cache
+def program_text(name: Program | Literal["prelude"]) -> str:
+    """Return the text of a program in `sh/`."""
+    return resources.files(__package__).joinpath("sh", f"{name}.sh").read_text("utf-8")
+
+
+def call(
+    host: Host,
+    program: Program,
+    function: str,
+    *words: str,
+    timeout_s: float = COMMAND_S,
+    run: Run = lambda host, argv, limit_s: host.run(argv, limit_s),
+    place: str = "",
+    hint: str = "",
+) -> list[str]:
+    """Call a function of a program on a host; return its records, of which there is at least one.
+
+    Raises NodeRefusal, with `hint`, for a last record that begins with `refused`, and HostFailed for an
+    answer that cannot be read: none, or that of a program that failed. Both name `place`, a path there.
+    """
+    token, argv = _command(program, function, words)
+    done = run(host, argv, timeout_s)
+    records = _records(token, done.stdout)
+    if done.returncode != 0 or not records:
+        said = done.stderr or done.stdout or f"exit {done.returncode}"
+        raise unreadable(host.name, function, said, place)
+    verdict, _, reason = records[-1].partition(" ")
+    if verdict == "refused":
+        what = reason.strip() or f"`{function}` failed, and gave no reason"
+        raise NodeRefusal(host.name, what, hint, place)
+    return records
+
+
+def call_to_end(
+    host: Host, program: Program, function: str, *words: str, timeout_s: float = COMMAND_S
+) -> list[str]:
+    """Call a function whose last record is `end`; return the records before that. Raises HostFailed."""
+    *records, end = call(host, program, function, *words, timeout_s=timeout_s)
+    if end != "end":
+        raise unreadable(host.name, function, end)
+    return records
+
+
+class Conversation:
+    """A function on a host that answers again and again, whenever it gets a line; raises ClusterError."""
+
+    def __init__(self, host: Host, program: Program, function: str, *words: str) -> None:
+        """Start it; each of its answers ends with the record `end`."""
+        self._host, self._function = host, function
+        self._token, argv = _command(program, function, words)
+        self._command = host.start(argv)
+        self._rest = b""
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._command.stop()
+
+    def ask(self) -> list[str]:
+        """Return the records of the next answer, without its end."""
+        self._command.send(b"\n")
+        end = f"{self._token} end\n".encode()
+        while end not in self._rest:
+            more = self._command.read()
+            if not more:
+                code = self._command.wait()
+                raise unreadable(self._host.name, self._function, f"exit {code}: {self._command.errors()}")
+            self._rest += more
+        said, _, self._rest = self._rest.partition(end)
+        return _records(self._token, said.decode(errors="replace"))
+
+    def finish(self) -> None:
+        """Ask for nothing more, and wait for its end."""
+        self._command.end_input()
+        while self._command.read():
+            pass
+        self._command.wait()
+
+
+def unreadable(host: str, function: str, said: str, place: str = "") -> HostFailed:
+    """Return the error for an answer that is none of a function's."""
+    what = f"the answer to `{function}` cannot be read: {' '.join(said.split())[:200]!r}"
+    return HostFailed(host, what, "check that it has sh, /proc and GNU coreutils", place)
+
+
+def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    token = f"caffe-recipes-{secrets.token_hex(8)}:"
+    text = program_text("prelude") + program_text(program)
+    return token, ["sh", "-c", text, "caffe-recipes", token, function, *words]
+
+
+def _records(token: str, said: str) -> list[str]:
+    """Return the whole lines that begin with the token, without it."""
+    start = f"{token} "
+    return [line.removeprefix(start) for line in said.split("\n")[:-1] if line.startswith(start)]
+
+
+def ask_node(
+    host: Host,
+    verb: str,
+    *words: str,
+    timeout_s: float = COMMAND_S,
+    hint: str = "have it removed, or stage elsewhere",
+) -> list[str]:
+    """Call a verb of `node.sh` on a host, whose first word is a path; return its answer's words.
+
+    Raises NodeRefusal for what the node refuses, HostFailed where it gives no answer.
+    """
+    return call(host, "node", verb, *words, timeout_s=timeout_s, place=words[0], hint=hint)[-1].split()
+
+
+def seconds_for(size_bytes: int) -> float:
+    """Return how long reading or copying so much may take."""
+    return COMMAND_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True)
@@ -83,7 +218,7 @@ def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[
     rooms = [int(answer[1]) for answer in answers if answer[0] == "absent"]
     if missing and min(rooms) < needed:
         what = f"no room: {min(rooms):,} bytes are free, {needed:,} are needed"
-        raise ClusterError(f"{host.name}:{posixpath.dirname(missing[0][0].to)}", what, "make room there")
+        raise HostFailed(host.name, what, "make room there", posixpath.dirname(missing[0][0].to))
     for file, size, sees in missing:
         _send(host, root, file, size, sees)
 
@@ -104,12 +239,12 @@ def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> No
     except ClusterError as error:
         with suppress(ClusterError):
             _ask(host, "abandon", file.to, root, stem)
-        if part not in error.where:
-            raise
-        raise ClusterError(f"{host.name}:{file.to}", error.what, error.hint) from None
+        if isinstance(error, HostFailed) and posixpath.basename(error.place) == part:
+            raise HostFailed(host.name, error.what, error.hint, file.to) from None
+        raise
     if words[0] != "placed":
-        where = f"{host.name}:{file.to}"
-        raise ClusterError(where, f"what arrived is not {file.kept}: its digest differs", "run again")
+        what = f"what arrived is not {file.kept}: its digest differs"
+        raise HostFailed(host.name, what, "run again", file.to)
 
 
 def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: float = COMMAND_S) -> list[str]:

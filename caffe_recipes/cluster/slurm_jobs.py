@@ -15,7 +15,7 @@ from datetime import datetime
 from enum import Enum
 
 from caffe_recipes.cluster.hostfile import parse_nodelist
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, InputError
 
 
 class State(Enum):
@@ -164,7 +164,7 @@ def _hosts(node_list: str) -> tuple[str, ...]:
     """Return the hosts of a node list of Slurm's; none for what is no node list."""
     try:
         return parse_nodelist(node_list, "") if node_list else ()
-    except ClusterError:
+    except InputError:
         return ()
 
 
@@ -373,15 +373,17 @@ def describe_state(job: Job) -> str:
     >>> describe_state(Job(7, "chain", State.PENDING, reason="Resources"))
     'waits: its nodes are still in use (Resources)'
     """
+    return "; ".join(filter(None, explain_state(job)))
+
+
+def explain_state(job: Job) -> tuple[str, str]:
+    """Return what a job does, or how it ended and why; and what to do, "" for nothing."""
     if job.state.is_waiting:
-        text, hint = _describe_waiting(job)
-    elif job.state.is_over:
-        text, hint = _describe_end(job)
-    else:
-        text, hint = _GOING[job.state], ""
-        if job.restarts:
-            text += f" (started again {_times(job.restarts)})"
-    return f"{text}; {hint}" if hint else text
+        return _describe_waiting(job)
+    if job.state.is_over:
+        return _describe_end(job)
+    restarts = f" (started again {_times(job.restarts)})" if job.restarts else ""
+    return f"{_GOING[job.state]}{restarts}", ""
 
 
 def explain_reason(reason: str) -> tuple[str, str]:
@@ -392,13 +394,22 @@ def explain_reason(reason: str) -> tuple[str, str]:
     >>> explain_reason("AssocGrpCPUMinutesLimit")
     ('the CPU minutes that your account was granted are used up', 'ask for more, or give another --account')
     """
-    words = reason.replace("_", " ").strip(" ()")
+    words = _plain_words(reason)
+    return _find_meaning(words) or (f"Slurm says: {words[:200]}", "")
+
+
+def _plain_words(reason: str) -> str:
+    return " ".join(reason.replace("_", " ").strip(" ()").split())
+
+
+def _find_meaning(words: str) -> tuple[str, str] | None:
+    """Return what we know a reason to mean, and what to do; None for one that we do not know."""
     for known in sorted(REASONS, key=len, reverse=True):
         if re.match(rf"{re.escape(known)}(?![A-Za-z])", words, re.IGNORECASE):
             return REASONS[known]
     found = _LIMIT.fullmatch(words)
     if found is None:
-        return f"Slurm says: {' '.join(words.split())[:200]}", ""
+        return None
     whose, _, what, each = found.groups()
     owner = _WHOSE.get(whose or "", "the site")
     thing = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", what)
@@ -419,7 +430,7 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
         text = f"waits to start again ({_times(job.restarts)} so far)"
     if job.reason and (job.reason != "None" or not hint):
         meaning, todo = explain_reason(job.reason)
-        text += f": {meaning}{_named(job, meaning)}"
+        text += f": {meaning}{_named(job)}"
         hint = todo or hint
     if job.failed_node:
         text += f"; node {job.failed_node} had failed"
@@ -441,7 +452,7 @@ def _describe_end(job: Job) -> tuple[str, str]:
             text += f" with exit code {job.exit_code}"
         if job.reason not in ("", "None", "NonZeroExitCode", "RaisedSignal"):
             meaning, todo = explain_reason(job.reason)
-            return f"{text}: {meaning}{_named(job, meaning)}", todo or hint
+            return f"{text}: {meaning}{_named(job)}", todo or hint
         return text, hint
     text = _OVER_WORDS[job.state]
     if job.state is State.TIMEOUT and job.limit_s is not None:
@@ -466,10 +477,10 @@ def _describe_cancelled(job: Job) -> tuple[str, str]:
     return f"was cancelled{when}{by}", ""
 
 
-def _named(job: Job, meaning: str) -> str:
+def _named(job: Job) -> str:
     """Name Slurm's own word behind its meaning, for whoever looks it up."""
-    word = job.reason.replace("_", " ").strip(" ()")
-    return "" if meaning.startswith("Slurm says") else f" ({' '.join(word.split())[:120]})"
+    words = _plain_words(job.reason)
+    return f" ({words[:120]})" if _find_meaning(words) else ""
 
 
 def _times(count: int) -> str:

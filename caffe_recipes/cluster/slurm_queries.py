@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.slurm_jobs import Job, NodeGroup, State, describe_limit, parse_limit, parse_moment
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, CommandTimedOut
 
 # The job's name comes last: it alone may hold the separator. No widths, so that nothing is cut.
 SQUEUE_FORMAT = "%A|%i|%T|%D|%P|%l|%V|%S|%e|%N|%r|%j"
@@ -411,8 +411,9 @@ def run_command(
     try:
         done = host.run([*environment, *argv], timeout_s)
     except ClusterError as error:
-        what = error.what.replace("env did not end", f"{argv[0]} did not end")
-        raise SchedulerAway(error.where or host.name, what, "ask again later") from None
+        named = CommandTimedOut(host.name, argv[0], timeout_s)
+        what = (named if isinstance(error, CommandTimedOut) else error).what
+        raise SchedulerAway(host.name, what, "ask again later") from None
     if done.returncode == 127:
         what = f"{argv[0]} is not on its PATH"
         raise NoCommand(host.name, what, "ask on a host that has Slurm's commands")
@@ -485,7 +486,8 @@ def _ask_accounting(
     except SchedulerAway as error:
         if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
             return ()
-        raise SchedulerAway(error.where, error.what, error.hint, tuple(live)) from None
+        error.known = tuple(live)
+        raise
     return (*by_id, *(job for job in found if job.name in names))
 
 

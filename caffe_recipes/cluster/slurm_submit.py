@@ -20,7 +20,7 @@ from caffe_recipes.cluster.slurm_queries import (
     on_cluster,
     run_command,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 
 # A busy controller lets sbatch try again by itself for a while.
 SUBMIT_S = 60.0
@@ -157,7 +157,7 @@ def cancel_jobs(
     if is_away(left) or done.returncode in _KILLED:
         raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {said}", "try again later")
     if said:
-        raise ClusterError(host.name, f"scancel says: {said}", "see scontrol show job")
+        raise HostFailed(host.name, f"scancel says: {said}", "see scontrol show job")
 
 
 def _options(request: Request) -> Iterator[str]:

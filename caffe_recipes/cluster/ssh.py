@@ -52,7 +52,7 @@ from caffe_recipes.cluster.ssh_config import (
     load_known_hosts,
     load_ssh_options,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 
 # An sshd that restarts, or has too many logins at once, refuses for a while.
 PATIENCE_S = 20.0
@@ -117,9 +117,9 @@ class SshHost:
         login = self._login
         if login is not None and login.went_silent:
             what = f"gave no sign of life for {login.options.keepalive_s * KEEPALIVE_COUNT:.0f} s"
-            return ClusterError(self.name, what, "check the host and its link")
+            return HostFailed(self.name, what, "check the host and its link")
         hint = f"check the host, and `ssh {self.name} true`"
-        return ClusterError(self.name, "the connection was lost", hint)
+        return HostFailed(self.name, "the connection was lost", hint)
 
     def _execute(self, command: str) -> _Channel:
         """Start a command in a new session; over a new connection if the old one turns out to have ended.
@@ -156,14 +156,12 @@ class SshHost:
     def _keep(self, login: Login, closed: int) -> None:
         with self._changing:
             if self._closed != closed:
-                raise ClusterError(
-                    self.name, "was let go of while it was being reached", "see what let it go"
-                )
+                raise HostFailed(self.name, "was let go of while it was being reached", "see what let it go")
             self._single_use.append(login)
 
     def _no_session(self, error: BaseException) -> ClusterError:
         what = f"starts no session: {reason_of(error)}"
-        return ClusterError(self.name, what, f"check `ssh {self.name} true`")
+        return HostFailed(self.name, what, f"check `ssh {self.name} true`")
 
     def _connected(self) -> Login:
         """Return the one connection: a login costs about 0.3 s."""
@@ -182,7 +180,7 @@ class SshHost:
                     self._login = login
                     return login
             login.close()
-            raise ClusterError(self.name, "was let go of while it was being reached", "see what let it go")
+            raise HostFailed(self.name, "was let go of while it was being reached", "see what let it go")
 
 
 @dataclass
@@ -207,7 +205,7 @@ class _Channel:
             if not self.channel.get_transport().is_active():
                 raise self.host.lost() from None
             what = "the command no longer reads its input"
-            raise ClusterError(self.host.name, what, "see what it says") from None
+            raise HostFailed(self.host.name, what, "see what it says") from None
 
     def end_input(self) -> None:
         with suppress(OSError, EOFError):
@@ -334,7 +332,7 @@ def _refused(options: SshOptions, tried: list[str], reason: str) -> ClusterError
 def unreachable(options: SshOptions, reason: str) -> ClusterError:
     """Return the error for a host that cannot be logged in to."""
     what = f"cannot be reached by ssh as {options.user} at {options.host}:{options.port}: {reason}"
-    return ClusterError(options.name, what, f"make `ssh {options.name} true` work without a password")
+    return HostFailed(options.name, what, f"make `ssh {options.name} true` work without a password")
 
 
 def reason_of(error: BaseException) -> str:
@@ -551,7 +549,7 @@ def _refuse_circle(options: SshOptions, folder: Path, before: tuple[tuple[str, .
     """Follow the jump hosts through the configuration alone; raises ClusterError if they never end."""
     if options.jumps in before:
         hint = "in ~/.ssh/config, except the jump host itself from its ProxyJump"
-        raise ClusterError(options.name, f"is reached over {options.jumps[0]}, and that over itself", hint)
+        raise HostFailed(options.name, f"is reached over {options.jumps[0]}, and that over itself", hint)
     if options.jumps:
         _refuse_circle(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
 
@@ -590,7 +588,7 @@ def _disabled_algorithms(options: SshOptions) -> dict[str, list[str]]:
         left = allowed.choose(ours)
         if not left:
             what = f"{allowed.option} {allowed.listed} of the configuration of ssh allows none that we speak"
-            raise ClusterError(options.name, what, f"allow one of {', '.join(ours[:6])}")
+            raise HostFailed(options.name, what, f"allow one of {', '.join(ours[:6])}")
         disabled.setdefault(allowed.kind, []).extend(name for name in ours if name not in left)
     return disabled
 
@@ -599,17 +597,17 @@ def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
     """Refuse a key that is revoked, or too short for the configuration of ssh."""
     if key.get_name() == "ssh-rsa" and key.get_bits() < options.rsa_bits:
         what = f"its RSA host key has {key.get_bits()} bits, and RequiredRSASize is {options.rsa_bits}"
-        raise ClusterError(options.name, what, "ask the site for another key")
+        raise HostFailed(options.name, what, "ask the site for another key")
     if options.revoked is None:
         return
     try:
         revoked = is_revoked(key.asbytes(), options.revoked)
     except OSError as error:
         what = f"no host key can be believed: RevokedHostKeys {options.revoked}: {error.strerror}"
-        raise ClusterError(options.name, what, "restore that file, or take the option away") from None
+        raise HostFailed(options.name, what, "restore that file, or take the option away") from None
     if revoked:
         what = f"its host key {fingerprint(key.asbytes())} is revoked in {options.revoked}"
-        raise ClusterError(options.name, what, "do not connect; ask the site")
+        raise HostFailed(options.name, what, "do not connect; ask the site")
 
 
 def _known_name(options: SshOptions) -> str:
@@ -633,4 +631,4 @@ def _check_key(options: SshOptions, lines: tuple[KnownKey, ...], key: bytes) -> 
         hint = f"ask the site why; if it is right, `ssh-keygen -R '{name}' -f {file}` and add the new one"
     else:
         what, hint = f"its host key is revoked in {where}", "do not connect; ask the site"
-    raise ClusterError(options.name, what, hint)
+    raise HostFailed(options.name, what, hint)

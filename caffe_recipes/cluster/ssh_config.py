@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 
 if TYPE_CHECKING:
     import paramiko
@@ -216,10 +216,10 @@ def _check_public_keys(name: str, found: paramiko.SSHConfigDict) -> None:
     """Raise ClusterError where the user allows no login by a public key, the only one that we make."""
     hint = "allow it for this host: nothing else logs in without asking"
     if found.get("pubkeyauthentication", "yes").lower() in ("no", "false"):
-        raise ClusterError(name, "PubkeyAuthentication is no in the configuration of ssh", hint)
+        raise HostFailed(name, "PubkeyAuthentication is no in the configuration of ssh", hint)
     preferred = found.get("preferredauthentications", "publickey")
     if "publickey" not in preferred.lower().split(","):
-        raise ClusterError(name, f"PreferredAuthentications {preferred} leaves out publickey", hint)
+        raise HostFailed(name, f"PreferredAuthentications {preferred} leaves out publickey", hint)
 
 
 def _paths(names: list[str]) -> list[Path]:

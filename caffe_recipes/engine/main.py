@@ -62,20 +62,20 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
             continue
         if name not in _KINDS:
             known = ", ".join(f"-{name}" for name in _KINDS)
-            raise InputError("caffe-torch", f"unknown flag {word}", f"known are {known}")
+            raise InputError("", f"unknown flag {word}", f"known are {known}")
         if not equals:
             following = next(words, None)
             if following is None:
-                raise InputError("caffe-torch", f"{word} has no value", f"write {word} <{name}>")
+                raise InputError("", f"{word} has no value", f"write {word} <{name}>")
             value = following
         if name in _PATHS and not value.strip():
-            raise InputError("caffe-torch", f"-{name} '{value}' is no path", "is a variable unset?")
+            raise InputError("", f"-{name} '{value}' is no path", "is a variable unset?")
         given[name] = _number(name, value) if _KINDS[name] is int else value
     for name in _OF_GLOG:
         given.pop(name, None)
     if len(commands) != 1:
         what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
-        raise InputError("caffe-torch", what, "give one: train, test, predict, version")
+        raise InputError("", what, "give one: train, test, predict, version")
     return commands[0], Flags(**given)  # type: ignore[arg-type]
 
 
@@ -93,10 +93,10 @@ def _number(name: str, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise InputError("caffe-torch", f"-{name} {value[:80]} is no whole number", "give one") from None
+        raise InputError("", f"-{name} {value[:80]} is no whole number", "give one") from None
     if number not in _INT32:
         hint = f"give {_INT32[-1]} or less" if number > 0 else f"give {_INT32[0]} or more"
-        raise InputError("caffe-torch", f"-{name} {value[:80]} is no int32, as Caffe's flag is", hint)
+        raise InputError("", f"-{name} {value[:80]} is no int32, as Caffe's flag is", hint)
     return number
 
 
@@ -144,7 +144,7 @@ def _run(words: Sequence[str]) -> int:
         command, flags = parse_flags(words)
         if command not in COMMANDS:
             known = ", ".join(COMMANDS)
-            raise InputError("caffe-torch", f"unknown command '{command}'", f"known are {known}")
+            raise InputError("", f"unknown command '{command}'", f"known are {known}")
         _check_flags(command, flags)
         _check_limits()
         check_extra()
@@ -161,13 +161,12 @@ def check_extra(find: Callable[[str], object] = find_spec) -> None:
     for name in EXTRA:
         if find(name) is None:
             hint = "install this project's extra 'engine', as its README says"
-            raise InputError("caffe-torch", f"needs {name}", hint)
+            raise InputError("", f"needs {name}", hint)
 
 
 def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
     if speaks:
-        text = printable(str(error).removeprefix("caffe-torch: "))
-        print(f"caffe-torch: {text}", file=sys.stderr, flush=True)
+        print(f"caffe-torch: {printable(str(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
@@ -182,21 +181,21 @@ def _check_flags(command: str, flags: Flags) -> None:
     for name in ("sigint_effect", "sighup_effect"):
         if getattr(flags, name) not in EFFECTS:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
-            raise InputError("caffe-torch", what, f"give {', '.join(EFFECTS)}")
+            raise InputError("", what, f"give {', '.join(EFFECTS)}")
     if flags.gpu:
-        raise InputError("caffe-torch", "-gpu is not supported", "the engine runs on CPUs")
+        raise InputError("", "-gpu is not supported", "the engine runs on CPUs")
     if flags.iterations < 1:
-        raise InputError("caffe-torch", f"-iterations is {flags.iterations}", "give 1 or more")
+        raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:
-        raise InputError("caffe-torch", "-weights and -snapshot exclude each other", "give only one")
+        raise InputError("", "-weights and -snapshot exclude each other", "give only one")
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
-            raise InputError("caffe-torch", f"-{name} {getattr(flags, name)} holds an empty name", "give A,B")
+            raise InputError("", f"-{name} {getattr(flags, name)} holds an empty name", "give A,B")
     for name in ("source", "out"):
         if getattr(flags, name) and command != "predict":
-            raise InputError("caffe-torch", f"-{name} is for predict", "leave it out")
+            raise InputError("", f"-{name} is for predict", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
-        raise InputError("caffe-torch", "-new_layers is for train with -weights", "leave it out")
+        raise InputError("", "-new_layers is for train with -weights", "leave it out")
 
 
 def _train(flags: Flags) -> int:

@@ -30,6 +30,7 @@ from caffe_recipes.engine.ops import (
     POINTWISE,
     SHAPE,
     Forward,
+    LayerFault,
     Shape,
     Shapes,
     fault,
@@ -254,10 +255,8 @@ class RunnableNet:
         self.moment = ""  # in which pass an error arises
         try:
             self._build(param)
-        except InputError as error:
-            if error.where.startswith(path):
-                raise
-            raise type(error)(f"{path}: {error.where}", error.what, error.hint) from None
+        except (LayerFault, DataError) as error:
+            raise error.reworded(where=f"{path}: {error.where}") from None
 
     def _build(self, param: pb.NetParameter) -> None:
         state = param.state
@@ -284,10 +283,10 @@ class RunnableNet:
         for shapes in found.layers:
             try:
                 self._add(shapes.layer, known_shapes(shapes))
+            except LayerFault:
+                raise
             except InputError as error:
-                if error.where.startswith("layer "):
-                    raise
-                raise fault(shapes.layer, f"{error.where}: {error.what}", error.hint) from None
+                raise fault(shapes.layer, error.without_hint, error.hint) from None
         self._find_outputs()
         self._find_overwritten()
         if state.phase == pb.TRAIN:
@@ -645,7 +644,7 @@ def _check_layers(net: pb.NetParameter) -> None:
         types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in lacking))
         where = ", ".join(f"layer '{layer.name}' ({layer.type})" for layer in lacking)
         what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
-        raise InputError(where, what, f"supported are {', '.join(sorted({*SOURCES, *LAYERS}))}")
+        raise LayerFault(where, what, f"supported are {', '.join(sorted({*SOURCES, *LAYERS}))}")
     for layer in net.layer:
         for refusal in refuse_layer(layer, net.engine):
             raise fault(layer, refusal.what, refusal.write)

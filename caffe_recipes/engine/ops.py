@@ -43,9 +43,13 @@ class Shapes:
 Setup = Callable[[pb.LayerParameter, Shapes], Forward]
 
 
-def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> InputError:
-    """Make the error for a layer that the engine cannot run; the net adds its file."""
-    return InputError(f"layer '{layer.name}' ({layer.type})", what, hint)
+class LayerFault(InputError):
+    """A layer that the engine cannot run; `where` names it, and the net puts its file before that."""
+
+
+def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerFault:
+    """Make the error for a layer that the engine cannot run."""
+    return LayerFault(f"layer '{layer.name}' ({layer.type})", what, hint)
 
 
 def known_shapes(shapes: LayerShapes) -> Shapes:

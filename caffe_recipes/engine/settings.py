@@ -24,8 +24,8 @@ def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParame
     solver.train_state.stage.extend(stages)
     for what, hint in _faults(solver):
         raise InputError(path, what, hint)
-    for what in check_rates(solver):
-        raise InputError(path, what, "mend the schedule")
+    for fault in check_rates(solver):
+        raise InputError(path, str(fault), "correct the schedule")
     return solver
 
 

@@ -183,15 +183,9 @@ def estimate_recipe(
     a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace,
     and for more images an iteration than there are.
     """
-    if not paces:
-        measured = "stampede2-knl, stampede2-skx or marenostrum4"
-        hint = f"give --log, --images-per-s, or for ResNet-50 --profile {measured}"
-        raise InputError(recipe.name, "nothing is known of its speed", hint)
     shape, rates = shape or shape_of(recipe), rates or CopyRates()
+    _check_estimable(recipe, paces, shape)
     pace, train = paces[0], recipe.data.train
-    if shape.global_batch > train.images:
-        what = f"{shape.global_batch:,} images an iteration are more than the {train.images:,} to train on"
-        raise InputError(recipe.name, what, "take fewer nodes, or a smaller batch")
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
     phases = tuple(_phases(recipe, shape, pace.images_per_s))
     staging = _staging(recipe, shape.nodes, rates)
@@ -216,6 +210,17 @@ def estimate_recipe(
         else None,
         notes=tuple(_notes(recipe, shape)),
     )
+
+
+def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
+    if not paces:
+        measured = "stampede2-knl, stampede2-skx or marenostrum4"
+        hint = f"give --log, --images-per-s, or for ResNet-50 --profile {measured}"
+        raise InputError(recipe.name, "nothing is known of its speed", hint)
+    images = recipe.data.train.images
+    if shape.global_batch > images:
+        what = f"{shape.global_batch:,} images an iteration are more than the {images:,} to train on"
+        raise InputError(recipe.name, what, "take fewer nodes, or a smaller batch")
 
 
 def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:

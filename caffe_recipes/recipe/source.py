@@ -103,7 +103,7 @@ def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = N
     context = {"folder": folder, "family": family}
     recipe = validate(source, Recipe, context, lambda location: _inherited_from(location, source))
     for location, what, hint in find_contradictions(recipe):
-        raise RecipeError(source.place(location), f"{write_key(location)}: {what}", hint)
+        raise source.fault(source.place(location), write_key(location), what, hint)
     return recipe
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
 from caffe_recipes.recipe.estimate import estimate_duration
@@ -42,7 +42,7 @@ def render_run_script(recipe: Recipe) -> str:
         "mlsl": mlsl_environment(cluster.mlsl.num_servers, cluster.mlsl.server_affinity)
         if cluster.mlsl
         else {},
-        "launch": _launch_lines(recipe, threads),
+        "launch": _plan_launch(recipe, threads).shell_lines(),
         "solvers": [f"solver_{phase.name}" for phase in recipe.phases],
         "nets_dir": recipe.nets_dir or recipe.prototxt_dir,
         "our_nets": posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name,
@@ -57,19 +57,14 @@ def render_run_script(recipe: Recipe) -> str:
     return templates().get_template("run.sh.j2").render(values)
 
 
-def _launch_lines(recipe: Recipe, threads: dict[str, str]) -> list[str]:
-    """Return the launcher's words for the shell, up to the trainer: its shape, then one variable a line."""
+def _plan_launch(recipe: Recipe, threads: dict[str, str]) -> RankLaunch:
     cluster = recipe.cluster
-    argv = hydra_argv(
-        (),
-        nodes=cluster.nodes,
+    return RankLaunch(
+        hosts=("",) * cluster.nodes,  # which the user's hostfile names
         ranks_per_node=cluster.ranks_per_node,
-        environment=threads,
-        fabric=cluster.fabric,
+        variables=threads,
+        options=FABRIC_OPTIONS[cluster.fabric] if cluster.fabric else (),
     )
-    variables_at = len(argv) - 3 * len(threads)
-    starts = [0, *range(variables_at, len(argv), 3)]
-    return [shlex.join(argv[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:

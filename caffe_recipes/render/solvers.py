@@ -27,8 +27,8 @@ def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
     settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
     given = {"net": recipe.net_path(phase.net), "snapshot": phase.snapshot_every_iter}
     solver = build_message(pb.SolverParameter, where, settings | given)
-    for what in check_rates(solver):
-        raise RecipeError(where, what, "mend the schedule")
+    for fault in check_rates(solver):
+        raise RecipeError(where, str(fault), "correct the schedule")
     return solver
 
 

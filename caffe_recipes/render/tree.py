@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.cluster.staging.plan import node_script
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.recipe.model import Recipe
@@ -165,7 +165,7 @@ def generate(recipe: Recipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    files[NODE_SCRIPT] = node_script()
+    files[NODE_SCRIPT] = program_text("node")
     return files | render_jobs(recipe) | render_horovod(recipe)
 
 

@@ -28,7 +28,7 @@ from caffe_recipes.cluster.hosts import LocalHost, open_all
 from caffe_recipes.cluster.launcher import (
     FABRIC_OPTIONS,
     HYDRA,
-    in_container,
+    RankLaunch,
     launcher_knows,
     ssh_environment,
     with_modules,
@@ -43,7 +43,7 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import RUNS, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import RunPlan, launch_argv, trainer_environment
+from caffe_recipes.run.plan import RunPlan, plan_launch
 from caffe_recipes.run.signals import Interrupts
 
 OnFailure = Literal["stop", "retry", "replace"]
@@ -95,7 +95,7 @@ OUR_TRAINER = "caffe-torch"
 
 
 def find_trainer(trainer: str, root: Path, path: str, container: Container | None) -> str:
-    """Return the trainer as it is called from the Caffe root; raises ClusterError if it is not there.
+    """Return the trainer as it is called from the Caffe root; raises InputError if it is not there.
 
     In a container's image it is called as the recipe has it: nothing of the image is seen from here.
     """
@@ -105,28 +105,28 @@ def find_trainer(trainer: str, root: Path, path: str, container: Container | Non
 
 
 def find_our_trainer(path: str) -> str:
-    """Return where caffe-torch is; raises ClusterError if it is not installed."""
+    """Return where caffe-torch is; raises InputError if it is not installed."""
     found = shutil.which(OUR_TRAINER, path=path)
     if found is None:
-        raise ClusterError(
+        raise InputError(
             OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
         )
     return found
 
 
 def find_caffe(trainer: str, root: Path) -> str:
-    """Return the Caffe binary as it is called from the Caffe root; ClusterError if none is there.
+    """Return the Caffe binary as it is called from the Caffe root; InputError if none is there.
 
     A run never falls back on caffe-torch: a recipe that is to be trained by it says so.
     """
     if Path(trainer).name == OUR_TRAINER:
-        raise ClusterError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
+        raise InputError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
     path = root / trainer
     hint = f"build Caffe in {root}, or give its path with --caffe"
     if not path.exists():
-        raise ClusterError(path, "no such Caffe binary", hint)
+        raise InputError(path, "no such Caffe binary", hint)
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ClusterError(path, "is no program that may be run", hint)
+        raise InputError(path, "is no program that may be run", hint)
     return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
 
 
@@ -187,29 +187,24 @@ class Setting:
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
 
-    def launch_argv(self, command: Sequence[str], hostfile: str) -> tuple[str, ...]:
-        """Return the argv that starts a command on every rank; the hostfile holds our hosts, one a line."""
+    def launch(self, hostfile: str = "") -> RankLaunch:
+        """Return how ranks are started on our hosts, which the hostfile holds, one a line."""
         names = [host.name for host in self.hosts]
-        return self._within(launch_argv(self.recipe, self.profile, names, command, hostfile))
+        return plan_launch(self.recipe, self.profile, names, hostfile, self.environment["PATH"])
 
     def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank."""
-        return self.launch_argv(self._contained(arguments), hostfile)
+        launch = self.launch(hostfile)
+        return launch.argv(launch.contained((self.trainer, *arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer on its own, on this machine."""
-        return self._within(self._contained(arguments))
+        return self.launch().argv_alone((self.trainer, *arguments))
 
     def find_launcher(self) -> str:
         """Return where the launcher is; raises ClusterError if it is nowhere."""
         launcher = self.profile.launcher.program
         return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
-
-    def _contained(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        return in_container((self.trainer, *arguments), self.profile.container)
-
-    def _within(self, argv: Sequence[str]) -> tuple[str, ...]:
-        return with_modules(argv, self.profile.modules, self.environment["PATH"])
 
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
@@ -235,12 +230,13 @@ class Setting:
 
 
 def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setting:
-    """Find hosts and programs; raises ClusterError for a hostfile or a program that is missing.
+    """Find hosts and programs.
 
-    And InputError for a policy that the launcher cannot follow.
+    Raises InputError for a hostfile or trainer that is missing, and for a policy that the launcher cannot
+    follow; ClusterError for a launcher that is missing.
     """
     if not options.root.is_dir():
-        raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+        raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
@@ -254,7 +250,7 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
 
     trainer = find_trainer(recipe.trainer, root, path, profile.container)
     known, left_out = split_options(profile, path)
-    environment = {**trainer_environment(recipe, profile), "PATH": path}
+    environment = plan_launch(recipe, profile, names, "", path).process_environment()
     return Setting(
         recipe=recipe,
         root=root,
@@ -295,13 +291,13 @@ def find_root(
     """Return the Caffe root: the one that is given, else the profile's, else the current folder.
 
     The current folder counts only if something of the recipe lies there; `typed` are paths from the command
-    line, of the recipe and of its trainer. Without `recipe` any folder will do. Raises ClusterError for a
-    profile's folder that does not exist, InputError for a current folder that is not a Caffe root.
+    line, of the recipe and of its trainer. Without `recipe` any folder will do. Raises InputError for a
+    profile's folder that does not exist, and for a current folder that is not a Caffe root.
     """
     said = load_profile(profile).caffe_root if profile is not None else None
     if given is None and profile is not None and said is not None and not Path(said).is_dir():
         where, what = find_key(profile, "caffe_root"), f"caffe_root: {said!r} is no folder here"
-        raise ClusterError(where, what, "correct it, or give the Caffe root with --caffe-root")
+        raise InputError(where, what, "correct it, or give the Caffe root with --caffe-root")
     if given is not None or said is not None:
         return given or Path(said or ".")
     if recipe is not None:
@@ -329,14 +325,14 @@ def _is_here(path: Path) -> bool:
 def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the hosts that get ranks, and the spares: of the hostfile, else of the Slurm job around us.
 
-    Without either one node is this machine. Raises ClusterError if there are too few.
+    Without either one node is this machine. Raises InputError if there are too few.
     """
     nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
     hosts, where = all_hosts(root, given)
     if hosts is not None:
         return take_hosts(hosts, nodes, ranks_per_node, where), hosts[nodes:]
     if nodes > 1:
-        raise ClusterError(where, "no such file", f"write {nodes} hosts there, or give --hostfile")
+        raise InputError(where, "no such file", f"write {nodes} hosts there, or give --hostfile")
     return ("localhost",), ()
 
 
@@ -354,12 +350,10 @@ def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
         return
     job = find_hosts(None, os.environ)
     if job is None:
-        raise ClusterError(
-            profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch"
-        )
+        raise InputError(profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch")
     if job[: len(names)] != names:
         what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
-        raise ClusterError(profile.name, what, "go without --hostfile, or with another --profile")
+        raise InputError(profile.name, what, "go without --hostfile, or with another --profile")
 
 
 def search_path(*, ours_first: bool) -> str:

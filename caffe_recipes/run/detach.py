@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import run_folders
@@ -44,7 +44,7 @@ def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached
     run has ended; until then it gives what the run says to `relay`. Raises InputError, in that one alone.
     """
     if not root.is_dir():
-        raise ClusterError(root, "no such folder", "give the Caffe root with --caffe-root")
+        raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
     before = _journal_bytes(root, recipe.name)
     spool = _Spool(root, recipe.name)
     sys.stdout.flush()

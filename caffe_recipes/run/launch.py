@@ -6,9 +6,11 @@ run fails for want of them.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -303,6 +305,7 @@ class _Attendant:
         self._ignored = 0
         self._is_asked = False
         self._is_read = is_read
+        self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
         self._suspects: set[str] = set()
 
@@ -344,11 +347,26 @@ class _Attendant:
         said = find_ignored(self._tail, self._training, root) if self._ignored > known else None
         return Trouble(said) if said else None
 
-    def _find_damaged(self) -> Trouble | None:
-        """Look, once the ranks have read their weights, whether these are still what they were."""
-        if self._is_read or not self._tail.has_begun:
+    def _find_damaged(self, *, waits: bool = False) -> Trouble | None:
+        """Look, once the ranks have read their weights, whether these are still what they were.
+
+        A thread does: behind a link that is cut no host answers for a minute, and the others are looked after
+        meanwhile.
+        """
+        if not self._is_read and self._tail.has_begun:
+            self._is_read, self._damaged = True, Future()
+            threading.Thread(target=self._compare, args=(self._damaged,), daemon=True).start()
+        if self._damaged is None or not (waits or self._damaged.done()):
             return None
-        self._is_read = True
+        return self._damaged.result()
+
+    def _compare(self, damaged: Future[Trouble | None]) -> None:
+        try:
+            damaged.set_result(self._find_difference())
+        except BaseException as error:  # whoever asks for it raises it
+            damaged.set_exception(error)
+
+    def _find_difference(self) -> Trouble | None:
         run = self._run
         net = build_net(run.setting.recipe, self._training.net)
         for path, sha256 in self._launch.weights.items():
@@ -368,7 +386,8 @@ class _Attendant:
         """Keep what was snapshotted just before the launch ended, if rank 0's host can still be asked."""
         self._tail.read(to_end=True)
         self._reserve()
-        damaged = self._find_damaged()  # it may have ended before it was looked at
+        # It may have ended before it was looked at.
+        damaged = self._find_damaged(waits=self.trouble is None)
         self.trouble = self.trouble or damaged
         if (
             damaged is None

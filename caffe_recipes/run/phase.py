@@ -22,7 +22,7 @@ from caffe_recipes.cluster.health import names_host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.remote import look_at
-from caffe_recipes.errors import RunFailed, WeightsError
+from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
@@ -36,6 +36,7 @@ from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slu
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
     Checkpoint,
+    HostAway,
     check_places,
     choose_interval,
     drop_checkpoints,
@@ -107,9 +108,8 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
     except SnapshotNotKept:
         raise
     except RunFailed as error:
-        what = f"{error.where}: {error.what}" if error.where else error.what
         kind = LaunchFailed if isinstance(error, BadSnapshot) else SnapshotOutOfReach
-        raise kind(what, error.hint, next(iter(find_dead([lead])), None)) from None
+        raise kind(error.without_hint, error.hint, next(iter(find_dead([lead])), None)) from None
 
 
 def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | None, to: str) -> str:
@@ -118,20 +118,19 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
     while True:
         try:
             return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
-        except RunFailed as error:
-            if error.where.removeprefix(f"{lead.name}:").startswith(str(run.path(to))):
-                if time.monotonic() < until and _lacks_room(lead, path, run.path(to)):
-                    run.reporter.say(f"{error.where}: {error.what}; waiting for room")
-                    time.sleep(_PAUSE_S)
-                    continue
-                hint = "make room, or mend what ails the disk here, and run again"
+        except DiskFailed as error:
+            if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
+                hint = "free space on the local disk, or repair it, and run again"
                 raise SnapshotNotKept(error.where, error.what, hint) from None
+            run.reporter.say(f"{error.without_hint}; waiting for room")
+            time.sleep(_PAUSE_S)
+        except RunFailed as error:
             tries += 1
-            is_host = error.where.partition(":")[0] == lead.name and not isinstance(error, BadSnapshot)
-            if time.monotonic() > until or (tries > 1 and not is_host):
+            is_away = isinstance(error, HostAway)
+            if time.monotonic() > until or (tries > 1 and not is_away):
                 raise
-            if is_host:
-                run.reporter.say(f"{error.where}: {error.what}; fetching again")
+            if is_away:
+                run.reporter.say(f"{error.without_hint}; fetching again")
                 time.sleep(_PAUSE_S)
 
 

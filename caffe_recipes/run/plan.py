@@ -10,12 +10,7 @@ from math import ceil
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, parse_prototxt
-from caffe_recipes.cluster.launcher import (
-    launcher_argv,
-    launcher_environment,
-    mlsl_environment,
-    thread_environment,
-)
+from caffe_recipes.cluster.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import find_evaluated, images_per_iter
@@ -123,30 +118,23 @@ def digest_prototxts(recipe: Recipe, prototxts: Mapping[str, str]) -> dict[str, 
     return digests
 
 
-def launch_argv(
-    recipe: Recipe, profile: Profile, hosts: Sequence[str], command: Sequence[str], hostfile: str
-) -> tuple[str, ...]:
-    """Return the argv that starts `command` on every rank; the hostfile holds `hosts`, one a line."""
-    return launcher_argv(
-        profile.launcher.program,
-        command,
-        hosts=hosts,
-        ranks_per_node=recipe.cluster.ranks_per_node,
-        environment=_threads(recipe, profile),
-        hostfile=hostfile,
-        options=profile.launcher.options,
-    )
-
-
-def trainer_environment(recipe: Recipe, profile: Profile) -> dict[str, str]:
-    """Return the variables that the launcher and a trainer on its own are started with.
-
-    What the recipe says comes before what the profile says.
-    """
+def plan_launch(
+    recipe: Recipe, profile: Profile, hosts: Sequence[str], hostfile: str, path: str = ""
+) -> RankLaunch:
+    """Return how a recipe's ranks are started; what the recipe says comes before what the profile says."""
+    cluster, launcher = recipe.cluster, profile.launcher
     servers = mlsl_environment(*find_servers(recipe, profile))
-    ranks = {**profile.launcher.environment, **servers, **_threads(recipe, profile)}
-    return launcher_environment(
-        profile.launcher.program, ranks, profile.launcher.environment if profile.modules else None
+    return RankLaunch(
+        program=launcher.program,
+        hosts=tuple(hosts),
+        ranks_per_node=cluster.ranks_per_node,
+        hostfile=hostfile,
+        options=launcher.options,
+        variables=thread_environment(cluster.omp_num_threads, cluster.kmp_affinity or profile.kmp_affinity),
+        environment={**launcher.environment, **servers},
+        modules=profile.modules,
+        path=path,
+        container=profile.container,
     )
 
 
@@ -155,11 +143,6 @@ def find_servers(recipe: Recipe, profile: Profile) -> tuple[int | None, tuple[in
     said = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
     number = next((mlsl.num_servers for mlsl in said if mlsl.num_servers), None)
     return number, next((mlsl.server_affinity for mlsl in said if mlsl.server_affinity), ())
-
-
-def _threads(recipe: Recipe, profile: Profile) -> dict[str, str]:
-    cluster = recipe.cluster
-    return thread_environment(cluster.omp_num_threads, cluster.kmp_affinity or profile.kmp_affinity)
 
 
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:

@@ -10,7 +10,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_digest, open_all, try_each
 from caffe_recipes.cluster.staging.stage import stage
-from caffe_recipes.errors import ClusterError, InputError, RunFailed, WeightsError
+from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -30,7 +30,7 @@ _HASH_S = 600.0
 
 
 def prepare(run: Run) -> None:
-    """Place, build and stage; raises InputError or RunFailed if a disk or a host does not let us."""
+    """Place, build and stage; raises InputError, ClusterError or RunFailed where that is not possible."""
     with run.lock.preparing:
         _place(run)
         _build(run)
@@ -78,7 +78,7 @@ def _make_folders(run: Run) -> None:
     first = run.setting.hosts[0]
     done = first.run(["mkdir", "-p", "--", *sorted(folders)])
     if done.returncode != 0:
-        raise ClusterError(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
+        raise HostFailed(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
 
 
 def stage_lmdb(run: Run) -> None:
@@ -147,7 +147,7 @@ def secure_kept(run: Run, path: str) -> str:
             verify_kept(run.path(path), sha256, phase, trained)
         except WeightsError as error:
             run.check_folder()
-            run.reporter.say(f"{error.where}: {error.what}; looking for a whole one")
+            run.reporter.say(f"{error.without_hint}; looking for a whole one")
             host = _find_whole(run, trained, sha256)
             if host is None:
                 raise

@@ -21,7 +21,7 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
@@ -130,29 +130,26 @@ def run_chain(
         journal = latest or create_run(folder, recipe, plan.prototxts, clock)
         stack.callback(journal.close)
         name = f"{RUNS}/{folder.name}"
-        run = Run(
-            _name_run(journal),
-            setting,
-            plan,
-            name,
-            journal,
-            reporter,
-            interrupts,
-            lock,
-            spares=Spares(setting.spares),
+        spares = Spares(setting.spares)
+        return _carry_to_end(
+            Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock, spares=spares),
+            branches,
         )
-        try:
-            return _carry_on(run, branches)
-        except Interrupted as stop:
-            note_stop(run, stop)
+
+
+def _carry_to_end(run: Run, branches: BranchPlan) -> RunState:
+    """Do what is not done yet; journal a stop, and a host or file that is not as it was found before."""
+    try:
+        return _carry_on(run, branches)
+    except Interrupted as stop:
+        note_stop(run, stop)
+        raise
+    except (CaffeRecipesError, OSError) as error:
+        run.check_folder()
+        if not isinstance(error, (InputError, ClusterError)):
             raise
-        except (CaffeRecipesError, OSError) as error:
-            run.check_folder()
-            if not isinstance(error, InputError):
-                raise
-            # What the preflight found well is so no more.
-            journal.append("failed", reason=str(error))
-            raise RunFailed(error.where, error.what, error.hint) from None
+        run.journal.append("failed", reason=str(error))
+        raise RunFailed(error.where, error.what, error.hint) from None
 
 
 def _carry_on(run: Run, planned: BranchPlan) -> RunState:

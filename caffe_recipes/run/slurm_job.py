@@ -130,7 +130,7 @@ def wait_for_slurm(
         except NoCommand:
             return
         except SchedulerAway as error:
-            reason = f"{error.where}: {error.what}"
+            reason = error.without_hint
         if reason and not told:
             say(f"{reason}; waiting for Slurm, which starts the ranks")
         elif told and not reason:
@@ -166,7 +166,7 @@ def _wait_for_end(
         except SchedulerAway as error:
             if isinstance(error, NoCommand) or clock() >= until:
                 raise
-            reason = f"{error.where}: {error.what}"
+            reason = error.without_hint
         if not told:
             say(f"{reason}; waiting until Slurm says that job {job} is over")
         told = True

@@ -21,12 +21,24 @@ from caffe_recipes.caffe.text.tokens import TOKEN
 from caffe_recipes.caffe.weights import check_solverstate, check_weights, load_solverstate, load_weights
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import finish_digest, start_digest
-from caffe_recipes.cluster.remote import PlacedFile, drop_files, look_at, place_files
-from caffe_recipes.errors import ClusterError, InputError, PrototxtError, RunFailed, WeightsError
+from caffe_recipes.cluster.remote import NodeRefusal, PlacedFile, drop_files, look_at, place_files
+from caffe_recipes.errors import (
+    ClusterError,
+    DiskFailed,
+    HostFailed,
+    InputError,
+    PrototxtError,
+    RunFailed,
+    WeightsError,
+)
 
 
 class BadSnapshot(RunFailed):
     """A snapshot that is not what a training should have left, wherever it is fetched to, and when."""
+
+
+class HostAway(RunFailed):
+    """A host from which a snapshot cannot be fetched now."""
 
 
 def fetch_snapshot(
@@ -36,13 +48,14 @@ def fetch_snapshot(
 
     `stamp` is what lay at `path` before the training: an old file is not what the training wrote. The owner
     of `root` is believed as we are. Raises BadSnapshot if the snapshot is missing, old, a link, another
-    user's, arrives otherwise than it was, or does not fit the net; RunFailed if it cannot be had now.
+    user's, arrives otherwise than it was, or does not fit the net; HostAway if it cannot be had now, and
+    DiskFailed where our own disk does not take it.
     """
     with keep_parts(to) as (part,):
         try:
             digest = bring(host, root or to.parent, path, part, stamp)
             verify_weights(part, net)
-        except InputError as error:
+        except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the snapshot") from None
     return digest
 
@@ -55,10 +68,8 @@ def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = Non
     """
     try:
         now = look_at(host, path, root)
-    except ClusterError as error:
-        if error.where != f"{host.name}:{path}":
-            raise
-        raise WeightsError(path, error.what, error.hint) from None
+    except NodeRefusal as refusal:
+        raise WeightsError(path, refusal.what, refusal.hint) from None
     if now is None:
         raise WeightsError(path, "is missing", "look into the log")
     if now == stamp:
@@ -71,14 +82,12 @@ def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = Non
     return digest
 
 
-def as_failure(error: InputError, host: Host, path: str, what: str) -> RunFailed:
-    """Return what went wrong with a file of a host's, called `what`, as the failure of the run.
-
-    An error that is not of the file itself, as of our disk or the host, stays of its place.
-    """
+def as_failure(error: InputError | ClusterError, host: Host, path: str, what: str) -> RunFailed:
+    """Return what went wrong with a file of a host's, called `what`, as the failure of the run."""
     if isinstance(error, WeightsError):
         return BadSnapshot(f"{host.name}:{path}", f"{what} {error.what}", error.hint)
-    return RunFailed(error.where, error.what, error.hint)
+    kind = HostAway if isinstance(error, HostFailed) else RunFailed
+    return kind(error.where, error.what, error.hint)
 
 
 @contextmanager
@@ -86,7 +95,7 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
     """Yield where to write files first; all get their names at the end, and none if anything fails.
 
     Until then they are for this user only; then who may read their folder may read them. What is there under
-    a part's name, or was left by a run that was killed, goes. Raises RunFailed if the disk does not let us.
+    a part's name, or was left by a run that was killed, goes. Raises DiskFailed.
     """
     parts = tuple(file.with_name(f"{file.name}.part") for file in files)
     try:
@@ -101,7 +110,7 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
         for folder in {file.parent for file in files}:
             _sync(folder)
     except OSError as error:
-        raise RunFailed(files[0], f"cannot be written: {error.strerror}", "check the disk") from None
+        raise DiskFailed(files[0], f"cannot be written: {error.strerror}") from None
     finally:
         for file in files:
             _sweep(file)
@@ -238,7 +247,7 @@ def fetch_checkpoint(
             path = beside
             model_sha256 = bring(host, root, beside, model_part)
             verify_weights(model_part, net)
-        except InputError as error:
+        except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the checkpoint") from None
     return Checkpoint(phase, message.iter, state, state_sha256, model, model_sha256, at, beside)
 

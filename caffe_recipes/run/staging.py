@@ -15,13 +15,13 @@ from typing import TypeVar
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
-from caffe_recipes.cluster.launcher import HYDRA, launcher_argv, launcher_environment, with_modules
+from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.plan import CopyRates, How
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingMeans, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainMeans
-from caffe_recipes.errors import ClusterError, DataError, InputError
+from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.context import (
@@ -51,7 +51,7 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     source = options.lmdb_source or recipe.data.train.source
     if source is None:
         what = "has no LMDB to stage from"
-        raise ClusterError(recipe.name, what, "give its folder with --lmdb-source")
+        raise InputError(recipe.name, what, "give its folder with --lmdb-source")
     lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
     means = find_means(profile, options.how)
@@ -106,40 +106,35 @@ def find_chain_means(profile: Profile) -> ChainMeans | None:
         return None
     known, _ = split_options(profile, path)
 
-    def argv(hosts: Sequence[str], hostfile: str, command: Sequence[str]) -> Sequence[str]:
-        launched = launcher_argv(
-            program,
-            command,
-            hosts=hosts,
-            ranks_per_node=1,
-            environment={},
-            hostfile=hostfile,
-            options=known.launcher.options,
-        )
-        return with_modules(launched, modules, path)
+    launch = RankLaunch(
+        program=program,
+        options=known.launcher.options,
+        environment=profile.launcher.environment,
+        modules=modules,
+        path=path,
+    )
+    return ChainMeans(launch, needs=(sys.executable, *needs))
 
-    given = profile.launcher.environment
-    environment = launcher_environment(program, given, given if modules else None)
-    return ChainMeans(argv, {**environment, "PATH": path}, needs=(sys.executable, *needs))
+
+STAGING_HINT = "make room, move it away, or repair the host"
 
 
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
     """Return the error of hosts that cannot be staged, each with why; it names the first.
 
-    >>> str(refusal([("a", "holds another LMDB"), ("c", "is down")], "/tmp/lmdb", 4))
-    'a:/tmp/lmdb: holds another LMDB (and 1 more of 4 hosts failed); move it away, or mend the host'
+    >>> refusal([("a", "holds another LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
+    'a:/tmp/lmdb: holds another LMDB (and 1 more of 4 hosts failed)'
     """
     host, reason = failed[0]
     others = f" (and {len(failed) - 1} more of {hosts} hosts failed)" if len(failed) > 1 else ""
-    hint = "make room" if reason.startswith("no room") else "move it away, or mend the host"
-    return ClusterError(f"{host}:{lmdb}", f"{reason}{others}", hint)
+    return HostFailed(host, f"{reason}{others}", STAGING_HINT, lmdb)
 
 
 def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path]:
-    """Return all hosts, and where they are named; raises ClusterError if nothing names any."""
+    """Return all hosts, and where they are named; raises InputError if nothing names any."""
     names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
-        raise ClusterError(where, "no such file", "write one host a line there, or give --hostfile")
+        raise InputError(where, "no such file", "write one host a line there, or give --hostfile")
     return names, where
 
 

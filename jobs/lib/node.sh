@@ -6,7 +6,8 @@
 #   sh node.sh VERB PATH ROOT WORD...   of the file PATH (verbs file-* and trust); ROOT is the Caffe root
 #   sh node.sh manifest PATH            of the LMDB's file that is staged
 #
-# The last line printed is the answer, `caffe-recipes: WORD...`. Read without words, it only defines its functions.
+# The last line printed is the answer, `caffe-recipes: WORD...`; behind prelude.sh it begins with the token of the call.
+# Read without words, it only defines its functions.
 # /tmp is shared with others: nothing is read from, written through or put over what one of them could change.
 set -u
 umask 077
@@ -15,9 +16,11 @@ block=16777216
 hashers=8
 me=$(id -u)
 
+mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
+
 # A login shell may have printed something, and no end of line.
 answer() {
-    printf '\ncaffe-recipes: %s\n' "$*"
+    printf '\n%s %s\n' "$mark" "$*"
     exit 0
 }
 
@@ -260,7 +263,7 @@ stage() {
     fi
     part=.data.mdb.part-$(od -A n -N 8 -t x1 /dev/urandom | tr -d ' \n')
     make_part "$part" "$2"
-    said=$( (copy "$part" "$1" $((60 + $2 / 10000000)); commit "$part" "$2" "$3") | sed -n 's/^caffe-recipes: refused //p')
+    said=$( (copy "$part" "$1" $((60 + $2 / 10000000)); commit "$part" "$2" "$3") | sed -n "s/^$mark refused //p")
     [ -z "$said" ] || drop "$said"
     answer staged
 }

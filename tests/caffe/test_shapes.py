@@ -320,7 +320,7 @@ def test_a_misfit_names_both_makers_and_both_shapes() -> None:
         infer_shapes(net, pb.TRAIN, path="train_val.prototxt")
     assert str(caught.value) == (
         "train_val.prototxt: layer 'sum' (Eltwise) needs bottoms of one shape: 'l' is 32x3x56x56 "
-        "(from layer 'left'), 'r' is 32x3x28x28 (from layer 'right'); mend one of these layers"
+        "(from layer 'left'), 'r' is 32x3x28x28 (from layer 'right'); correct one of these layers"
     )
 
 

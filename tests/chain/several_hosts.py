@@ -35,8 +35,8 @@ class NamedHost(LocalHost):
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         done = super().run(argv, timeout_s)
-        mine = f"caffe-recipes: name {os.uname().nodename}\n"
-        return Completed(done.returncode, done.stdout.replace(mine, f"caffe-recipes: name {self.name}\n"), "")
+        mine = f": name {os.uname().nodename}\n"
+        return Completed(done.returncode, done.stdout.replace(mine, f": name {self.name}\n"), "")
 
 
 def connect(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.errors import ClusterError, HostFailed, InputError, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from tests.stand_in_host import StandInHost, answer_call
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -289,7 +289,7 @@ class LosesTouch(LocalHost):
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         LosesTouch.commands += 1
         if 4 < LosesTouch.commands < 9:
-            raise ClusterError(self.name, "the connection was lost", "check the host")
+            raise HostFailed(self.name, "the connection was lost", "check the host")
         return super().run(argv, timeout_s)
 
 
@@ -314,23 +314,34 @@ def test_a_lost_connection_is_told_once_and_opened_again(place: Place) -> None:
 
 
 def test_a_host_that_cannot_be_reached_at_first_is_an_error(place: Place) -> None:
-    fault = ClusterError("login1", "is not known", "add its key")
+    fault = HostFailed("login1", "is not known", "add its key")
     with pytest.raises(ClusterError, match="login1: is not known; add its key"):
         Watcher(place, lambda name: StandInHost(name, fault=fault)).watch(on="login1")
 
 
 def test_a_process_on_another_host_is_asked_for_there(place: Place) -> None:
     make_run(place, started(77, "login7"), launched(), log=LOG)
-    host = StandInHost("login7", answer=lambda argv, stdin: Completed(0, "login7\nno\nend\n", ""))
+    records = ("node login7", "lives no", "end")
+    host = StandInHost("login7", answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(RunFailed, match="process 77 on login7 is gone"):
         Watcher(place, lambda name: host).watch()
-    assert host.asked[0][0][4:] == ("77", "login7", str(place.root / "runs/small-1/journal.jsonl"))
+    assert host.asked[0][0][5:] == ("look", "77", "login7", str(place.root / "runs/small-1/journal.jsonl"))
 
 
-def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(place: Place) -> None:
+def be_dead(name: str) -> Host:
+    return StandInHost(name, fault=HostFailed(name, "does not answer", "check it"))
+
+
+def be_no_host(name: str) -> Host:
+    raise InputError("", f"{name!r} does not answer", "write a name or an address")
+
+
+@pytest.mark.parametrize("reach", [be_dead, be_no_host])
+def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(
+    place: Place, reach: Callable[[str], Host]
+) -> None:
     folder = make_run(place, started(77, "login7"), launched(), log=LOG)
-    fault = ClusterError("login7", "does not answer", "check it")
-    watcher = Watcher(place, lambda name: StandInHost(name, fault=fault))
+    watcher = Watcher(place, reach)
 
     watcher.rests_s = 0
 
@@ -341,7 +352,8 @@ def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(place: 
     watcher.meanwhile = go_on
     with pytest.raises(RunFailed, match="phase init: failed: at last"):
         watcher.watch()
-    assert watcher.output.getvalue().count("process 77 on login7 lives is not known: does not answer") == 1
+    said = watcher.output.getvalue()
+    assert said.count("process 77 on login7 lives is not known: ") == said.count("does not answer") == 1
 
 
 def make_failed(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,10 @@ class Distant(LocalHost):
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         done = super().run(argv, timeout_s)
-        head, _, tail = done.stdout.partition("caffe-recipes: ranks\n")
-        _, paths, end = tail.partition("caffe-recipes: paths\n")
-        facts = f"{head}caffe-recipes: ranks\n{self.ranks}{paths}{end}"
-        return replace(done, stdout=facts) if paths else done
+        if "facts" not in argv:
+            return done
+        others = re.sub(r"^\S+: rank .*\n", "", done.stdout, flags=re.MULTILINE)
+        return replace(done, stdout=f"{argv[4]} {self.ranks}{others}" if self.ranks else others)
 
 
 def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_pa
     lmdb = str(tmp_path / "node/lmdb")
     data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update={"lmdb": lmdb})})
     (tmp_path / "hostfile").write_text("c1\nc2\n")
-    ranks = {"c1": "0 0123456789abcdef/init-1\n", "c2": ""}
+    ranks = {"c1": "rank 0 0123456789abcdef/init-1\n", "c2": ""}
     cleaned = clean_recipe(
         recipe.model_copy(update={"data": data}),
         StageOptions(tmp_path),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.launcher import in_container
+from caffe_recipes.cluster.launcher import RankLaunch
 from caffe_recipes.cluster.profiles import Container
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.run.context import find_trainer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
 
 def test_a_container_s_words_come_before_the_program_s() -> None:
     container = Container(image="/shared/caffe.sif", program="singularity", options=("--bind", "/shared"))
-    argv = in_container(["caffe", "train"], container)
+    argv = RankLaunch(container=container).contained(["caffe", "train"])
     assert argv == ("singularity", "exec", "--bind", "/shared", "/shared/caffe.sif", "caffe", "train")
 
 
@@ -109,5 +109,5 @@ def test_of_an_image_nothing_is_looked_for_here(tmp_path: Path) -> None:
     container = Container(image="/shared/caffe.sif")
     for trainer in ("caffe-torch", "caffe", "/opt/caffe/build/tools/caffe"):
         assert find_trainer(trainer, tmp_path, "", container) == trainer
-    with pytest.raises(ClusterError, match="no such Caffe binary"):
+    with pytest.raises(InputError, match="no such Caffe binary"):
         find_trainer("./caffe", tmp_path, "", None)

@@ -8,7 +8,7 @@ from caffe_recipes.cluster.profiles import load_profile, parse_profile
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import find_profile
-from caffe_recipes.run.plan import find_servers, launch_argv, plan_chain, trainer_environment
+from caffe_recipes.run.plan import find_servers, plan_chain, plan_launch
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
 
@@ -38,13 +38,14 @@ def test_the_published_chain_is_planned_as_published() -> None:
 def test_the_published_launch_and_environment_are_kept() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     profile, hosts = find_profile(recipe, None), [f"c{number}" for number in range(64)]
-    argv = launch_argv(recipe, profile, hosts, ("./build/tools/caffe",), "hostfile")
+    launch = plan_launch(recipe, profile, hosts, "hostfile")
+    argv = launch.argv(("./build/tools/caffe",))
     published = (
         "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 "
         "-genv KMP_AFFINITY granularity=fine,compact,1,0 ./build/tools/caffe"
     )
     assert " ".join(argv) == published
-    assert trainer_environment(recipe, profile) == {
+    assert launch.process_environment() == {
         "MLSL_NUM_SERVERS": "2",
         "MLSL_SERVER_AFFINITY": "39,38,43,42",
         "OMP_NUM_THREADS": "22",
@@ -57,9 +58,10 @@ def test_what_a_profile_sets_reaches_ranks_through_no_argv(program: str) -> None
     recipe = load_recipe("digits-local")
     text = f"{{name: a, title: a, launcher: {{program: {program}, environment: {{TOKEN: s3cret}}}}}}"
     profile = parse_profile(text, "a.yaml")
-    argv = launch_argv(recipe, profile, ["a", "b"], ("caffe",), "hostfile")
+    launch = plan_launch(recipe, profile, ["a", "b"], "hostfile")
+    argv = launch.argv(("caffe",))
     assert not any("s3cret" in word or "genvlist" in word for word in argv)
-    assert trainer_environment(recipe, profile)["TOKEN"] == "s3cret"
+    assert launch.process_environment()["TOKEN"] == "s3cret"
 
 
 def test_what_a_recipe_leaves_open_of_mlsl_is_the_profile_s() -> None:

@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import pytest
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.run import launch
 from caffe_recipes.run.context import LaunchFailed, Setting
 from caffe_recipes.run.prepare import check_read
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

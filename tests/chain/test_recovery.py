@@ -12,14 +12,14 @@ import pytest
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, open_host
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError, RunFailed
+from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
 from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
 from caffe_recipes.run.recovery import recover, replace_hosts
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from tests.chain.conftest import Place
+from tests.stand_in_host import StandInHost
 
 
 def events(place: Place) -> list[str]:
@@ -73,7 +73,7 @@ def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
     place.connect = lambda name: Unkept()
     with pytest.raises(RunFailed) as caught:
         place.run(policy=Policy("retry"))
-    assert "cannot be copied: File too large; make room" in str(caught.value)
+    assert "cannot be copied: File too large; free space on the local disk" in str(caught.value)
     assert str(caught.value).endswith(", and run again")
     assert events(place) == ["launched", "failed"]
     place.connect = open_host
@@ -81,7 +81,7 @@ def test_our_own_full_disk_costs_no_retry_and_no_training(place: Place) -> None:
     assert place.trained() == ["init", "cyc1", "last"]
 
 
-DEAD = ClusterError("", "does not answer: no route to host", "boot it")
+DEAD = HostFailed("", "does not answer: no route to host", "boot it")
 
 
 def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, Piece, Process, RunFiles, Wanted
+from tests.stand_in_host import StandInHost, answer_call
 
 HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
 
@@ -113,20 +110,16 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
 
 
 @pytest.mark.parametrize(
-    "said", ["", "node\n", "node\nno\npiece x eA==\nend\n", "node\nno\npiece 0 ?\nend\n"]
+    "records",
+    [
+        [],
+        ["node n"],
+        ["node n", "lives no", "piece x eA==", "end"],
+        ["node n", "lives no", "piece 0 ?", "end"],
+        ["node n", "lives no", "end"],
+    ],
 )
-def test_what_is_no_answer_is_told_with_the_host(said: str) -> None:
-    host = StandInHost(answer=lambda argv, stdin: Completed(0, said, ""))
-    with pytest.raises(ClusterError, match=r"standin: gives no answer that can be read: .*; check that"):
+def test_what_is_no_answer_is_told_with_the_host(records: list[str]) -> None:
+    host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
+    with pytest.raises(HostFailed, match=r"standin: the answer to `look` cannot be read: .*; check that"):
         HostFiles(host).look([Wanted("/x")])
-
-
-def test_the_script_that_hosts_run_is_held_to_what_shellcheck_finds() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    program = resources.files("caffe_recipes.run.monitor").joinpath("watch.sh").read_text("utf-8")
-    done = subprocess.run(
-        [shellcheck, "-s", "dash", "-"], input=program, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == ""

@@ -9,6 +9,7 @@ import pytest
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.errors import InputError, RunFailed, WeightsError
+from tests.stand_in_host import answer_call
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -59,7 +60,7 @@ def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Pla
     class FullHost(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             if "take" in argv:
-                return Completed(0, "caffe-recipes: refused no room: 5 bytes are free, 7 are needed\n", "")
+                return answer_call(argv, "refused no room: 5 bytes are free, 7 are needed")
             return super().run(argv, timeout_s)
 
     place.connect = FullHost

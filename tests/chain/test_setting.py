@@ -41,7 +41,7 @@ def recipe(place: Place, nodes: int) -> Recipe:
 def test_a_profile_s_caffe_root_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
     profile.write_text("name: mine\ntitle: mine\ncaffe_root: ./nowhere\n")
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         find_root(None, str(profile))
     what = "caffe_root: './nowhere' is no folder here"
     assert str(caught.value) == f"{profile}:3: {what}; correct it, or give the Caffe root with --caffe-root"
@@ -78,10 +78,10 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
     needs_four = recipe(place, 4)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-003]")
     said = "the Slurm job: 3 hosts x 2 ranks = 6, the recipe needs 8; give 4 hosts"
-    with pytest.raises(ClusterError, match=said):
+    with pytest.raises(InputError, match=said):
         choose_hosts(needs_four, place.root, None)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
-    with pytest.raises(ClusterError, match=r"\$SLURM_JOB_NODELIST: .* is no node list"):
+    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is no node list"):
         choose_hosts(needs_four, place.root, None)
 
 
@@ -170,11 +170,11 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 ) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     profile = str(place.root / "mine.yaml")
-    with pytest.raises(ClusterError, match="tacc: ibrun starts ranks inside a job only; run within one"):
+    with pytest.raises(InputError, match="tacc: ibrun starts ranks inside a job only; run within one"):
         place.run(profile=profile)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
     (place.root / "hostfile").write_text("c2\n")
-    with pytest.raises(ClusterError, match="ibrun takes its hosts from the job, c1, c2, c3, "):
+    with pytest.raises(InputError, match="ibrun takes its hosts from the job, c1, c2, c3, "):
         place.run(profile=profile)
     assert not (place.root / "runs").exists()
 

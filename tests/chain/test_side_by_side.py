@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.errors import HostFailed, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
@@ -32,6 +31,7 @@ from tests.chain.two_lines import (
     start_amid_both,
     wait_until,
 )
+from tests.stand_in_host import StandInHost
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_with_too_few_hosts_nothing_changes(graph: Place, hosts: str | None, par
         (graph.root / "hosts").unlink()
     else:
         (graph.root / "hosts").write_text(hosts)
-    dead = StandInHost("dead", fault=ClusterError("dead", "does not answer"))
+    dead = StandInHost("dead", fault=HostFailed("dead", "does not answer"))
     graph.connect = lambda name: dead if name == "dead" else connect(name)
     before = graph.tree()
     with pytest.raises(InputError, match=part):

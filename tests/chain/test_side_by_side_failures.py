@@ -11,7 +11,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.staging.stage import stage
-from caffe_recipes.errors import ClusterError, RunFailed
+from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.run.context import Policy, Run
 from caffe_recipes.run.prepare import prepare
 from tests.chain.conftest import Place
@@ -38,7 +38,7 @@ def graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plac
 def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
     graph: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = [ClusterError("node2", "is full for a moment")]
+    failures = [HostFailed("node2", "is full for a moment")]
 
     def fail_once(hosts: Sequence[Host], *rest: Any) -> Any:  # noqa: ANN401 - as `stage` takes and gives
         if [host.name for host in hosts] == ["node2"] and failures:

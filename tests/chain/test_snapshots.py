@@ -14,7 +14,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
-from caffe_recipes.errors import ClusterError, RunFailed, WeightsError
+from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
 from caffe_recipes.run.snapshots import check_places, fetch_snapshot, learned_ignored, verify_weights
 
 NOBODY = 65534
@@ -183,7 +183,7 @@ def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) ->
 def test_a_host_that_is_gone_is_not_called_a_bad_snapshot(place: Place) -> None:
     class GoneHost(LocalHost):
         def run(self, argv: object, timeout_s: float = 1.0) -> object:  # type: ignore[override]
-            raise ClusterError("n1", "does not answer", "look after it")
+            raise HostFailed("n1", "does not answer", "look after it")
 
     place.host = GoneHost("n1")
     with pytest.raises(RunFailed, match=r"^n1: does not answer; look after it"):

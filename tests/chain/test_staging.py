@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import Profile, parse_profile
 from caffe_recipes.cluster.staging.plan import CopyRates
 from caffe_recipes.cluster.staging.ways import ChainMeans
-from caffe_recipes.errors import ClusterError, DataError
+from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import StageOptions, find_profile
 from caffe_recipes.run.staging import find_means, stage_recipe
@@ -35,7 +36,7 @@ def chain(of: Profile) -> ChainMeans:
 
 
 def argv(means: ChainMeans) -> Sequence[str]:
-    return means.launcher(HOSTS, "hosts", ["python"])
+    return replace(means.launch, hosts=HOSTS, hostfile="hosts").argv(["python"])
 
 
 def test_rates_and_the_heads_name_are_the_profiles_and_modest_where_it_says_nothing() -> None:
@@ -50,7 +51,7 @@ def test_a_chain_starts_one_rank_a_host_and_each_gets_the_profiles_environment()
     means = chain(profile('launcher: {environment: {FI_PROVIDER: "a b"}}\n'))
     options = ["-l", "-n", "2", "-ppn", "1", "-f", "hosts"]
     assert argv(means) == ("mpiexec.hydra", *options, "python")
-    assert means.environment["FI_PROVIDER"] == "a b"
+    assert means.launch.process_environment()["FI_PROVIDER"] == "a b"
 
 
 def test_a_chain_leaves_out_what_its_launcher_does_not_know() -> None:
@@ -73,7 +74,7 @@ def test_a_chain_is_started_by_the_launcher_that_the_profile_names(
 def test_inside_a_job_of_ibrun_hydra_starts_the_chain_since_it_can_start_one_rank_a_host() -> None:
     means = chain(profile("launcher: {program: ibrun, options: [--x], environment: {A: b}}\n"))
     assert " ".join(argv(means)) == "mpiexec.hydra -l -n 2 -ppn 1 -f hosts python"
-    assert means.environment["A"] == "b"
+    assert means.launch.process_environment()["A"] == "b"
 
 
 class Unreached:
@@ -84,7 +85,7 @@ class Unreached:
 
     def __call__(self, name: str, copy_with: str) -> NoReturn:
         self.asked.append((name, copy_with))
-        raise ClusterError(name, "is none", "")
+        raise HostFailed(name, "is none", "")
 
 
 def write_lmdb(path: Path) -> Path:
@@ -99,7 +100,7 @@ def test_staging_finds_its_hosts_as_a_run_does(tmp_path: Path, monkeypatch: pyte
     def stage(profile: str | None = None) -> tuple[str, list[tuple[str, str]]]:
         hosts = Unreached()
         options = StageOptions(root=tmp_path, lmdb_source=source, profile=profile)
-        with pytest.raises(ClusterError) as caught:
+        with pytest.raises((HostFailed, InputError)) as caught:
             stage_recipe(recipe, options, hosts, print)
         return str(caught.value), hosts.asked
 
@@ -156,6 +157,6 @@ def test_who_has_not_built_the_digits_yet_is_told_how(tmp_path: Path) -> None:
 def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("c[1-2]\n")
     options, said = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
-    with pytest.raises(ClusterError, match="c1: is none"):
+    with pytest.raises(HostFailed, match="c1: is none"):
         stage_recipe(load_recipe("stampede2-64n-72ep"), options, Unreached(), said.append)
     assert said == [f"{tmp_path}/hostfile: 2 of the recipe's 64 hosts; a run needs all"]

@@ -13,8 +13,7 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import (
@@ -28,6 +27,7 @@ from caffe_recipes.run.monitor.status import (
 )
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -186,7 +186,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
 def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="other"), launched())
     assert Eye(place).all(no_slurm)[0].state == "unknown"
-    host = StandInHost("other", fault=ClusterError("other", "cannot be reached"))
+    host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))
     means = FollowEnv(lambda name, copy_with: host)
     standing = find_standing("small", StatusOptions(str(place.root)), means, no_slurm)
     assert standing.state == "unknown"

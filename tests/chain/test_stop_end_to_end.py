@@ -64,10 +64,13 @@ def call(root: Path, *argv: str) -> str:
 
 
 def kill_in_cyc1(root: Path, log: Path) -> None:
-    """Begin the chain for Intel's Caffe, and kill the run, and it alone, while its second phase starts."""
+    """Begin the chain for Intel's Caffe, and kill the run, and it alone, once its second phase has logged.
+
+    The log is there before the trainer: killed between the two, the run rightly launches the phase again.
+    """
     process = start(root, *RUN, "--dialect", "intel")
     deadline = time.monotonic() + 300
-    while not log.exists():
+    while not log.exists() or log.stat().st_size == 0:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -44,7 +44,7 @@ class ToldHost(SshHost):
         self.asked: list[str] = []
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        self.asked.append(argv[4] if len(argv) > 6 and "caffe-recipes" in argv[2] else "sh")
+        self.asked.append(argv[5] if len(argv) > 6 and "caffe-recipes" in argv[2] else "sh")
         return super().start(argv, limit_s)
 
 

@@ -14,7 +14,7 @@ from caffe_recipes.cluster.hostfile import (
     render_hostfile,
     take_hosts,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 
 
 def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> None:
@@ -40,7 +40,7 @@ def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> N
     ],
 )
 def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
@@ -70,7 +70,7 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
     ],
 )
 def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
-    with pytest.raises(ClusterError, match=r"^hostfile:1: .* is no host; ") as caught:
+    with pytest.raises(InputError, match=r"^hostfile:1: .* is no host; ") as caught:
         parse_hostfile(f"{line}\n", "hostfile")
     assert caught.value.hint.startswith(hint)
 
@@ -78,7 +78,7 @@ def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hi
 def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ClusterError, match="pipe: is a pipe that nobody has written to"):
+    with pytest.raises(InputError, match="pipe: is a pipe that nobody has written to"):
         load_hostfile(pipe)
     reader, writer = os.pipe()
     with ThreadPoolExecutor(1) as pool, os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as file:
@@ -97,7 +97,7 @@ def test_a_missing_a_binary_and_a_folder_hostfile_are_refused(tmp_path: Path) ->
         (binary, "is not text"),
         (tmp_path, "cannot be"),
     ]:
-        with pytest.raises(ClusterError, match=what):
+        with pytest.raises(InputError, match=what):
             load_hostfile(path)
 
 
@@ -106,12 +106,12 @@ def test_only_the_hosts_that_ranks_run_on_are_taken() -> None:
 
 
 def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
-    with pytest.raises(ClusterError, match="1 host x 2 ranks = 2, the recipe needs 4; give 2 hosts"):
+    with pytest.raises(InputError, match="1 host x 2 ranks = 2, the recipe needs 4; give 2 hosts"):
         take_hosts(("a",), 2, 2, "hostfile")
 
 
 def test_localhost_is_no_name_among_hosts_that_reach_each_other() -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
     beside = "holds localhost beside node1: localhost means another machine on each host"
     assert str(caught.value) == f"hostfile: {beside}; write its name"
@@ -139,7 +139,7 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
     ],
 )
 def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(said)
 

@@ -27,7 +27,7 @@ from caffe_recipes.cluster.hosts import (
     open_host,
 )
 from caffe_recipes.cluster.ssh import SshHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, InputError
 from tests.cluster.test_commands import appears, gone
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "$(id)", "a\nb"])
 def test_what_is_no_hosts_name_is_refused(name: str) -> None:
-    with pytest.raises(ClusterError, match="is no host's name"):
+    with pytest.raises(InputError, match="is no host's name"):
         open_host(name)
 
 

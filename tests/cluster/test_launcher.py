@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.cluster.launcher import (
-    hydra_argv,
-    launcher_argv,
-    launcher_environment,
+    FABRIC_OPTIONS,
+    RankLaunch,
     mlsl_environment,
     thread_environment,
     with_modules,
@@ -24,31 +24,26 @@ PUBLISHED = [
 
 
 def test_the_published_shape_gives_the_published_argv() -> None:
-    argv = hydra_argv(
-        PUBLISHED[-3:],
-        nodes=64,
+    launch = RankLaunch(
+        hosts=("",) * 64,
         ranks_per_node=2,
-        environment=thread_environment(22, "granularity=fine,compact,1,0"),
-        fabric="psm2",
+        variables=thread_environment(22, "granularity=fine,compact,1,0"),
+        options=FABRIC_OPTIONS["psm2"],
     )
-    assert list(argv) == PUBLISHED
+    assert list(launch.argv(PUBLISHED[-3:])) == PUBLISHED
 
 
 def test_without_a_fabric_no_option_is_passed_that_other_hydras_refuse() -> None:
-    argv = hydra_argv(["true"], nodes=1, ranks_per_node=3, environment={})
+    argv = RankLaunch(ranks_per_node=3).argv(["true"])
     assert argv == ("mpiexec.hydra", "-l", "-n", "3", "-ppn", "3", "-f", "hostfile", "true")
-
-
-def test_an_unknown_fabric_is_refused() -> None:
-    with pytest.raises(KeyError, match="carrier pigeon"):
-        hydra_argv(["true"], nodes=1, ranks_per_node=1, environment={}, fabric="carrier pigeon")
 
 
 def test_values_stay_single_words_whatever_they_hold() -> None:
     value = "a b'$(c)\" é"
-    argv = hydra_argv(
-        ["./my caffe"], nodes=1, ranks_per_node=1, environment={"K": value}, hostfile="my hosts"
-    )
+    launch = RankLaunch(variables={"K": value}, hostfile="my hosts")
+    argv = launch.argv(["./my caffe"])
+    assert shlex.split(" ".join(launch.shell_lines())) == list(argv[:-1])
+    assert launch.shell_lines()[1:] == [shlex.join(["-genv", "K", value])]
     assert value in argv
     assert "my hosts" in argv
     assert argv[-1] == "./my caffe"
@@ -88,30 +83,15 @@ def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
 )
 def test_a_shipped_profile_has_its_launcher_start_two_ranks_on_each_host(profile: str, argv: str) -> None:
     launcher = load_profile(profile).launcher
-    started = launcher_argv(
-        launcher.program,
-        ["caffe", "train"],
-        hosts=["c2", "c1"],
-        ranks_per_node=2,
-        environment={"A": "b,c"},
-        hostfile="runs/h",
-        options=launcher.options,
-    )
-    assert " ".join(started) == argv
+    variables = {"A": "b,c"}
+    launch = RankLaunch(launcher.program, ("c2", "c1"), 2, "runs/h", launcher.options, variables)
+    assert " ".join(launch.argv(["caffe", "train"])) == argv
 
 
 def test_an_option_may_be_several_words_and_ibrun_is_told_ranks_alone() -> None:
-    started = launcher_argv(
-        "ibrun",
-        ["caffe"],
-        hosts=["c1", "c2"],
-        ranks_per_node=3,
-        environment={"A": "1"},
-        hostfile="hosts",
-        options=["--x y"],
-    )
-    assert started == ("ibrun", "--x", "y", "-n", "6", "-o", "0", "caffe")
-    assert launcher_environment("ibrun", {"A": "1"})["A"] == "1"
+    launch = RankLaunch("ibrun", ("c1", "c2"), 3, options=("--x y",), variables={"A": "1"})
+    assert launch.argv(["caffe"]) == ("ibrun", "--x", "y", "-n", "6", "-o", "0", "caffe")
+    assert launch.process_environment()["A"] == "1"
 
 
 def test_modules_are_loaded_before_the_launcher_and_nothing_is_read_by_the_shell(tmp_path: Path) -> None:
@@ -142,10 +122,10 @@ def test_modules_are_loaded_before_the_launcher_and_nothing_is_read_by_the_shell
 
 def test_what_the_profile_sets_wins_over_a_login_and_its_modules(tmp_path: Path) -> None:
     (tmp_path / ".bash_profile").write_text("module() { export FABRIC=theirs OTHER=theirs; }; FABRIC=login\n")
-    environment = launcher_environment("srun", {"FABRIC": "a 'b'"}, {"FABRIC": "a 'b'"})
+    launch = RankLaunch("srun", environment={"FABRIC": "a 'b'"}, modules=("intel",), path="/usr/bin:/bin")
     done = subprocess.run(
-        with_modules(["env"], ["intel"], "/usr/bin:/bin"),
-        env={**os.environ, "HOME": str(tmp_path), **environment},
+        launch.argv_alone(["env"]),
+        env={**os.environ, "HOME": str(tmp_path), **launch.process_environment()},
         capture_output=True,
         text=True,
         check=True,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caffe_recipes.cluster.hostfile import MOST_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
     ],
 )
 def test_what_is_no_node_list_is_refused_in_one_line(text: str, what: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_nodelist(text, "nodes")
     assert what in str(caught.value)
     assert str(caught.value).startswith("nodes: ")
@@ -103,7 +103,7 @@ def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
     assert slurm_hosts({}) is None
     assert slurm_hosts({"SLURM_JOB_NODELIST": ""}) is None
     assert slurm_hosts({"SLURM_NODELIST": "a[1-2]"}) == ("a1", "a2")
-    with pytest.raises(ClusterError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is no node list"):
+    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is no node list"):
         slurm_hosts({"SLURM_JOB_NODELIST": "a["})
 
 
@@ -117,7 +117,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
 def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
     assert not is_host_name(name)
-    with pytest.raises(ClusterError, match=f"^nodes: '{name}' is no host; a number is no name"):
+    with pytest.raises(InputError, match=f"^nodes: '{name}' is no host; a number is no name"):
         parse_nodelist(name, "nodes")
 
 
@@ -135,13 +135,13 @@ def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
     ],
 )
 def test_why_a_text_is_no_host_is_said_where_it_is_known(name: str, hint: str) -> None:
-    with pytest.raises(ClusterError, match=f"is no host; {hint}"):
+    with pytest.raises(InputError, match=f"is no host; {hint}"):
         parse_nodelist(name, "nodes")
 
 
 @pytest.mark.parametrize("nodes", ["a,b,a", "n[1-3],n2", "n1,N1"])
 def test_a_slurm_job_that_names_a_host_twice_is_refused(nodes: str) -> None:
     with pytest.raises(
-        ClusterError, match=r"^\$SLURM_JOB_NODELIST: host \w+ is there twice; give a --hostfile"
+        InputError, match=r"^\$SLURM_JOB_NODELIST: host \w+ is there twice; give a --hostfile"
     ):
         slurm_hosts({"SLURM_JOB_NODELIST": nodes})

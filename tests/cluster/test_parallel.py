@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,8 @@ from caffe_recipes.cluster.hosts import (
     open_all,
     try_each,
 )
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
+from tests.stand_in_host import StandInHost
 
 
 def make(count: int) -> list[StandInHost]:
@@ -27,8 +28,8 @@ def make(count: int) -> list[StandInHost]:
 
 def test_answers_come_in_the_hosts_order_whatever_fails_on_some() -> None:
     hosts = make(5)
-    hosts[1].fault = ClusterError("n1", "is gone", "wait")
-    hosts[3].fault = ClusterError("n3", "is full", "wait")
+    hosts[1].fault = HostFailed("n1", "is gone", "wait")
+    hosts[3].fault = HostFailed("n3", "is full", "wait")
     answers = ask_all(hosts, lambda host: host.run(["true"]).returncode, 5)
     assert [answer.host.name for answer in answers] == ["n0", "n1", "n2", "n3", "n4"]
     assert [answer.value for answer in answers] == [0, None, 0, None, 0]
@@ -40,7 +41,7 @@ def test_answers_come_in_the_hosts_order_whatever_fails_on_some() -> None:
 def test_the_first_of_many_hosts_errors_comes_out_where_all_are_needed() -> None:
     hosts = make(3)
     assert on_all(hosts, lambda host: host.name) == ["n0", "n1", "n2"]
-    hosts[1].fault = ClusterError("n1", "is gone", "wait")
+    hosts[1].fault = HostFailed("n1", "is gone", "wait")
     with pytest.raises(ClusterError, match=r"^n1: is gone; wait"):
         on_all(hosts, lambda host: host.run(["true"]))
 
@@ -96,7 +97,7 @@ def test_no_hosts_give_no_answers() -> None:
 
 def test_what_fails_is_told_by_host_and_so_is_who_is_late() -> None:
     hosts = make(3)
-    hosts[1].fault = ClusterError("n1", "is gone", "wait")
+    hosts[1].fault = HostFailed("n1", "is gone", "wait")
     freed = threading.Event()
 
     def act(host: Host) -> None:
@@ -111,7 +112,7 @@ def test_what_fails_is_told_by_host_and_so_is_who_is_late() -> None:
 _WAITS_FOR_A_DEAD_HOST = """
 import time
 from caffe_recipes.cluster.hosts import try_each
-from caffe_recipes.cluster.testing import StandInHost
+from tests.stand_in_host import StandInHost
 
 try_each([StandInHost("n0")], lambda host: time.sleep(600), 0.1)
 print("done", flush=True)
@@ -120,7 +121,11 @@ print("done", flush=True)
 
 def test_who_waits_for_a_dead_host_does_not_hold_up_the_end_of_the_program() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST], capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST],
+        cwd=Path(__file__).parents[2],  # from where the tests are imported
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == b"done\n"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Completed, Running
+from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
 from caffe_recipes.cluster.remote import PlacedFile, drop_files, look_at, place_files
 from caffe_recipes.cluster.ssh import SshHost
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 from tests.cluster.conftest import SshServer
+from tests.stand_in_host import StandInHost, answer_call
 
 NOBODY = 65534
 DATA = os.urandom(100_000)
@@ -32,7 +32,7 @@ class ToldHost(LocalHost):
     asked: list[str] = field(default_factory=list)
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        self.asked.append(argv[4])
+        self.asked.append(argv[5])
         return super().start(["/nowhere" if word in self.unseen else word for word in argv], limit_s)
 
 
@@ -137,26 +137,26 @@ def test_what_arrives_otherwise_is_not_placed(place: Place) -> None:
 
 
 def test_no_room_is_said_before_anything_is_written(place: Place) -> None:
-    host = StandInHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 99999 0\n", ""))
+    host = StandInHost("n2", answer=lambda argv, _: answer_call(argv, "absent 99999 0"))
     with pytest.raises(ClusterError, match="n2:/tmp/a: no room: 99,999 bytes are free, 102,400 are needed"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
-    assert [argv[4] for argv, _ in host.asked] == ["file-probe"]
+    assert [argv[5] for argv, _ in host.asked] == ["file-probe"]
 
 
 def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) -> None:
     @dataclass
     class FullHost(StandInHost):
         def put(self, path: Path, to: str) -> None:
-            raise ClusterError(f"{self.name}:{to}", "cannot be copied: No space left on device", "check it")
+            raise HostFailed(self.name, "cannot be copied: No space left on device", "check it", to)
 
-    host = FullHost("n2", answer=lambda argv, _: Completed(0, "caffe-recipes: absent 999999 0\n", ""))
+    host = FullHost("n2", answer=lambda argv, _: answer_call(argv, "absent 999999 0"))
     with pytest.raises(ClusterError, match=r"^n2:/tmp/a/f: cannot be copied: No space left on device; check"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
-    assert [argv[4] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]
+    assert [argv[5] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]
 
 
 def test_all_hosts_are_served_but_the_one_that_fails_is_named(place: Place) -> None:
-    lost = StandInHost("n2", fault=ClusterError("n2", "is gone", "wait"))
+    lost = StandInHost("n2", fault=HostFailed("n2", "is gone", "wait"))
     with pytest.raises(ClusterError, match="n2: is gone; wait"):
         place_files(
             [LocalHost("n1"), lost], place.root, [PlacedFile(place.kept, str(place.tmp / "f"), SHA256)]
@@ -272,4 +272,4 @@ def test_only_what_still_is_what_was_placed_is_dropped(place: Place) -> None:
     gone = (str(place.tmp / "gone"), SHA256)
     drop_files([LocalHost()], place.root, [gone, (str(changed), SHA256), (str(same), SHA256)])
     assert list(place.tmp.iterdir()) == [changed]
-    drop_files([StandInHost(fault=ClusterError("n1", "is gone"))], place.root, [gone])
+    drop_files([StandInHost(fault=HostFailed("n1", "is gone"))], place.root, [gone])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from caffe_recipes.cluster.launcher import hydra_argv, mlsl_environment, thread_environment
+from caffe_recipes.cluster.launcher import RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.profiles import (
     Container,
     Profile,
@@ -19,7 +19,7 @@ from caffe_recipes.cluster.profiles import (
     parse_profile,
     shipped_profiles,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 
 NAMES = ["intel-mpi", "local", "marenostrum4", "mpich", "slurm", "stampede2-knl", "stampede2-skx", "vlab"]
 
@@ -34,14 +34,14 @@ def test_stampede2_skx_gives_the_published_command_line() -> None:
     assert profile.mlsl is not None
     assert profile.mlsl.num_servers == 2
     assert profile.omp_num_threads == 22
-    argv = hydra_argv(
-        ["caffe"],
-        nodes=64,
+    argv = RankLaunch(
+        hosts=("",) * 64,
         ranks_per_node=2,
-        environment=thread_environment(profile.omp_num_threads, profile.kmp_affinity),
-    )
+        options=profile.launcher.options,
+        variables=thread_environment(profile.omp_num_threads, profile.kmp_affinity),
+    ).argv(["caffe"])
     published = "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 -genv KMP_AFFINITY"
-    assert " ".join([argv[0], *profile.launcher.options, *argv[1:]]).startswith(published)
+    assert " ".join(argv).startswith(published)
     servers = mlsl_environment(profile.mlsl.num_servers, profile.mlsl.server_affinity)
     assert servers["MLSL_SERVER_AFFINITY"] == "39,38,43,42"
 
@@ -83,7 +83,7 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
     assert list(check_partition(profile, "skx-normal", nodes=64, hours=48.5)) == [
         "skx-normal runs a job for at most 48 h, the recipe needs 48.5 h"
     ]
-    with pytest.raises(ClusterError, match="no partition 'normal' is known; there are: skx-normal"):
+    with pytest.raises(InputError, match="no partition 'normal' is known; there are: skx-normal"):
         list(check_partition(profile, "normal", nodes=1, hours=None))
 
 
@@ -113,7 +113,7 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ),
         (
             "name: a\ntitle: b\nlauncher: {environment: {5: c}}\n",
-            "p.yaml:3: launcher.environment[5]: as a key it must be text; call",
+            "p.yaml:3: launcher.environment[5]: as a key it must be text; choose",
         ),
         (
             "name: a\ntitle: b\npartitions: {a b: {}}\n",
@@ -141,14 +141,14 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_key(text: str, said: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_profile(text, "p.yaml")
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
 def test_plain_values_are_not_asked_for_as_mappings() -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_profile("name: s\ntitle: A site\nslurm: {options: --exclusive}\n", "s.yaml")
     assert str(caught.value) == "s.yaml:3: slurm.options: must be a list of values, not '--exclusive'"
 
@@ -158,15 +158,15 @@ def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_pa
     path.write_text("name: mine\ntitle: my own\nshared_folder: /lustre/me\nmodules: [intel/18]\n")
     profile = load_profile(path)
     assert (profile.shared_folder, profile.modules) == ("/lustre/me", ("intel/18",))
-    with pytest.raises(ClusterError, match="unknown profile 'stampede2-skl'; did you mean 'stampede2-skx'"):
+    with pytest.raises(InputError, match="unknown profile 'stampede2-skl'; did you mean 'stampede2-skx'"):
         load_profile("stampede2-skl")
-    with pytest.raises(ClusterError, match=r"none\.yaml: cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"none\.yaml: cannot be read: No such file"):
         load_profile(tmp_path / "none.yaml")
     path.write_bytes(b"name: \xff")
-    with pytest.raises(ClusterError, match=r"mine\.yaml: not UTF-8 text"):
+    with pytest.raises(InputError, match=r"mine\.yaml: not UTF-8 text"):
         load_profile(path)
     path.write_bytes(b"#" * 1_000_001)
-    with pytest.raises(ClusterError, match="is over 1,000,000 bytes"):
+    with pytest.raises(InputError, match="is over 1,000,000 bytes"):
         load_profile(path)
 
 

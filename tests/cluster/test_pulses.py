@@ -17,7 +17,8 @@ from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.health import Pulses, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.remote import Conversation
+from caffe_recipes.errors import ClusterError, HostFailed
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Doubtful(LocalHost):
         if self.mute.is_set():
             self.woken.wait()
         if self.refusing.is_set():
-            raise ClusterError(self.name, "Connection refused")
+            raise HostFailed(self.name, "Connection refused")
         return super().start(argv, limit_s)
 
 
@@ -157,20 +158,17 @@ def test_this_machine_is_never_lost(launch: str) -> None:
 def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
     with pytest.raises(ClusterError, match="is no launch"):
         Pulses([], "x y")
-    assert parse_beat("node1", "caffe-recipes: rank 1 2 D 1500 4096\n") == (RankPulse(1, 2, "D", 1.5, 4096),)
-    for said in ("hello\n", "caffe-recipes: rank 1 2 D 1500\n", "caffe-recipes: rank -1 2 D 1 1\n"):
-        with pytest.raises(ClusterError, match="node1: gives a pulse that cannot be read"):
-            parse_beat("node1", said)
+    assert parse_beat("node1", ["rank 1 2 D 1500 4096"]) == (RankPulse(1, 2, "D", 1.5, 4096),)
+    for record in ("hello", "rank 1 2 D 1500", "rank -1 2 D 1 1"):
+        with pytest.raises(HostFailed, match="node1: the answer to `beat` cannot be read"):
+            parse_beat("node1", [record])
 
 
 def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None:
     """As on a node behind a cut link, whose sshd keeps the command's input open."""
     with Pulses([Doubtful()], launch, every_s=0.05) as pulses:
-        *argv, _ = pulses._argv
         assert until(lambda: "node1" in pulses.latest())
     assert until(lambda: not commands(launch))
-    with LocalHost().start([*argv, "1"]) as unasked:
-        unasked.send(b"\n")
-        assert unasked.read().endswith(b"beat\n")
-        assert unasked.read() == b""
-        assert not commands(launch)
+    with Conversation(LocalHost(), "ranks", "beat", launch, "1") as unasked:
+        assert unasked.ask() == []
+        assert until(lambda: not commands(launch))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +20,10 @@ from caffe_recipes.cluster.ranks import (
     end_ranks,
     find_ranks,
     pick_trainer,
-    ranks_program,
 )
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.remote import call
+from caffe_recipes.errors import ClusterError, HostFailed
+from tests.stand_in_host import StandInHost, answer_call
 
 HOST = LocalHost("here")
 # Says that it is there, then that it has got a signal.
@@ -178,9 +177,7 @@ def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
     assert ask_snapshot(HOST, f"{run}/init-3", solver) == "absent"
     (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
     for wrong in (["0"], [str(started + 1)]):  # its number, come round again
-        words = ["snapshot", f"{run}/init-1", str(inner), *wrong]
-        said = HOST.run(["sh", "-c", ranks_program(), "caffe-recipes", *words]).stdout
-        assert said == "caffe-recipes: absent\n"
+        assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
     end_ranks([HOST], run, launcher=True)
     assert rank_0.communicate()[0] == ""
     assert [process.communicate()[0] for process in hearing] == [""] * 4
@@ -276,38 +273,29 @@ def test_what_is_no_launch_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "records",
     [
-        "",
-        "caffe-recipes: process 1 2 3",
-        "caffe-recipes: end\nmore",
-        "hello\ncaffe-recipes: end",
-        "caffe-recipes: process 1 2 3 0 S 0 0 0 0123456789abcdef b%d\ncaffe-recipes: end",
+        [],
+        ["process 1 2 3"],
+        ["end", "more"],
+        ["hello", "end"],
+        ["process 1 2 3 0 S 0 0 0 0123456789abcdef b%d", "end"],
     ],
 )
-def test_an_answer_that_is_none_is_an_error_that_names_the_host(said: str) -> None:
-    host = StandInHost("node7", answer=lambda argv, stdin: Completed(0, said, ""))
-    with pytest.raises(ClusterError, match="node7: gives no answer about its ranks that can be read"):
+def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[str]) -> None:
+    host = StandInHost("node7", answer=lambda argv, stdin: answer_call(argv, *records))
+    with pytest.raises(HostFailed, match="node7: the answer to `list` cannot be read: "):
         find_ranks(host, "0" * 16)
     assert list(end_ranks([host], "0" * 16)) == ["node7"]
 
 
 def test_ending_goes_on_where_one_host_is_unreachable_and_says_what_survives(run: str) -> None:
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
-        return Completed(0, "caffe-recipes: left 71 D\ncaffe-recipes: end\n", "")
+        return answer_call(argv, "left 71 D", "end")
 
-    dead = StandInHost("node1", fault=ClusterError("node1", "cannot be reached"))
+    dead = StandInHost("node1", fault=HostFailed("node1", "cannot be reached"))
     hosts: list[Host] = [dead, StandInHost("node2", answer), HOST]
     assert end_ranks(hosts, run) == {
         "node1": "cannot be reached",
         "node2": "SIGKILL does not end process 71 (state D)",
     }
-
-
-def test_the_nodes_side_is_clean_and_as_posix_has_it() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    command = [shellcheck, "-s", "sh", "-e", "SC3067", "-"]  # `test -O` is every shell's that we know
-    done = subprocess.run(command, input=ranks_program(), capture_output=True, text=True, check=False)
-    assert done.stdout == ""

@@ -11,9 +11,11 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -342,6 +344,86 @@ def test_run_sh_names_the_host_whose_key_is_refused_and_the_step(
     )
     assert known.read_text().splitlines() == [*kept, *other]
     assert not list(root.glob("*.caffemodel"))
+
+
+OWN_NETS = """\
+from pathlib import Path
+from caffe_recipes.caffe import layers as L
+
+Path(__file__).with_name("ran").touch()
+
+
+def own(net):
+    ip = L.inner_product("ip", "data", num_output=net.classes)
+    return L.net("own", ip, L.softmax_with_loss("loss", "ip", "label"))
+"""
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """Give a project whose recipe has a function make its net, in a file that everybody may write."""
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    net = {"name": "own", "classes": 10, "function": "my_nets:own"}
+    raw = yaml.safe_load(text) | {"name": "mine", "accept": [], "net": net}
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
+        folder = Path(name) / "project"
+        (folder / "state").mkdir(parents=True)
+        (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
+        (folder / "my_nets.py").write_text(OWN_NETS)
+        folder.parent.chmod(0o755)
+        (folder / "state").chmod(0o1777)  # as /tmp
+        (folder / "my_nets.py").chmod(0o666)
+        yield folder
+
+
+def ours(project: Path, *words: str, state: str = "state") -> subprocess.CompletedProcess[str]:
+    """Call caffe-recipes as the victim, whose consent is kept where everybody may write."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(project / state)}
+    argv = [str(BIN / "caffe-recipes"), *words]
+    (project / "ran").unlink(missing_ok=True)
+    return subprocess.run(
+        argv, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def as_mallory(project: Path, script: str, *words: str) -> int:
+    argv = [*MALLORY, "sh", "-c", script, *words]
+    return subprocess.run(argv, cwd=project, check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def test_another_user_cannot_consent_to_code_for_us(project: Path) -> None:
+    assert ours(project, "generate", "mine.yaml", state="elsewhere").returncode == 0
+    (record,) = (project / "elsewhere").rglob("*.json")
+    script = 'umask 022; mkdir -p "$(dirname "$0")" && printf %s "$1" >"$0"'
+    planted = project / "state" / record.relative_to(project / "elsewhere")
+    assert as_mallory(project, script, str(planted), record.read_text()) == 0
+    assert planted.stat().st_uid == 4242
+    done = ours(project, "summary", "mine.yaml")
+    assert done.returncode == 2, done.stdout
+    assert "the code of 'my_nets' beside the recipe, which you have not allowed" in done.stderr
+    assert not (project / "ran").exists()
+
+
+def test_another_user_can_neither_read_nor_change_our_consent(project: Path) -> None:
+    assert ours(project, "generate", "mine.yaml").returncode == 0
+    (record,) = (project / "state").rglob("*.json")
+    before = record.read_bytes()
+    for script in ('cat "$0"', 'echo {} >"$0"', 'rm -f "$0"', 'ln -sf /dev/null "$0"'):
+        assert as_mallory(project, script, str(record)) != 0
+    assert record.read_bytes() == before
+    assert ours(project, "summary", "mine.yaml").returncode == 0
+    assert (project / "ran").exists()
+
+
+def test_code_that_another_user_changed_is_not_run(project: Path) -> None:
+    assert ours(project, "generate", "mine.yaml").returncode == 0
+    assert as_mallory(project, "echo 'import os; os.mkdir(\"hacked\")' >>my_nets.py") == 0
+    for words in (["summary", "mine.yaml"], ["lint", "mine.yaml"], ["submit", "--dry-run", "mine.yaml"]):
+        done = ours(project, *words)
+        assert done.returncode == 2, done.stdout
+        assert "my_nets.py has changed since you allowed it" in done.stderr
+        assert not (project / "ran").exists()
+        assert not (project / "hacked").exists()
 
 
 def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import caffe_recipes as cr
-from caffe_recipes.cluster.staging.plan import node_script
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
@@ -48,8 +48,8 @@ def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> Non
 
 
 def test_what_run_sh_has_beside_it_is_what_run_sends_to_nodes_byte_for_byte() -> None:
-    sent = (ROOT / "caffe_recipes/cluster/staging/node.sh").read_bytes()
-    assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == node_script().encode()
+    sent = (ROOT / "caffe_recipes/cluster/sh/node.sh").read_bytes()
+    assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == program_text("node").encode()
     assert all(
         cr.generate(cr.load_recipe(name))["jobs/lib/node.sh"].encode() == sent for name in shipped_recipes()
     )

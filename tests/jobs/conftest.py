@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.staging.plan import node_script
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.scripts import render_run_script
@@ -92,7 +92,7 @@ class StandInCluster:
             write(self.play / "bin" / tool, STAND_IN, 0o755)
         write(self.root / "build/tools/caffe", CAFFE, 0o755)
         write(self.script, render_run_script(self.recipe), 0o755)
-        write(self.script.parent.parent / "lib/node.sh", node_script(), 0o755)
+        write(self.script.parent.parent / "lib/node.sh", program_text("node"), 0o755)
 
     def _write_files(self) -> None:
         write(self.root / "hostfile", "".join(f"{host}\n" for host in self.hosts))

@@ -2,7 +2,7 @@
 
 How long each way of staging would take: a small model, printed, so that a choice can be argued with.
 
-What staging asks of a node: `node.sh`, run there by the Host, and what it answers.
+What staging asks of a node, and what it answers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import Literal, TypeVar
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.hosts import ask_all
+from caffe_recipes.cluster.remote import NodeRefusal, ask_node, seconds_for
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError
 
 How = Literal["copy", "chain", "sbcast", "sftp"]
 WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "sftp")
@@ -100,10 +99,7 @@ def render_rate(bytes_per_s: float) -> str:
 
 T = TypeVar("T")
 
-# A tenth of gigabit Ethernet: a slower copy of an LMDB has come to a stop for all that anybody would wait.
-SLOWEST_BYTES_PER_S = 10e6
 _LONGEST_S = 86400.0
-_ANSWER = "caffe-recipes: "
 
 
 @dataclass(frozen=True)
@@ -121,10 +117,6 @@ class NodeState:
     free_bytes: int = 0
     sees_source: bool = False
     reason: str = ""
-
-
-class NodeRefusal(ClusterError):
-    """A node that cannot take an LMDB, or keep it; `what` says why."""
 
 
 def on_each(
@@ -185,55 +177,20 @@ def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
     return words[0], " ".join(words[1:])
 
 
-def seconds_for(size_bytes: int) -> float:
-    """Return how long reading a file may take."""
-    return COMMAND_S + size_bytes / SLOWEST_BYTES_PER_S
-
-
 def normalize_lmdb(lmdb: str) -> str:
-    """Return an LMDB's path as nodes get it; raises ClusterError for one that is no place for it.
+    """Return an LMDB's path as nodes get it; raises InputError for one that is no place for it.
 
     >>> normalize_lmdb("/tmp//lmdb/")
     '/tmp/lmdb'
     """
     if not lmdb.startswith("/") or ".." in lmdb.split("/") or "\0" in lmdb:
-        raise ClusterError(
+        raise InputError(
             lmdb, "is no absolute path", "give the folder's whole path on the nodes, without `..`"
         )
     path = "/" + posixpath.normpath(lmdb).lstrip("/")
     if path == "/":
-        raise ClusterError(lmdb, "is no folder for an LMDB", "name one, as /tmp/train_lmdb")
+        raise InputError(lmdb, "is no folder for an LMDB", "name one, as /tmp/train_lmdb")
     return path
-
-
-def ask_node(
-    host: Host,
-    verb: str,
-    *words: str,
-    timeout_s: float = COMMAND_S,
-    hint: str = "have it removed, or stage elsewhere",
-) -> list[str]:
-    """Run a verb of `node.sh` on a host, whose first word is a path; return its answer's words.
-
-    Raises NodeRefusal for what the node refuses, ClusterError where it gives no answer.
-    """
-    done = host.run(["sh", "-c", node_script(), "caffe-recipes", verb, *words], timeout_s)
-    last = done.stdout.rstrip("\n").rpartition("\n")[2]
-    where = f"{host.name}:{words[0]}"
-    if not last.startswith(_ANSWER):
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        what = f"`{verb}` gives no answer that can be read: {said or f'exit {done.returncode}'}"
-        raise ClusterError(where, what, "check that the host has sh and GNU coreutils")
-    answer = last.removeprefix(_ANSWER).split()
-    if answer[0] == "refused":
-        raise NodeRefusal(where, " ".join(answer[1:]), hint)
-    return answer
-
-
-@cache
-def node_script() -> str:
-    """Return the text of `node.sh`: what runs on nodes, and what run.sh has beside it."""
-    return resources.files(__package__).joinpath("node.sh").read_text("utf-8")
 
 
 @dataclass(frozen=True)
@@ -395,7 +352,7 @@ def _choose(options: Sequence[Option], how: How | None) -> How:
     if how is not None:
         asked = next(option for option in options if option.how == how)
         if asked.seconds is None:
-            raise ClusterError("", f"staging by {how} cannot be had: {asked.why}", "stage without --how")
+            raise InputError("", f"staging by {how} cannot be had: {asked.why}", "stage without --how")
         return how
     able = [option for option in options if option.seconds is not None]
     if not able:

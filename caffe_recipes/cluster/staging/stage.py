@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import file_stamp
+from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.staging.manifest import (
     Copy,
     Manifest,
@@ -29,7 +30,6 @@ from caffe_recipes.cluster.staging.manifest import (
 from caffe_recipes.cluster.staging.plan import (
     CopyRates,
     How,
-    NodeRefusal,
     NodeState,
     StagingPlan,
     abandon_part,

@@ -17,15 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from caffe_recipes.cluster.commands import Completed, Host
-from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
+from caffe_recipes.cluster.remote import SLOWEST_BYTES_PER_S, seconds_for
 from caffe_recipes.cluster.staging.manifest import Manifest
 from caffe_recipes.cluster.staging.plan import (
-    SLOWEST_BYTES_PER_S,
     ChainOrder,
     NodeState,
     StagingPlan,
@@ -35,13 +35,9 @@ from caffe_recipes.cluster.staging.plan import (
     plan_chain,
     probe_node,
     reserve_part,
-    seconds_for,
     take_part,
 )
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
-
-# Hosts, hostfile and command to argv: one rank a host, rank 0 on the first line's.
-Launcher = Callable[[Sequence[str], str, Sequence[str]], Sequence[str]]
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
@@ -71,14 +67,13 @@ class ChainEnd:
 
 @dataclass(frozen=True)
 class ChainMeans:
-    """What a chain is started with; `environment` is the launcher's.
+    """What a chain is started with: `launch`, on the hosts and from the hostfile of each chain.
 
     `python` is where every node sees it, as it must see all of `needs`: a rank that never starts is not
     missed by hydra, whose other ranks wait for it.
     """
 
-    launcher: Launcher
-    environment: Mapping[str, str]
+    launch: RankLaunch
     python: str = sys.executable
     needs: tuple[str, ...] = ()
     stall_s: float = STALL_S
@@ -117,8 +112,9 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
         hostfile.write_text("".join(f"{host}\n" for host in order.hosts))
-        argv = list(means.launcher(order.hosts, str(hostfile), command))
-        environment = {**os.environ, **means.environment}
+        launch = replace(means.launch, hosts=tuple(order.hosts), hostfile=str(hostfile))
+        argv = launch.argv(command)
+        environment = {**os.environ, **launch.process_environment()}
         try:
             process = subprocess.Popen(
                 argv,
@@ -363,7 +359,7 @@ def _launch(
     except ClusterError as error:
         if asked:
             raise
-        return ChainEnd(said=f"{error.where}: {error.what}")
+        return ChainEnd(said=error.without_hint)
 
 
 def _look(job: StagingJob, host: Host) -> NodeState:

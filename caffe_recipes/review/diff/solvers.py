@@ -72,7 +72,7 @@ def find_rate_problem(solver: pb.SolverParameter) -> str:
     """Say why a solver has no rate to compare, or nothing if it has one."""
     if solver.lr_policy == "plateau":
         return "the rate of lr_policy plateau depends on the losses"
-    return next(iter(check_rates(solver)), "")
+    return next(map(str, check_rates(solver)), "")
 
 
 def diff_rates(

@@ -227,7 +227,9 @@ class Reader:
             return self.read(path)
         except PrototxtError as error:
             self.findings.append(
-                finding("unreadable", error.where, error.what, "Caffe stops with it", error.hint or "mend it")
+                finding(
+                    "unreadable", error.where, error.what, "Caffe stops with it", error.hint or "correct it"
+                )
             )
             return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
-from caffe_recipes.caffe.rates import POLICY_NEEDS, check_rates, lr_at
+from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_at
 from caffe_recipes.caffe.refusals import ENGINES
 from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
 from caffe_recipes.review.lint.net_view import show_number
@@ -31,19 +31,38 @@ _MOST_AT_THE_END = 1e-5
 _MOST_RATE = 5
 _WITH_POWER = ("poly", "poly_cyc", "inv")
 _TO_ZERO = ("poly", "poly_cyc")
-# What Caffe does about each; by the rule that a message of check_rates falls under.
+# The rule that each kind of RateFault falls under, the field, what Caffe does about it, and what to write.
 _FAULTS = {
-    "base-lr-missing": (
+    "no base_lr": (
+        "base-lr-missing",
+        "base_lr",
         "Caffe trains at rate 0, learns nothing, and exits 0",
         "base_lr: the rate to start at",
     ),
-    "lr-policy-unknown": ("Caffe stops with it once the warm-up has ended", "one of the known policies"),
-    "lr-iter-missing": (
+    "unknown policy": (
+        "lr-policy-unknown",
+        "lr_policy",
+        "Caffe stops with it once the warm-up has ended",
+        "one of the known policies",
+    ),
+    "no lr_iter": (
+        "lr-iter-missing",
+        "lr_policy",
         "the rate is -nan, then inf; Caffe trains on to the end and exits 0",
         "lr_iter: the iteration at which the rate would reach 0",
     ),
-    "lr-policy-incomplete": ("Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0", "the field"),
-    "rate-not-finite": ("the weights become NaN; Caffe trains on to the end and exits 0", "other numbers"),
+    "incomplete policy": (
+        "lr-policy-incomplete",
+        "lr_policy",
+        "Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0",
+        "the field",
+    ),
+    "not finite": (
+        "rate-not-finite",
+        "lr_policy",
+        "the weights become NaN; Caffe trains on to the end and exits 0",
+        "other numbers",
+    ),
 }
 
 
@@ -129,21 +148,9 @@ def _faults(link: Link) -> Iterator[Finding]:
         yield finding("lr-iter-passed", where("lr_iter"), what, effect, write, link.name)
         return
     is_zero = solver.HasField("base_lr") and solver.base_lr == 0
-    for what in ["base_lr is 0"] if is_zero else check_rates(solver):
-        rule = _rule_of(what)
-        field = "base_lr" if rule == "base-lr-missing" else "lr_policy"
-        yield finding(rule, where(field), what.partition(": ")[0], *_FAULTS[rule], link.name)
-
-
-def _rule_of(fault: str) -> str:
-    """Tell which rule a message of check_rates falls under."""
-    if fault.startswith("base_lr is "):
-        return "base-lr-missing"
-    if "is unknown" in fault:
-        return "lr-policy-unknown"
-    if "needs lr_iter" in fault:
-        return "lr-iter-missing"
-    return "lr-policy-incomplete" if " needs " in fault else "rate-not-finite"
+    for fault in [RateFault("no base_lr", "base_lr is 0")] if is_zero else check_rates(solver):
+        rule, field, effect, write = _FAULTS[fault.kind]
+        yield finding(rule, where(field), fault.what, effect, write, link.name)
 
 
 def _zero(link: Link) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from caffe_recipes.caffe.dialects import layer_type_dialects
 from caffe_recipes.caffe.refusals import IN_PLACE
 from caffe_recipes.caffe.shape_rules import RULES as SHAPE_RULES
 from caffe_recipes.caffe.shape_rules import product
-from caffe_recipes.caffe.shapes import infer_shapes, show_shape
+from caffe_recipes.caffe.shapes import LayerMisfit, infer_shapes, show_shape
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.net_view import (
     LEARNED_TYPES,
@@ -316,8 +316,8 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Draf
         try:
             shapes = infer_shapes(net, phase.phase, images=image)
         except PrototxtError as error:
-            at = _culprit(phase, error.what, blank)
-            if at is None:
+            at = error.index if isinstance(error, LayerMisfit) else None
+            if at is None or at in blank:
                 return phase, [*unfit, _misfit(None, error)]
             unfit.append(_misfit(phase.where(at), error))
             blank.add(at)
@@ -348,19 +348,20 @@ def _copy(phase: PhaseNet) -> pb.NetParameter:
     for layer in net.layer:
         layer.ClearField("include")
         layer.ClearField("exclude")
+    known = {*net.input, *(name for layer in net.layer for name in (*layer.bottom, *layer.top))}
     for i, b in phase.flow.missing:
-        net.layer[i].bottom[b] = f"\0bottom {i} {b}"
+        net.layer[i].bottom[b] = _unused(f"bottom {i} {b}", known)
         net.input.append(net.layer[i].bottom[b])
     for i, t in phase.flow.twice:
-        net.layer[i].top[t] = f"\0top {i} {t}"
+        net.layer[i].top[t] = _unused(f"top {i} {t}", known)
     return net
 
 
-def _culprit(phase: PhaseNet, what: str, blank: set[int]) -> int | None:
-    """Find the layer that an error of infer_shapes begins with."""
-    return next(
-        (i for i, layer in enumerate(phase.layers) if i not in blank and what.startswith(title(layer))), None
-    )
+def _unused(name: str, known: set[str]) -> str:
+    """Return the name, or one like it that no blob has."""
+    while name in known:
+        name += "'"
+    return name
 
 
 def _misfit(index: int | None, error: PrototxtError) -> Draft:
@@ -368,7 +369,7 @@ def _misfit(index: int | None, error: PrototxtError) -> Draft:
         "shape-misfit",
         index,
         "type" if index is not None else "",
-        error.what.replace("\0", ""),
+        error.what,
         "Caffe stops when it sets the net up",
         error.hint,
     )

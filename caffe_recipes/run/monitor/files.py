@@ -14,30 +14,18 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.cluster.remote import call_to_end, unreadable
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, thaw_recipe
-
-_RECIPES = """\
-for each in "$1"/*"$2"; do
-    if [ -f "$each" ]; then each=${each%"$2"} && printf '%s\\n' "${each##*/}"; fi
-done
-"""
-_LIST = """\
-for each in "$1"/*/journal.jsonl; do
-    if [ -f "$each" ]; then each=${each%/journal.jsonl} && printf '%s\\n' "${each##*/}"; fi
-done
-"""
 
 
 @dataclass(frozen=True)
@@ -146,31 +134,33 @@ class HostFiles:
             for each in wanted
             for word in (each.path, str(each.start), str(each.most), "first" if each.first else "last")
         ]
-        asked = (str(process.pid), process.node, process.held, *words)
-        node, lives, *answers, end = self._ask(_program(), *asked, lines=len(wanted) + 3)
-        if end != "end":
-            raise self._unreadable(end)
-        pieces = tuple(self._piece(each.path, said) for each, said in zip(wanted, answers, strict=True))
+        process_words = (str(process.pid), process.node, process.held)
+        records = call_to_end(self.there, "watch", "look", *process_words, *words)
+        if len(records) != len(wanted) + 2:
+            raise unreadable(self.host, "look", " ".join(records))
+        node, lives = (record.partition(" ")[2] for record in records[:2])
+        pieces = tuple(self._piece(each.path, said) for each, said in zip(wanted, records[2:], strict=True))
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
     def names(self, runs: str) -> list[str]:
         """List a folder; none of one that is not there."""
-        return sorted(self._ask(_LIST, runs))
+        return self._names(runs, "/journal.jsonl")
 
     def recipes(self, runs: str, suffix: str) -> list[str]:
         """List a folder; none of one that is not there."""
-        return sorted(self._ask(_RECIPES, runs, suffix))
+        return self._names(runs, suffix)
 
     def close(self) -> None:
         """Close the connection."""
         self.there.close()
 
-    def _ask(self, program: str, *words: str, lines: int | None = None) -> list[str]:
-        done = self.there.run(["sh", "-c", program, "caffe-recipes", *words])
-        said = done.stdout.split("\n")[:-1]
-        if done.returncode != 0 or (lines is not None and len(said) != lines):
-            raise self._unreadable(done.stderr or done.stdout or f"exit {done.returncode}")
-        return said
+    def _names(self, folder: str, suffix: str) -> list[str]:
+        records = call_to_end(self.there, "watch", "names", folder, suffix)
+        try:
+            coded = [base64.b64decode(record.removeprefix("name "), validate=True) for record in records]
+        except ValueError:
+            raise unreadable(self.host, "names", " ".join(records)) from None
+        return sorted(os.fsdecode(name) for name in coded)
 
     def _piece(self, path: str, said: str) -> Piece | None:
         if said == "none":
@@ -184,16 +174,7 @@ class HostFiles:
                 return Piece(int(start), base64.b64decode(data, validate=True))
         except ValueError:
             pass
-        raise self._unreadable(said)
-
-    def _unreadable(self, said: str) -> ClusterError:
-        what = f"gives no answer that can be read: {' '.join(said.split())[:200]}"
-        return ClusterError(self.host, what, "check that the host has sh and GNU coreutils")
-
-
-@cache
-def _program() -> str:
-    return resources.files(__package__).joinpath("watch.sh").read_text("utf-8")
+        raise unreadable(self.host, "look", said)
 
 
 def _read(wanted: Wanted) -> Piece | None:

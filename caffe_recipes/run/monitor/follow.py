@@ -92,6 +92,10 @@ class _Log:
         return len(self.summary.losses) > known
 
 
+class RunInterrupted(RunFailed):
+    """A run that was told to stop; its hint is the command that resumes it."""
+
+
 class ShownRun:
     """A run in the folder `path`, called `given` by the user; what is new of it is said to `reporter`."""
 
@@ -284,7 +288,7 @@ class ShownRun:
     def _find_failure(self, event: dict[str, Any]) -> RunFailed | None:
         """Return the error that a run ends with, if this event is its last."""
         if event["event"] == "interrupted":
-            return RunFailed(self.folder, f"interrupted by {event.get('signal')}", self.go_on)
+            return RunInterrupted(self.folder, f"interrupted by {event.get('signal')}", self.go_on)
         if event["event"] != "failed":
             return None
         phase, reason = event.get("phase"), event.get("reason")
@@ -329,7 +333,7 @@ class Watched(Protocol):
 
 
 def open_files(on: str | None, means: FollowEnv) -> RunFiles:
-    """Return the files of a host, or of this machine; raises ClusterError for what is no host's name."""
+    """Return the files of a host, or of this machine; raises InputError for what is no host's name."""
     return HostFiles(means.connect(on, "auto")) if on else LocalFiles()
 
 
@@ -380,10 +384,11 @@ class Eyes:
             except ClusterError as error:
                 if self.once or not self._node:
                     raise
-                if str(error) != told:
-                    told = str(error)
+                line = f"{error}; trying again"
+                if line != told:  # once, however often it is tried
+                    told = line
                     self.reporter.end_progress()
-                    self.reporter.say(f"{told}; trying again")
+                    self.reporter.say(line)
                 self.means.pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
@@ -412,7 +417,7 @@ class Eyes:
             if node not in self._elsewhere:
                 self._elsewhere[node] = HostFiles(self.means.connect(node, "auto"))
             return self._elsewhere[node].look((), process).lives
-        except ClusterError as error:
+        except (InputError, ClusterError) as error:  # a journal may name what is no host
             self._unreachable.add(node)
             self.reporter.end_progress()
             self.reporter.say(f"whether process {process.pid} on {node} lives is not known: {error.what}")
@@ -477,7 +482,7 @@ def wait_for_run(run: str, root: str, jobs: JobEyes, means: FollowEnv, *, once: 
     while True:
         try:
             return find_run(jobs.files, root, run)
-        except InputError:
+        except (InputError, ClusterError):  # while a job is waited for, a lost connection is no end
             recipe = name_recipe(run)
             if not jobs.look(recipe):
                 raise
@@ -569,19 +574,24 @@ def attach(
             if options.once:
                 break
             means.pause(THERE_S if options.on else HERE_S)
-        if shown.is_complete:
-            shown.show_result()
-            for model in shown.models:
-                if _is_gone(files, model):
-                    reporter.say(f"{model}: the model is gone; restore it, or train again with --new")
-        else:
-            for progress in filter(None, (each.progress() for each in (shown, *shown.beside))):
-                reporter.show_now(progress)
+        _show_last(shown, files, reporter)
+
+
+def _show_last(shown: ShownRun, files: RunFiles, reporter: Reporter) -> None:
+    """Show the result of a run that is finished, or where one stands."""
+    if not shown.is_complete:
+        for progress in filter(None, (each.progress() for each in (shown, *shown.beside))):
+            reporter.show_now(progress)
+        return
+    shown.show_result()
+    for model in shown.models:
+        if _is_gone(files, model):
+            reporter.say(f"{model}: the model is gone; restore it, or train again with --new")
 
 
 def _is_gone(files: RunFiles, path: str) -> bool:
     """Tell whether there is no such file; one that cannot be looked at may be there."""
     try:
         return files.look([Wanted(path, _BEYOND)]).pieces == (None,)
-    except InputError:
+    except (InputError, ClusterError):
         return False

@@ -90,13 +90,7 @@ def show_log(
         if path is None:
             raise _not_begun(run, jobs)
         shown = ShownRun(run, path, load_frozen(files, path), reporter)
-        ranks = shown.recipe.cluster.ranks
-        if options.rank is not None and options.rank >= ranks:
-            there = "one rank, 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
-            raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {there}")
-        if options.phase is not None and options.phase not in [each.name for each in shown.recipe.phases]:
-            there = ", ".join(each.name for each in shown.recipe.phases)
-            raise InputError(shown.folder, f"has no phase {options.phase!r}", f"there are: {there}")
+        _check_wanted(shown, options)
         shown.take(files.look(shown.wanted()).pieces)
         if options.phase in shown.state.branches:
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe, reporter)
@@ -109,6 +103,16 @@ def show_log(
         while follower.step():
             if not follower.is_behind:
                 means.pause(THERE_S if options.on else HERE_S)
+
+
+def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
+    """Raise InputError for a rank or a phase that the run does not have."""
+    ranks, phases = shown.recipe.cluster.ranks, [each.name for each in shown.recipe.phases]
+    if options.rank is not None and options.rank >= ranks:
+        there = "one rank, 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
+        raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {there}")
+    if options.phase is not None and options.phase not in phases:
+        raise InputError(shown.folder, f"has no phase {options.phase!r}", f"there are: {', '.join(phases)}")
 
 
 def show_job_log(

@@ -31,7 +31,7 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
     numbered_run,
 )
-from caffe_recipes.run.monitor.follow import Eyes, FollowEnv, ShownRun, open_files, silent
+from caffe_recipes.run.monitor.follow import Eyes, FollowEnv, RunInterrupted, ShownRun, open_files, silent
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
     Ask,
@@ -96,7 +96,7 @@ class Standing:
         if self.run is None:
             return "over"
         if self.run.failure is not None:
-            return "interrupted" if self.run.failure.what.startswith("interrupted by ") else "failed"
+            return "interrupted" if isinstance(self.run.failure, RunInterrupted) else "failed"
         return (
             "stopped" if self.lives is False or self.run.state.pid is None or self.is_job_over else "unknown"
         )
@@ -316,7 +316,10 @@ def summarize_standing(standing: Standing) -> str:
         return "; ".join(jobs)
     if run.failure is None:
         return "; ".join([*jobs, *_describe_left(standing), _go_on(run, standing)])
-    return "; ".join([*jobs, str(run.failure).replace(run.go_on, _go_on(run, standing))])
+    failure = run.failure
+    if isinstance(failure, RunInterrupted):
+        failure = failure.reworded(hint=_go_on(run, standing))
+    return "; ".join([*jobs, str(failure)])
 
 
 def table_of_standings(standings: list[Standing]) -> Table:
@@ -425,7 +428,7 @@ def _describe_failure(run: ShownRun) -> str | None:
     failure = run.last_failure
     if failure is None:
         return None
-    return failure.what if failure.hint == run.go_on else str(failure)
+    return failure.what if isinstance(failure, RunInterrupted) else str(failure)
 
 
 def _describe_work(run: ShownRun, standing: Standing) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from caffe_recipes.cluster.commands import Completed, Host, Running
 from caffe_recipes.cluster.hostfile import fold_hosts
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed
 from caffe_recipes.units import describe_names
 
 # A longer list of names hides what is said of them.
@@ -50,13 +50,14 @@ class HostProblem:
     hint: str = ""
     place: str = ""
     fails: bool = True
-    kind: type[CaffeRecipesError] = field(default=ClusterError)
+    error: CaffeRecipesError | None = field(default=None, compare=False)
 
 
 def trouble_of(host: str, error: CaffeRecipesError) -> HostProblem:
     """Return what an error of one host says of it."""
-    place = error.where.removeprefix(host).removeprefix(":") if error.where.startswith(host) else error.where
-    return HostProblem(host, error.what, error.hint, place, kind=type(error))
+    # What befell a jump host keeps that one's name.
+    place = error.place if isinstance(error, HostFailed) and error.host == host else error.where
+    return HostProblem(host, error.what, error.hint, place, error=error)
 
 
 def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> list[CheckResult]:
@@ -77,7 +78,7 @@ def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> 
 def describe_outcome(found: Sequence[CheckResult]) -> str:
     """Say in a line what all findings come to, and what to do.
 
-    >>> describe_outcome([CheckResult("disk", "is full", ClusterError("n1", "full"))])
+    >>> describe_outcome([CheckResult("disk", "is full", HostFailed("n1", "full"))])
     '1 check fails (disk): mend what is said above, and repeat'
     """
     failed = list(dict.fromkeys(finding.subject for finding in found if finding.error))
@@ -105,7 +106,7 @@ def fold_names(names: Sequence[str]) -> str:
 def _finding(subject: str, group: Sequence[HostProblem]) -> CheckResult:
     first, hosts = group[0], tuple(trouble.host for trouble in group)
     where = ":".join(part for part in (fold_names(hosts), first.place) if part)
-    error = first.kind(where, first.what, first.hint)
+    error = (first.error or HostFailed(first.host, "")).reworded(where, first.what, first.hint)
     if first.fails:
         return CheckResult(subject, str(error), error, hosts=hosts)
     return CheckResult(subject, str(error), warns=True, hosts=hosts)
@@ -128,7 +129,7 @@ class Commands:
         try:
             if stopped:
                 running.stop()
-                raise ClusterError(host.name, "is not asked any more: the preflight was stopped", "repeat it")
+                raise HostFailed(host.name, "is not asked any more: the preflight was stopped", "repeat it")
             return running.finish(limit_s, stdin)
         finally:
             with self._lock:

@@ -1,26 +1,24 @@
 """What all checks look at: the setting, the plan, how far the run is, and what each host says of itself.
 
-The facts of a node, asked for by one command: `node_facts.sh`, run there by the Host.
+The facts of a node, asked for by one call of `facts.sh`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from importlib import resources
+from functools import cached_property
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.cluster.remote import call_to_end, unreadable
+from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.journal import RunState
 from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
-
-_MARK = "caffe-recipes: "
 
 
 @dataclass(frozen=True)
@@ -95,48 +93,47 @@ Question = tuple[str, str]
 def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
     """Ask a node for its facts, and look at paths there; raises ClusterError if it gives no answer.
 
-    A question is a verb of `node_facts.sh` and a path.
+    A question is a word that `facts.sh` knows, and a path.
     """
     host.connect()
     words = [word for question in questions for word in question]
     before = clock()
-    done = host.run(["sh", "-c", _program(), "caffe-recipes", *words])
+    records = call_to_end(host, "facts", "facts", *words)
     after = clock()
     try:
-        return parse_facts(host.name, done.stdout, questions, (before, after))
+        return parse_facts(host.name, records, questions, (before, after))
     except (ValueError, IndexError, KeyError):
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        what = f"gives no answer that can be read: {said or f'exit {done.returncode}'}"
-        raise ClusterError(host.name, what, "check that the host has sh and GNU coreutils") from None
+        raise unreadable(host.name, "facts", " ".join(records)) from None
 
 
-def parse_facts(host: str, said: str, questions: Sequence[Question], asked: tuple[float, float]) -> NodeFacts:
-    """Read an answer; `asked` are our clock before and after. Raises ValueError for one that is cut short."""
-    sections = list(_sections(said))
-    if not sections or sections[-1][0] != "end":
-        raise ValueError("no end")
-    heads = {
-        words[0]: (words[1:], lines) for words, lines in ((name.split(), body) for name, body in sections)
-    }
+def parse_facts(
+    host: str, records: Sequence[str], questions: Sequence[Question], asked: tuple[float, float]
+) -> NodeFacts:
+    """Read an answer; `asked` are our clock before and after. Raises ValueError where anything is missing."""
+    by_kind: dict[str, list[str]] = {}
+    for record in records:
+        kind, _, rest = record.partition(" ")
+        by_kind.setdefault(kind, []).append(rest)
+    usable, memory = int(by_kind["usable"][0]), by_kind.get("memory", [])
     facts = NodeFacts(
         host=host,
-        node_name=heads["name"][0][0],
-        skew_s=float(heads["clock"][0][0]) - sum(asked) / 2,
+        node_name=by_kind["name"][0],
+        skew_s=float(by_kind["clock"][0]) - sum(asked) / 2,
         doubt_s=(asked[1] - asked[0]) / 2,
-        usable=int(heads["usable"][0][0]),
-        processors=parse_cpuinfo(heads["cpuinfo"][1], int(heads["usable"][0][0])),
-        memory_bytes=_kilobytes(heads["meminfo"][1], "MemTotal"),
-        available_bytes=_kilobytes(heads["meminfo"][1], "MemAvailable"),
-        boot_id=heads["boot"][0][0].replace("-", "") or None,
-        tmp_bytes=int(next(iter(heads["tmp"][0]), 0)) or None,
-        ranks=frozenset(_parse_rank(line) for line in heads["ranks"][1] if line),
+        usable=usable,
+        processors=parse_cpuinfo(by_kind.get("cpu", []), usable),
+        memory_bytes=_kilobytes(memory, "MemTotal"),
+        available_bytes=_kilobytes(memory, "MemAvailable"),
+        boot_id=by_kind["boot"][0].replace("-", "") or None,
+        tmp_bytes=int(by_kind["tmp"][0] or 0) or None,
+        ranks=frozenset(_parse_rank(line) for line in by_kind.get("rank", [])),
+        strays=tuple(Stray(*line.split(" ", 2)) for line in by_kind.get("found", [])),
     )
-    start = next(index for index, (name, _) in enumerate(sections) if name == "paths") + 1
-    answers = [section for section in sections[start:-1] if not section[0].startswith("found ")]
-    for (verb, path), (head, _) in zip(questions, answers, strict=True):
-        facts = _with_answer(facts, verb, path, head.split()[1:])
-    strays = (name.split(" ", 3)[1:] for name, _ in sections if name.startswith("found "))
-    return replace(facts, strays=tuple(Stray(*words) for words in strays))
+    for question in dict.fromkeys(question for question, _ in questions):
+        paths = [path for asks, path in questions if asks == question]
+        for path, answer in zip(paths, by_kind[question], strict=True):
+            facts = _with_answer(facts, question, path, answer.split())
+    return facts
 
 
 def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
@@ -187,31 +184,12 @@ def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -
     return facts
 
 
-def _sections(said: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield what follows each mark, with the lines up to the next."""
-    name, lines = "", list[str]()
-    for line in said.split("\n"):
-        if line.startswith(_MARK):
-            if name:
-                yield name, lines
-            name, lines = line.removeprefix(_MARK), []
-        else:
-            lines.append(line)
-    if name:
-        yield name, lines
-
-
 def _kilobytes(lines: Sequence[str], name: str) -> int | None:
     for line in lines:
         found = re.fullmatch(rf"{name}: *(\d+) kB", line.strip())
         if found:
             return int(found[1]) * 1024
     return None
-
-
-@cache
-def _program() -> str:
-    return resources.files(__package__).joinpath("node_facts.sh").read_text("utf-8")
 
 
 _ASK_S = 120.0

@@ -22,7 +22,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
 from caffe_recipes.cluster.staging.stage import plan_from, survey
-from caffe_recipes.errors import DataError, InputError, WeightsError
+from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.render.nets import build_net
@@ -34,7 +34,7 @@ from caffe_recipes.run.plan import find_trained
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, tell, trouble_of
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept, verify_weights
-from caffe_recipes.run.staging import find_means, refusal
+from caffe_recipes.run.staging import STAGING_HINT, find_means
 from caffe_recipes.units import describe_bytes, describe_duration
 
 # What a host reads in a second or two; of more the size has to do.
@@ -115,7 +115,7 @@ def unlike_here(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem
                 troubles.append(trouble_of(answer.host.name, answer.error))
             elif answer.value is not None:
                 hint = f"every rank reads it: {_SHARED}"
-                troubles.append(HostProblem(answer.host.name, answer.value, hint, path, kind=WeightsError))
+                troubles.append(HostProblem(answer.host.name, answer.value, hint, path))
     return troubles
 
 
@@ -214,10 +214,7 @@ def _plan_staging(look: NodeView, folder: Path, said: str) -> list[CheckResult]:
             f", some {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
         )
         staged = f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
-    troubles = [
-        HostProblem(host, reason, refusal([(host, reason)], lmdb, 1).hint, lmdb)
-        for host, reason in plan.refused
-    ]
+    troubles = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
     return tell("training data", troubles, f"{said}; {staged}")
 
 
@@ -232,14 +229,10 @@ def _compare_lmdbs(look: NodeView) -> list[CheckResult]:
         return look.skip("training data", [host.name for host in setting.lmdb_hosts])
     what = "no LMDB there, and none to stage" + (f" from {setting.show(source)}" if source else "")
     hint = "give the folder that holds data.mdb with --lmdb-source"
-    troubles = [
-        HostProblem(host, what, hint, data.lmdb, kind=DataError) for host, size in sizes.items() if not size
-    ]
+    troubles = [HostProblem(host, what, hint, data.lmdb) for host, size in sizes.items() if not size]
     common = max(sizes.values(), key=list(sizes.values()).count)
     troubles += [
-        HostProblem(
-            host, f"has {size:,} bytes, the others {common:,}", "stage it again", data.lmdb, kind=DataError
-        )
+        HostProblem(host, f"has {size:,} bytes, the others {common:,}", "stage it again", data.lmdb)
         for host, size in sizes.items()
         if size and common and size != common
     ]

@@ -5,25 +5,24 @@ The trainer tried on every host: a few iterations of a tiny net, with the recipe
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import re
-import secrets
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 
 from caffe_recipes.caffe import layers, pb
 from caffe_recipes.caffe.logs import LogSummary, read_log
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
-from caffe_recipes.cluster.launcher import in_container, render_exports
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.cluster.launcher import render_exports
+from caffe_recipes.cluster.remote import call, unreadable
+from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.run.context import Setting
@@ -126,12 +125,13 @@ def start_ranks(setting: Setting, commands: Commands) -> str:
     with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
         hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
-        argv = setting.launch_argv(_RANK, f"/proc/{os.getpid()}/fd/{hostfile.fileno()}")
+        argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(_RANK)
         try:
             # By standard input, since anybody can read an argv, and a variable may be a secret.
             done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
         except ClusterError as error:
-            raise ClusterError(program, error.what.replace("sh", program, 1), _by_hand(setting)) from None
+            named = CommandTimedOut("", program, _START_S) if isinstance(error, CommandTimedOut) else error
+            raise ClusterError(program, named.what, _by_hand(setting)) from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reason = lines[0].strip() if lines else f"returned {done.returncode}"
@@ -191,7 +191,7 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
 
 def _by_hand(setting: Setting) -> str:
     named = fold_names([host.name for host in setting.hosts])
-    return f"try `{shlex.join(setting.launch_argv(_RANK, 'HOSTFILE'))}` by hand, with {named} in HOSTFILE"
+    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(_RANK))}` by hand, with {named} in HOSTFILE"
 
 
 _EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
@@ -341,28 +341,35 @@ def _try_on(
     commands: Commands,
     limit_s: float,
 ) -> list[HostProblem]:
-    token = secrets.token_hex(8)
     # A name alone is looked for on the PATH of a container's image.
     absolute = replace(setting, trainer=setting.path(setting.trainer)) if "/" in setting.trainer else setting
     texts = [render_prototxt(solver) for solver in solvers.values()]
-    argv = ["sh", "-c", _program(), "caffe-recipes", token, f"{math.ceil(limit_s)}"]
-    argv += [render_prototxt(trial_net()), str(len(texts)), *texts, *absolute.trainer_argv(())]
+    words = [f"{math.ceil(limit_s)}", render_prototxt(trial_net()), str(len(texts)), *texts]
+    words += absolute.trainer_argv(())
     given = os.fsencode(render_environment({**os.environ, **setting.environment}))
-    done = commands.run(host, argv, limit_s * len(solvers) + 30, given)
-    attempts = parse_attempts(token, done.stdout)
+    within_s = limit_s * len(solvers) + 30
+
+    def run(host: Host, argv: Sequence[str], limit_s: float) -> Completed:
+        return commands.run(host, argv, limit_s, given)
+
+    records = call(host, "trial", "try", *words, timeout_s=within_s, run=run, hint="check its /tmp")
+    attempts = [attempt for record in records if (attempt := parse_attempt(record))]
     if len(attempts) != len(solvers):
-        reason = " ".join(done.stderr.split())[-200:] or f"exit {done.returncode}"
-        raise ClusterError(host.name, f"cannot be tried: {reason}", "check its /tmp, sh and GNU coreutils")
-    by_hand = shlex.join(in_container((setting.trainer,), setting.profile.container))
+        raise unreadable(host.name, "try", " ".join(records))
+    by_hand = shlex.join(setting.launch().contained([setting.trainer]))
     hint = f"try `{by_hand}` there by hand, or give another Caffe with --caffe"
     said = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
     return [HostProblem(host.name, what, hint, setting.trainer) for what in _by_policy(said)]
 
 
-def parse_attempts(token: str, said: str) -> list[Attempt]:
-    """Read what `trial.sh` says: a line with the token and the exit code before each log."""
-    parts = re.split(rf"^{token} \d+ (\d+)\n", said, flags=re.MULTILINE)[1:]
-    return [Attempt(int(code), log) for code, log in zip(parts[::2], parts[1::2], strict=True)]
+def parse_attempt(record: str) -> Attempt | None:
+    """Read what `trial.sh` says of a solver: its exit code, and its log in base64; None for anything else."""
+    found = re.fullmatch(r"tried (\d+) (\S*)", record)
+    try:
+        log = base64.b64decode(found[2], validate=True) if found else b""
+    except ValueError:
+        return None
+    return Attempt(int(found[1]), log.decode(errors="replace")) if found else None
 
 
 def _by_policy(said: Mapping[str, str | None]) -> list[str]:
@@ -378,8 +385,3 @@ def _by_policy(said: Mapping[str, str | None]) -> list[str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-@cache
-def _program() -> str:
-    return resources.files(__package__).joinpath("trial.sh").read_text("utf-8")

@@ -22,7 +22,7 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.translate import original_name
@@ -120,7 +120,7 @@ def choose_partition(
 ) -> SbatchDefaults:
     """Return the batch with its partition: the one that is given, or the only one that takes the job.
 
-    Raises ClusterError where the profile knows of none that does.
+    Raises InputError where the profile knows of none that does.
     """
     hours = None if time_s is None else time_s / 3600
     if not profile.partitions:
@@ -130,7 +130,7 @@ def choose_partition(
             for line in check_partition(profile, name, nodes=nodes, hours=hours):
                 helps = not [*check_partition(profile, name, nodes=nodes, hours=None)]
                 hint = f"take another --partition{', or a shorter --time' if helps else ''}"
-                raise ClusterError(profile.name, line, hint)
+                raise InputError(profile.name, line, hint)
         return batch
     fitting = find_partitions(profile, nodes, hours)
     if not fitting:
@@ -141,7 +141,7 @@ def choose_partition(
         ]
         # A shorter time gets a job no more nodes.
         shorter = ", or a shorter --time" if find_partitions(profile, nodes, None) else ""
-        raise ClusterError(profile.name, "; ".join(lines), f"take another machine{shorter}")
+        raise InputError(profile.name, "; ".join(lines), f"take another machine{shorter}")
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
 
 
@@ -158,12 +158,12 @@ class Verdict:
 
 
 def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> Verdict:
-    """Return what is to be told of a job that Slurm takes; raises ClusterError for one that it does not."""
+    """Return what is to be told of a job that Slurm takes; raises InputError for one that it does not."""
     chosen = _find(asked.batch.partition, partitions)
     complaints = [_complain(asked, each) for each in chosen]
     if all(complaints):  # of several, Slurm takes the one that begins first
         said = "; ".join(line for lines in complaints for line in lines)
-        raise ClusterError("", said, "nothing was submitted")
+        raise InputError("", said, "nothing was submitted")
     fitting = [each for each, lines in zip(chosen, complaints, strict=True) if not lines]
     waits = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
     notes = (*waits, *_describe_time(asked, fitting[0]))
@@ -183,11 +183,11 @@ def _find(given: str | None, partitions: Sequence[Partition]) -> list[Partition]
     if given is None:
         default = default_partition(partitions)
         if default is None:
-            raise ClusterError("", "Slurm has no default partition", f"give --partition; there are: {there}")
+            raise InputError("", "Slurm has no default partition", f"give --partition; there are: {there}")
         return [default]
     for name in given.split(","):
         if name not in known:
-            raise ClusterError("", f"Slurm has no partition {name[:80]!r}", f"there are: {there}")
+            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"there are: {there}")
     return [known[name] for name in given.split(",")]
 
 
@@ -210,7 +210,7 @@ class SubmitOptions:
     to the job.
     """
 
-    given: str
+    given: str = ""
     root: Path = Path()
     out: Path = Path()
     profile: str | None = None
@@ -269,8 +269,8 @@ class PlannedJobs:
 def plan_submission(recipe: Recipe, options: SubmitOptions, done: Sequence[str] = ()) -> PlannedJobs:
     """Return the jobs to submit, but for the phases that are `done`.
 
-    Raises InputError for a script that is not what the recipe generates and for what no job could use,
-    ClusterError for what the profile says that the machine demands, or does not give.
+    Raises InputError for a script that is not what the recipe generates, for what no job could use, and for
+    what the profile says that the machine demands, or does not give.
     """
     check_mail(options.mail_user)
     check_spares(options.arguments, options.spares)
@@ -341,7 +341,7 @@ def _choose_batch(profile: Profile, options: SubmitOptions) -> SbatchDefaults:
     for name in batch.requires:
         if getattr(batch, name) is None:
             hint = f"give --{name}, or write slurm.{name} in the profile"
-            raise ClusterError(profile.name, f"demands of each job its {name}", hint)
+            raise InputError(profile.name, f"demands of each job its {name}", hint)
     return batch
 
 

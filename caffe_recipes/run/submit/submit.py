@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hostfile import parse_nodelist
-from caffe_recipes.cluster.slurm_jobs import NodeGroup, State, describe_limit, describe_state, failed_nodes
+from caffe_recipes.cluster.slurm_jobs import NodeGroup, State, describe_limit, explain_state, failed_nodes
 from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
     SchedulerAway,
@@ -84,8 +84,8 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
         raise InputError("--after", f"Slurm knows no job {number} (any more)", hint)
     for job in found:
         if job.state.is_over and job.state is not State.COMPLETED:
-            what = f"a job behind job {number} would never begin: it {describe_state(job)}"
-            raise InputError("--after", what.partition("; ")[0], "give one that can end well, or none")
+            what = f"a job behind job {number} would never begin: it {explain_state(job)[0]}"
+            raise InputError("--after", what, "give one that can end well, or none")
 
 
 def check_startable(recipe: Recipe, standing: Standing | None) -> None:
@@ -196,7 +196,7 @@ def _blamed(standing: Standing | None, groups: Sequence[NodeGroup]) -> tuple[str
 def _names(node_list: str) -> tuple[str, ...]:
     try:
         return parse_nodelist(node_list, "")
-    except ClusterError:
+    except InputError:
         return ()
 
 
@@ -299,11 +299,11 @@ def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
 def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: SubmitEnv) -> list[Submission]:
     """Submit a recipe's chain, or find that it is submitted; return its jobs.
 
-    Raises InputError before anything is submitted, RunFailed where Slurm gives no answer.
+    Raises InputError or ClusterError before anything is submitted, RunFailed where Slurm gives no answer.
     """
     plan_submission(recipe, options)
     if not options.root.is_dir():
-        raise ClusterError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+        raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     check_source(options.environment)
     check_placed(recipe, options)
     if not has_slurm(means.host):
@@ -354,11 +354,7 @@ def _patiently(ask: Callable[[], T], say: Say, means: SubmitEnv) -> T:
             raise
         except (SchedulerAway, _NotKnown) as error:
             if pause_s == _LOOKS_S[0]:
-                say(
-                    f"{error.where}: {error.what}; asking again"
-                    if error.where
-                    else f"{error.what}; asking again"
-                )
+                say(f"{error.without_hint}; asking again")
         means.pause(pause_s)
     return ask()
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
 from caffe_recipes.run.journal import Finish, RunState
@@ -16,6 +15,7 @@ from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
 from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
 from caffe_recipes.run.snapshots import Checkpoint
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.context import RunOptions, find_setting
@@ -16,6 +15,7 @@ from caffe_recipes.run.journal import RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.preflight.storage import check_folders, may_write
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, Setting, find_setting
 from caffe_recipes.run.preflight.trials import RankPlaces, misplaced_ranks, start_patiently
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -63,7 +63,7 @@ def test_where_slurm_starts_the_ranks_a_failure_is_tried_once_more(
     def start() -> str:
         began.append("")
         if len(began) == 1:
-            raise ClusterError("mpiexec.hydra", "did not end within 120 s")
+            raise CommandTimedOut("localhost", "sh", 120)
         return "started"
 
     def wait() -> bool:

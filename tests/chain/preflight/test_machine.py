@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.cluster.testing import StandInHost
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.journal import Launch, RunState, name_branch
@@ -23,6 +22,7 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

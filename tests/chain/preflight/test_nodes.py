@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import HostFailed
+from caffe_recipes.run.preflight.findings import tell, trouble_of
 from caffe_recipes.run.preflight.nodes import ask_node, parse_cpuinfo
 from tests.cluster.machines import cpuinfo
+from tests.stand_in_host import StandInHost, answer_call
 
 HOSTILE = 'it\'s $(touch hacked) `touch hacked`\n-n "two"; touch hacked'
 
@@ -71,20 +71,17 @@ def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
     assert not ask_node(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
 
 
-@pytest.mark.parametrize("said", ["", "caffe-recipes: clock 1\n", "hello\ncaffe-recipes: end\n"])
-def test_an_answer_that_is_cut_short_is_an_error_of_its_host(said: str) -> None:
-    host = StandInHost("n1", lambda argv, stdin: Completed(1, said, "sh: no such thing"))
-    with pytest.raises(ClusterError, match="n1: gives no answer that can be read: sh: no such thing"):
+@pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
+def test_an_answer_that_is_cut_short_is_an_error_of_its_host(records: list[str]) -> None:
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
+    with pytest.raises(HostFailed, match=r"^n1: the answer to `facts` cannot be read: "):
         ask_node(host, [])
 
 
 def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
-    answer = (
-        "caffe-recipes: clock 1005.5\ncaffe-recipes: name n1\ncaffe-recipes: boot -\n"
-        "caffe-recipes: usable 2\ncaffe-recipes: cpuinfo\ncaffe-recipes: meminfo\n"
-        "caffe-recipes: tmp \ncaffe-recipes: ranks\ncaffe-recipes: paths\ncaffe-recipes: end\n"
-    )
-    host, times = StandInHost("n1", lambda argv, stdin: Completed(0, answer, "")), iter([1000.0, 1001.0])
+    records = ("clock 1005.5", "name n1", "boot -", "usable 2", "tmp ", "end")
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
+    times = iter([1000.0, 1001.0])
     facts = ask_node(host, [], clock=lambda: next(times))
     assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
     assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
@@ -102,7 +99,7 @@ def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path)
         {"CAFFE_RECIPES_LAUNCH": other, "SLURM_PROCID": "7", "SLURM_STEP_ID": "0"},
         {"CAFFE_RECIPES_LAUNCH": other, "SLURM_PROCID": "0"},  # the batch script
         {"NOTE": f"\nCAFFE_RECIPES_LAUNCH={other}", "PMI_RANK": "5"},
-        {"CAFFE_RECIPES_LAUNCH": f"{other}\ncaffe-recipes: end", "PMI_RANK": "6"},
+        {"CAFFE_RECIPES_LAUNCH": f"{other}\nend", "PMI_RANK": "6"},
     ]
     with ExitStack() as stack:
         for environment in environments:
@@ -126,3 +123,9 @@ def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
     assert hyperthreads.cores == 96
     arm = parse_cpuinfo(["processor\t: 0", "processor\t: 1", "BogoMIPS\t: 50"], usable=2)
     assert (str(arm), arm.sockets, arm.socket_of) == ("2 cores", None, {})
+
+
+def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
+    (own,) = tell("hosts", [trouble_of("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
+    (over,) = tell("hosts", [trouble_of("c1", HostFailed("gate", "its host key is revoked"))])
+    assert (own.said, over.said) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions
 from caffe_recipes.run.preflight.checks import preflight_recipe
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -154,7 +154,7 @@ def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(p
     place.edit("nodes: 1,", "nodes: 3,")
     place.edit("batch_per_rank: 32", "batch_per_rank: 8")
     (place.root / "hostfile").write_text("c401-[001-003]\n")
-    silent = ClusterError("", "gave no sign of life for 15 s", "check the host and its link")
+    silent = HostFailed("", "gave no sign of life for 15 s", "check the host and its link")
     hosts = {f"c401-00{number}": StandInHost(f"c401-00{number}", fault=silent) for number in (1, 2, 3)}
     found = preflight_recipe(
         load_recipe(place.recipe), RunOptions(root=place.root), lambda name, copy_with: hosts[name]

@@ -11,8 +11,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.cluster.hosts import LocalHost, open_host
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
 from caffe_recipes.run.journal import Finish, RunState
@@ -20,13 +19,14 @@ from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
+from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
 
 Change = Callable[[str], str]
 SIDE = "weights: init, net: train_val_noaug, base_lr: 0.01, max_iter: 4, snapshot_prefix: tmp/side}\n"
-FOLDER = r"^(caffe-recipes: folder \d+) (\d+) "
+FOLDER = r"^(\S+: folder \d+) (\d+) "
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def spare(name: str, change: Change = str) -> StandInHost:
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         running = LocalHost().start(argv, 60)
         done = running.finish(60, stdin)
-        said = re.sub(r"^caffe-recipes: name .*", f"caffe-recipes: name {name}", done.stdout, flags=re.M)
+        said = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
         # What other tests use of this machine is theirs.
-        said = re.sub(r"^(MemAvailable.*|\d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
+        said = re.sub(r"^\S+: (memory MemAvailable.*|rank \d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
         return Completed(done.returncode, change(said), done.stderr)
 
     return StandInHost(name, answer)
@@ -77,13 +77,11 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
         (lambda said: said.replace(": program program", ": program absent"), "no such program there"),
         (lambda said: re.sub(r": root \d+", ": root -", said), "no such folder there"),
         (
-            lambda said: re.sub(
-                r"^caffe-recipes: folder (\d+) \d+", r"caffe-recipes: folder \1 9", said, flags=re.M
-            ),
+            lambda said: re.sub(r"^(\S+: folder \d+) \d+", r"\1 9", said, flags=re.M),
             "9 bytes are free, the LMDB needs",
         ),
         (
-            lambda said: said.replace(": ranks\n", ": ranks\n3 ab/init-1\n"),
+            lambda said: re.sub(r"^(\S+:) usable", r"\1 rank 3 ab/init-1\n\1 usable", said, flags=re.M),
             "1 rank of another launch, ab/init-1",
         ),
         (lambda said: said.replace("name n9", "name NAME"), "is the machine that localhost is, too"),
@@ -99,7 +97,7 @@ def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: C
 
 
 def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
-    silent = StandInHost("n9", fault=ClusterError("n9", "gave no sign of life for 15 s", "check the host"))
+    silent = StandInHost("n9", fault=HostFailed("n9", "gave no sign of life for 15 s", "check the host"))
     found = told(look, silent, spare("n8"))
     assert [(one.said, one.unfit) for one in found] == [
         ("n9: gave no sign of life for 15 s; check the host", True)

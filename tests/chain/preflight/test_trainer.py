@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +12,9 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import NodeRefusal, call
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
-from caffe_recipes.run.preflight import trials
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
 from caffe_recipes.run.preflight.trials import (
     Attempt,
@@ -117,16 +115,12 @@ def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables(
     ]
 
 
-def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(tmp_path: Path) -> None:
-    program = Path(trials.__file__).with_name("trial.sh")
+def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing = tmp_path / "missing"
-    done = subprocess.run(
-        ["sh", program, "TOKEN", "5", "net", "0"],
-        env={**os.environ, "TMPDIR": str(missing)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 125
-    assert done.stderr == f"no file can be written to {missing}: No such file or directory\n"
+    monkeypatch.setenv("TMPDIR", str(missing))
+    with pytest.raises(NodeRefusal) as caught:
+        call(LocalHost("n1"), "trial", "try", "5", "net", "0")
+    said = f"n1: cannot be tried: no file can be written to {missing}: No such file or directory"
+    assert str(caught.value) == said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from caffe_recipes.cluster.commands import Completed
-from caffe_recipes.cluster.testing import StandInHost
+from tests.stand_in_host import StandInHost
 
 _COMMANDS = ("sbatch", "squeue", "scontrol", "sinfo", "sacct", "scancel")
 _AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"

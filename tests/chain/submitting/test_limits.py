@@ -7,7 +7,7 @@ import pytest
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, parse_profile
 from caffe_recipes.cluster.slurm_jobs import NodeGroup
 from caffe_recipes.cluster.slurm_queries import Partition
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 from caffe_recipes.run.submit.plan import Asked, check_slurm, choose_partition
 
 DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
@@ -35,12 +35,12 @@ def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
 def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
     known = profile("{debug: {nodes: 1, hours: 2}}")
     for partition, other in ((None, "machine"), ("debug", "--partition")):
-        with pytest.raises(ClusterError) as caught:
+        with pytest.raises(InputError) as caught:
             choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
         assert str(caught.value) == (
             f"site: debug takes at most 1 node, the recipe needs 2; take another {other}"
         )
-        with pytest.raises(ClusterError, match=f"; take another {other}, or a shorter --time$"):
+        with pytest.raises(InputError, match=f"; take another {other}, or a shorter --time$"):
             choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
 
 
@@ -53,7 +53,7 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
     ],
 )
 def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: int, said: str) -> None:
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(InputError) as caught:
         choose_partition(
             profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None
         )
@@ -61,18 +61,16 @@ def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: in
 
 
 def test_without_a_partition_the_default_s_limits_count() -> None:
-    with pytest.raises(ClusterError, match="debug has 4 nodes, the job needs 5: it would be queued for ever"):
+    with pytest.raises(InputError, match="debug has 4 nodes, the job needs 5: it would be queued for ever"):
         check_slurm(asked(5), [DEBUG, LONG], [])
     assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
-    with pytest.raises(
-        ClusterError, match="Slurm has no default partition; give --partition; there are: long"
-    ):
+    with pytest.raises(InputError, match="Slurm has no default partition; give --partition; there are: long"):
         check_slurm(asked(), [LONG], [])
 
 
 def test_of_several_partitions_one_must_take_the_job() -> None:
     assert not check_slurm(asked(5, partition="debug,long"), [DEBUG, LONG], []).must_wait
-    with pytest.raises(ClusterError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
+    with pytest.raises(InputError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
         check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])
 
 

@@ -203,7 +203,7 @@ def test_without_an_estimate_the_partition_s_own_time_is_told(desk: Desk) -> Non
 def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     profile.write_text("name: site\ntitle: A site\nslurm: {qos: normal, requires: [account, qos]}\n")
-    with pytest.raises(ClusterError, match="site: demands of each job its account; give --account, or write"):
+    with pytest.raises(InputError, match="site: demands of each job its account; give --account, or write"):
         desk.submit(profile=str(profile), time_s=3600.0)
     desk.submit(profile=str(profile), time_s=3600.0, account="a b")
     call = desk.slurm.submitted()[0]
@@ -222,7 +222,7 @@ def test_what_a_profile_says_among_its_options_counts_as_well(desk: Desk) -> Non
     assert (said["--partition"], said["--account"], said["--qos"]) == ("long", "physics", "big")
     assert "--exclusive" in said
     desk.slurm.jobs[12].state = "FAILED"
-    with pytest.raises(ClusterError, match="debug runs a job for at most 2 h 00 min"):
+    with pytest.raises(InputError, match="debug runs a job for at most 2 h 00 min"):
         desk.submit(profile=str(profile), time_s=3 * 3600.0, partition="debug")
 
 
@@ -232,7 +232,7 @@ def test_of_a_profile_s_partitions_the_only_one_that_fits_is_taken(desk: Desk) -
     profile.write_text(f"name: site\ntitle: A site\npartitions: {partitions}\n")
     desk.submit(profile=str(profile), time_s=3600.0)
     assert options_of(desk.slurm.submitted()[0])["--partition"] == "debug"
-    with pytest.raises(ClusterError, match=r"short runs a job for at most 0\.5 h"):
+    with pytest.raises(InputError, match=r"short runs a job for at most 0\.5 h"):
         desk.submit(profile=str(profile), time_s=3600.0, partition="short")
 
 

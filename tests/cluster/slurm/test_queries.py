@@ -17,8 +17,8 @@ from caffe_recipes.cluster.slurm_queries import (
     find_jobs,
     has_slurm,
 )
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import CommandTimedOut
+from tests.stand_in_host import StandInHost
 
 Recorded = Callable[[str], str]
 DISABLED = Completed(1, "", "Slurm accounting storage is disabled\n")
@@ -140,7 +140,7 @@ def test_no_answer_is_told_as_that_and_never_as_no_job(said: str) -> None:
 
 
 def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
-    host = StandInHost("login1", fault=ClusterError("login1", "env did not end within 20 s", "check it"))
+    host = StandInHost("login1", fault=CommandTimedOut("login1", "env", 20))
     with pytest.raises(SchedulerAway, match="scontrol did not end within 20 s"):
         find_jobs(host, ids=[7])
 

@@ -17,8 +17,8 @@ from caffe_recipes.cluster.slurm_submit import (
     sbatch_argv,
     submit,
 )
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
+from tests.stand_in_host import StandInHost
 
 REQUEST = Request("jobs/digits/chain.sbatch", "chain-0123456789abcdef")
 HOSTILE = ["a b", "'", '"', "$(reboot)", "`reboot`", "; reboot", "-n", "--wrap=reboot", "*", "\\", "é", "a,b"]
@@ -158,7 +158,7 @@ def test_a_submission_is_never_tried_twice() -> None:
 
 
 def test_a_host_that_was_never_reached_submitted_nothing() -> None:
-    gone = ClusterError("login1", "does not answer", "check it")
+    gone = HostFailed("login1", "does not answer", "check it")
     assert submit(StandInHost("login1", fault=gone), REQUEST) == Refused(str(gone))
     lacking = answering(127, "", "env: 'sbatch': No such file or directory\n")
     answer = submit(lacking, REQUEST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.launcher import RankLaunch
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
 from caffe_recipes.cluster.staging.stage import StagingMeans
 from caffe_recipes.cluster.staging.ways import ChainMeans
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import HostFailed
 
 LMDB = "/node/train lmdb"
 CONTENT = bytes(range(256)) * ((2 * BLOCK_BYTES + 100_000) // 256) + b"tail"
@@ -48,7 +49,7 @@ class FolderHost(LocalHost):
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         if self.down:
-            raise ClusterError(self.name, "cannot be reached by ssh", "")
+            raise HostFailed(self.name, "cannot be reached by ssh", "")
         words = [f"{self.folder}{word}" if word.startswith("/node/") else word for word in argv]
         if self.blind:
             words = [f"/nowhere{word}" if word.endswith("/shared/data.mdb") else word for word in words]
@@ -84,6 +85,16 @@ def world(tmp_path: Path) -> World:
     return World(hosts, source, StagingMeans(chain=local_chain(tmp_path), cache=tmp_path / "cache"))
 
 
+@dataclass(frozen=True)
+class LocalLaunch(RankLaunch):
+    """Ranks that are all on this machine: `start` makes the argv, of hosts, hostfile and command."""
+
+    start: Callable[[Sequence[str], str, Sequence[str]], Sequence[str]] = lambda hosts, hostfile, words: words
+
+    def argv(self, command: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.start(self.hosts, self.hostfile, command))
+
+
 def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
     """Return a chain whose ranks are all on this machine, each in its host's folder."""
 
@@ -92,4 +103,4 @@ def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
         rank = [sys.executable, "-c", _RANK, str(root), hostfile, *command, *words]
         return [mpiexec, "-n", str(len(hosts)), *rank]
 
-    return ChainMeans(argv, {}, stall_s=20)
+    return ChainMeans(LocalLaunch(start=argv), stall_s=20)

@@ -14,12 +14,13 @@ from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.cluster.staging.stage import StagedHost, stage
 from caffe_recipes.cluster.staging.ways import ChainMeans
 from caffe_recipes.errors import ClusterError
-from tests.cluster.staging.conftest import CONTENT, LMDB, World, local_chain
+from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, local_chain
 
 # On such a cluster a chain is the quickest, and sending from here the slowest.
 QUICK = CopyRates(link=1e7, shared=1e7, disk=1e9)
 # What a rank is started through: it does this to rank 2, and to the others nothing.
 _ON_RANK_2 = 'if [ "$PMI_RANK" = 2 ]; then {}; fi; exec "$@"'
+ABSENT = ChainMeans(LocalLaunch(start=lambda *words: ["/none/mpiexec"]))
 
 
 def through(world: World, script: str, start_s: float = 20) -> World:
@@ -79,7 +80,7 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
     def alone(hosts: Sequence[str], hostfile: str, words: Sequence[str]) -> Sequence[str]:
         return [word.replace("=/node/", f"={world.hosts[0].folder}/node/") for word in words]
 
-    means = replace(world.means, chain=ChainMeans(alone, {}), how="chain")
+    means = replace(world.means, chain=ChainMeans(LocalLaunch(start=alone)), how="chain")
     placed = stage(world.hosts, LMDB, world.source, means)
     assert placed[0].reason.endswith(
         "1 ranks were started, not 4: mpi4py and the launcher are of different MPIs"
@@ -87,7 +88,9 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
 
 
 def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: World) -> None:
-    means = replace(world.means, chain=ChainMeans(lambda *a: ["/none/mpiexec"], {}), how="chain")
+    means = replace(
+        world.means, chain=ChainMeans(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), how="chain"
+    )
     with pytest.raises(ClusterError, match="/none/mpiexec: does not start: No such file or directory"):
         stage(world.hosts, LMDB, world.source, means)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
@@ -125,7 +128,9 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
 
 
 def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
-    means = replace(world.means, chain=ChainMeans(lambda *a: ["/none/mpiexec"], {}), rates=QUICK)
+    means = replace(
+        world.means, chain=ChainMeans(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), rates=QUICK
+    )
     said: list[str] = []
     placed = stage(world.hosts, LMDB, world.source, means, said.append)
     assert {each.outcome for each in placed} == {"sent"}

@@ -14,15 +14,13 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source
 from caffe_recipes.cluster.staging.plan import (
-    NodeRefusal,
     abandon_part,
-    ask_node,
     clean_node,
     commit_part,
     hash_node,
-    node_script,
     probe_node,
     reserve_part,
     take_part,
@@ -234,7 +232,7 @@ def test_a_host_whose_shell_gives_no_answer_is_one_line() -> None:
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             return LocalHost().run(["sh", "-c", "echo a >&2; echo b >&2; exit 127"])
 
-    with pytest.raises(ClusterError, match=r"^gone:/a: `clean` gives no answer that can be read: a b; check"):
+    with pytest.raises(ClusterError, match=r"^gone:/a: the answer to `clean` cannot be read: 'a b'; check"):
         clean_node(Silent("gone"), "/a")
 
 
@@ -251,7 +249,7 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 
 def call(shell: list[str], text: str, *words: str, cwd: Path) -> list[str]:
     """Call functions of `node.sh` by themselves; return the lines that they print."""
-    script = resources.files("caffe_recipes.cluster.staging").joinpath("node.sh")
+    script = resources.files("caffe_recipes.cluster").joinpath("sh/node.sh")
     # A script is read with the words of who reads it: without any it only defines its functions.
     read = 'path=$1; shift; . "$0"; target=$path folder=$path; set -- "$path"; trust_owner_of .'
     argv = [*shell, "-c", f"{read}; {text}", str(script), *words]
@@ -321,7 +319,7 @@ def test_who_stages_second_waits_for_the_first_and_finds_its_copy(lmdb: Path, tm
     argv = [
         "sh",
         "-c",
-        node_script(),
+        program_text("node"),
         "caffe-recipes",
         "stage",
         str(lmdb),
@@ -387,17 +385,6 @@ def test_a_digest_that_a_group_could_have_planted_is_not_believed(
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]  # root's group is root's alone
     os.chown(cache / "caffe-recipes", 0, 65534)
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
-
-
-def test_the_script_is_posix_shell_without_findings() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    text = resources.files("caffe_recipes.cluster.staging").joinpath("node.sh").read_text()
-    done = subprocess.run(
-        [shellcheck, "-s", "sh", "-"], input=text, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")

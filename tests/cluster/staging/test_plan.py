@@ -12,7 +12,7 @@ from caffe_recipes.cluster.staging.plan import (
     plan_staging,
     render_plan,
 )
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import InputError
 
 GB = 10**9
 SIZE = 42 * GB
@@ -63,9 +63,7 @@ def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
 
 def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
     assert plan(absent(0), absent(1), how="sftp").how == "sftp"
-    with pytest.raises(
-        ClusterError, match=r"^staging by chain cannot be had: no mpi4py; stage without --how$"
-    ):
+    with pytest.raises(InputError, match=r"^staging by chain cannot be had: no mpi4py; stage without --how$"):
         plan(absent(0), how="chain", lacking={"chain": "no mpi4py"})
 
 

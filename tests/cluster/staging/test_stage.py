@@ -24,7 +24,7 @@ from caffe_recipes.cluster.staging.plan import How, NodeState, plan_staging
 from caffe_recipes.cluster.staging.relay import STAMP, file_digest
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, stage, survey
 from caffe_recipes.cluster.staging.ways import StagingJob, send_to_each
-from caffe_recipes.errors import ClusterError, DataError
+from caffe_recipes.errors import ClusterError, DataError, InputError
 from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
 
 SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(4))
@@ -38,9 +38,9 @@ class Asked(FolderHost):
     hashing: Future[Manifest] | None = None
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
-        self.verbs.append(argv[4])
+        self.verbs.append(argv[5])
         done = super().run(argv, timeout_s)
-        if argv[4] == "take" and self.hashing:
+        if argv[5] == "take" and self.hashing:
             with (self.root / "shared/data.mdb").open("rb") as file:
                 self.hashing.set_result(Manifest(len(CONTENT), file_digest(file.fileno(), len(CONTENT))))
         return done
@@ -212,7 +212,7 @@ def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> N
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:
     blind = [FolderHost(host.name, root=host.root, blind=host.name != "n2") for host in world.hosts]
-    with pytest.raises(ClusterError, match="staging by copy cannot be had: n0 does not see the source"):
+    with pytest.raises(InputError, match="staging by copy cannot be had: n0 does not see the source"):
         stage(blind, LMDB, world.source, replace(world.means, how="copy"))
     assert stage(blind, LMDB, world.source, replace(world.means, how="chain")) == SENT
     assert_whole(world.hosts[0])
@@ -254,7 +254,7 @@ def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> No
 
 @pytest.mark.parametrize("lmdb", ["relative/lmdb", "/tmp/../etc", "/", "", "/a\0b"])
 def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, lmdb: str) -> None:
-    with pytest.raises(ClusterError):
+    with pytest.raises(InputError):
         stage(world.hosts, lmdb, world.source, world.means)
 
 
@@ -301,7 +301,7 @@ def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
 
 def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(ClusterError, match="sbcast cannot be had: not inside a Slurm allocation"):
+    with pytest.raises(InputError, match="sbcast cannot be had: not inside a Slurm allocation"):
         stage(world.hosts, LMDB, world.source, replace(world.means, how="sbcast"))
 
 

@@ -1,11 +1,7 @@
-# What preflight asks of a node, with sh and coreutils alone: `sh -c TEXT caffe-recipes [VERB PATH]...`; nothing is
-# changed. nodes.py reads the answer. /tmp is shared with others: names that are found there are cleaned before they
-# are said.
-set -u
-export LC_ALL=C
+# What preflight asks of a host: `facts [QUESTION PATH]...`; nothing is changed. nodes.py reads the answer. /tmp is shared
+# with others: names that are found there are cleaned before they are said.
 me=$(id -u)
 
-say() { printf 'caffe-recipes: %s\n' "$*"; }
 clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-4096; }
 user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
 
@@ -94,34 +90,36 @@ list_ranks() {
         case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) continue ;; esac
         rank=${rank:-${step:+$slurm}}
         case $rank in '' | *[!0-9]* | ?????????*) continue ;; esac
-        case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) printf '%s %s\n' "$rank" "$launch" ;; esac
+        case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) say "rank $rank $launch" ;; esac
     done
 }
 
-say clock "$(date +%s.%N)"
-say name "$(uname -n)"
-say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
-unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
-say usable "$(nproc)"
-say cpuinfo
-tr -d '\t' </proc/cpuinfo | while IFS= read -r line; do
-    case $line in processor* | 'physical id'* | 'cpu cores'*) echo "$line" ;; esac
-done
-say meminfo
-cat /proc/meminfo
-say tmp "$(df --output=size -B1 /tmp 2>/dev/null | tail -n 1 | tr -d ' ')"
-say ranks
-(list_ranks)
-say paths
-while [ "$#" -gt 1 ]; do
-    case $1 in
-    root) say root "$(stat -L -c %i -- "$2" 2>/dev/null || echo -)" ;;
-    program) look_at_program "$2" ;;
-    file) look_at_file "$2" ;;
-    text) look_at_text "$2" ;;
-    folder) look_at_folder "$2" ;;
-    snapshots) look_at_snapshots "$2" ;;
-    esac
-    shift 2
-done
-say end
+facts() {
+    say clock "$(date +%s.%N)"
+    say name "$(uname -n)"
+    say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
+    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
+    say usable "$(nproc)"
+    tr -d '\t' </proc/cpuinfo | while IFS= read -r line; do
+        case $line in processor* | 'physical id'* | 'cpu cores'*) say cpu "$line" ;; esac
+    done
+    while IFS= read -r line; do
+        case $line in MemTotal:* | MemAvailable:*) say memory "$line" ;; esac
+    done </proc/meminfo
+    say tmp "$(df --output=size -B1 /tmp 2>/dev/null | tail -n 1 | tr -d ' ')"
+    (list_ranks)
+    while [ "$#" -gt 1 ]; do
+        case $1 in
+        root) say root "$(stat -L -c %i -- "$2" 2>/dev/null || echo -)" ;;
+        program) look_at_program "$2" ;;
+        file) look_at_file "$2" ;;
+        text) look_at_text "$2" ;;
+        folder) look_at_folder "$2" ;;
+        snapshots) look_at_snapshots "$2" ;;
+        esac
+        shift 2
+    done
+    say end
+}
+
+"$@"

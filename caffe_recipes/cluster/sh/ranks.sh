@@ -1,14 +1,11 @@
-# What is asked of a node about the ranks there, with sh and coreutils alone; ranks.py and pulses.py call it as
-# `sh -c TEXT caffe-recipes VERB LAUNCH ...`. LAUNCH is sixteen hex digits, a run with all its launches, or one launch.
+# What is asked of a host about the ranks there: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH is sixteen hex
+# digits, a run with all its launches, or one launch.
 # An entry of the environment tells a process of ours, and nothing else does. Numbers of processes come round again:
 # a process is known by its number and the time it started, which are looked at again before every signal.
-set -uf
-export LC_ALL=C
+set -f
 newline='
 '
 IFS=$newline
-
-say() { printf 'caffe-recipes: %s\n' "$1"; }
 
 # Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm may hold anything.
 read_stat() {
@@ -192,7 +189,7 @@ beat() {
             say "rank ${rest#*:} $pid $state $((ticks * 1000 / ticks_per_s)) $((pages * page_bytes))"
         done
         known=$still
-        say beat
+        say end
     done
 }
 

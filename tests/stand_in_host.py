@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Running, supervise
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
 
 Answer = Callable[[tuple[str, ...], bytes], Completed]
 
@@ -16,6 +16,11 @@ Answer = Callable[[tuple[str, ...], bytes], Completed]
 def nothing_said(argv: tuple[str, ...], stdin: bytes) -> Completed:
     """Succeed silently, whatever the command."""
     return Completed(0, "", "")
+
+
+def answer_call(argv: Sequence[str], *records: str) -> Completed:
+    """Return the answer of a function of ours that was called by `remote.call`."""
+    return Completed(0, "".join(f"{argv[4]} {record}\n" for record in records), "")
 
 
 @dataclass
@@ -51,9 +56,7 @@ class StandInHost:
         """Write one of `files`."""
         self._fail_if_told()
         if path not in self.files:
-            raise ClusterError(
-                f"{self.name}:{path}", "cannot be copied: No such file or directory", "check it"
-            )
+            raise HostFailed(self.name, "cannot be copied: No such file or directory", "check it", path)
         to.write_bytes(self.files[path])
 
     def put(self, path: Path, to: str) -> None:

@@ -1,11 +1,9 @@
-# The trainer tried on a node: `sh -c TEXT caffe-recipes TOKEN SECONDS NET COUNT SOLVER... COMMAND...`. The variables that
-# a rank would get come on standard input, where no other user sees them, as text for sh. What the trainer writes, a core
-# too, goes to a folder of its own that is taken away again, whatever ends us.
-set -u
-umask 077
+# The trainer tried on a host: `try SECONDS NET COUNT SOLVER... COMMAND...`. The variables that a rank would get come on
+# standard input, where no other user sees them, as text for sh. What the trainer writes, a core too, goes to a folder of
+# its own that is taken away again, whatever ends us.
 # shellcheck disable=SC3045 # a sh without it does without
 ulimit -c 0 2>/dev/null
-token=$1 limit=$2 net=$3 count=$4
+limit=$2 net=$3 count=$4
 shift 4
 given=$(cat)
 folder='' tried=''
@@ -18,8 +16,8 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM HUP INT
 give_up() {
-    printf 'no file can be written to %s: %s\n' "${TMPDIR:-/tmp}" "${1:-is it full?}" >&2
-    exit 125
+    say refused "cannot be tried: no file can be written to ${TMPDIR:-/tmp}: ${1:-is it full?}"
+    exit 0
 }
 made=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX" 2>&1) || give_up "${made##*: }"
 folder=$made
@@ -34,6 +32,7 @@ done
 number=0
 while [ "$number" -lt "$count" ]; do
     (
+        unset LC_ALL # which is of the prelude
         eval "$given"
         # In a group of its own: what the trainer starts ends with it.
         exec timeout -k 1 "$limit" "$@" train "--solver=solver_$number.prototxt"
@@ -42,8 +41,6 @@ while [ "$number" -lt "$count" ]; do
     wait "$tried"
     code=$?
     tried=''
-    printf '%s %s %s\n' "$token" "$number" "$code"
-    tail -c 20000 log
-    printf '\n'
+    say tried "$code" "$(tail -c 20000 log | base64 -w 0)"
     number=$((number + 1))
 done

@@ -7,8 +7,8 @@ import pytest
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost, file_bytes
 from caffe_recipes.cluster.ssh import SshHost
-from caffe_recipes.cluster.testing import StandInHost
-from caffe_recipes.errors import ClusterError
+from caffe_recipes.errors import ClusterError, HostFailed
+from tests.stand_in_host import StandInHost
 
 
 def test_all_three_are_hosts_to_a_type_checker() -> None:
@@ -38,7 +38,7 @@ def test_files_go_in_and_out_of_a_dict(tmp_path: Path) -> None:
 
 
 def test_a_fault_is_raised_by_everything(tmp_path: Path) -> None:
-    host = StandInHost(fault=ClusterError("n1", "is gone", "wait"))
+    host = StandInHost(fault=HostFailed("n1", "is gone", "wait"))
     for act in (host.connect, lambda: host.run(["true"]), lambda: host.fetch("/a", tmp_path / "a")):
         with pytest.raises(ClusterError, match="n1: is gone; wait"):
             act()

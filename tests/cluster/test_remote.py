@@ -1,0 +1,128 @@
+"""Functions of ours on hosts: what they answer is told from all else that a host prints."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import resources
+from typing import get_args
+
+import pytest
+
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import (
+    Conversation,
+    NodeRefusal,
+    Program,
+    ask_node,
+    call,
+    call_to_end,
+    program_text,
+)
+from caffe_recipes.errors import ClusterError, HostFailed
+from tests.stand_in_host import StandInHost, answer_call
+
+HOST = LocalHost("here")
+LAUNCH = "0123456789abcdef"
+
+
+def test_every_program_is_a_file_and_every_file_a_program() -> None:
+    files = {path.name for path in resources.files("caffe_recipes.cluster").joinpath("sh").iterdir()}
+    assert files == {f"{name}.sh" for name in (*get_args(Program), "prelude")}
+
+
+@pytest.mark.parametrize("name", get_args(Program))
+def test_a_program_is_posix_shell_without_findings(name: Program) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    # `test -O` and `-ef` are in every shell that we know.
+    argv = [shellcheck, "-s", "sh", "-e", "SC3067,SC3013", "-"]
+    text = program_text("prelude") + program_text(name)
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+def test_what_a_host_prints_besides_is_not_of_the_answer() -> None:
+    class Greeting(LocalHost):
+        def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+            done = super().run(argv, timeout_s)
+            return Completed(0, f"Welcome\ncaffe-recipes: end\n{done.stdout}{argv[4]}", "quota exceeded")
+
+    assert call_to_end(Greeting("here"), "ranks", "list", LAUNCH) == []
+
+
+def test_each_call_has_a_token_of_its_own() -> None:
+    host = StandInHost(answer=lambda argv, stdin: answer_call(argv, "end"))
+    for _ in range(2):
+        call_to_end(host, "watch", "names", "/", ".x")
+    first, second = (argv[4] for argv, _ in host.asked)
+    assert first != second
+    assert re.fullmatch(r"caffe-recipes-[0-9a-f]{16}:", first)
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (Completed(0, "", ""), "exit 0"),
+        (Completed(3, "", ""), "exit 3"),
+        (Completed(127, "", "sh: no such thing\n"), "sh: no such thing"),
+        (Completed(0, "caffe-recipes: end\n", ""), "caffe-recipes: end"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_names_host_and_function(answer: Completed, shown: str) -> None:
+    said = (
+        f"^n1: the answer to `list` cannot be read: '{shown}'; check that it has sh, /proc and GNU coreutils$"
+    )
+    with pytest.raises(HostFailed, match=said):
+        call(StandInHost("n1", lambda argv, stdin: answer), "ranks", "list", LAUNCH)
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
+    def break_off(argv: tuple[str, ...], stdin: bytes) -> Completed:
+        return Completed(0, f"{argv[4]} name YQ==\n{argv[4]} en", "")
+
+    with pytest.raises(HostFailed, match="the answer to `names` cannot be read: 'name YQ=='"):
+        call_to_end(StandInHost("n1", break_off), "watch", "names", "/", ".x")
+
+
+def test_what_is_refused_carries_host_place_and_hint() -> None:
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, "refused is a link"))
+    with pytest.raises(NodeRefusal) as caught:
+        ask_node(host, "probe", "/tmp/a", hint="remove it")
+    error = caught.value
+    assert (error.host, error.place, error.what, error.hint) == ("n1", "/tmp/a", "is a link", "remove it")
+
+
+@pytest.mark.parametrize("record", ["refused", "refused "])
+def test_a_refusal_without_a_reason_is_one(record: str) -> None:
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
+    with pytest.raises(
+        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed, and gave no reason; have it removed"
+    ):
+        ask_node(host, "commit", "/tmp/a", "part", "7", "-")
+
+
+def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
+    host = StandInHost("n1", lambda argv, stdin: Completed(1, "", "sh: gone"))
+    with pytest.raises(HostFailed, match=r"^n1:/tmp/a: the answer to `file-look` cannot be read: 'sh: gone'"):
+        ask_node(host, "file-look", "/tmp/a", "/root")
+
+
+def test_a_conversation_goes_on_until_it_is_finished() -> None:
+    with Conversation(HOST, "ranks", "beat", LAUNCH, "30") as talk:
+        assert [talk.ask() for _ in range(3)] == [[], [], []]
+        talk.finish()
+
+
+def test_a_conversation_that_breaks_off_says_how() -> None:
+    with (
+        Conversation(HOST, "ranks", "beat", LAUNCH, "0.1") as talk,
+        pytest.raises(ClusterError, match=r"answer to `beat` cannot be read|no longer reads"),
+    ):
+        for _ in range(100):
+            talk.ask()
+            subprocess.run(["sleep", "0.3"], check=True)
