@@ -140,12 +140,14 @@ class Place:
             for path in sorted(self.root.rglob("*"))
         }
 
-    def processes(self) -> list[int]:
-        """Whatever still runs in this root."""
+    def processes(self, named: str = "") -> list[int]:
+        """Whatever still runs in this root, or those of it with this word in their name."""
         found = []
         for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and (entry / "cwd").readlink() == self.root:
+            try:  # A process may end between any two of these
+                if not entry.name.isdigit() or (entry / "cwd").readlink() != self.root:
+                    continue
+                if named in (entry / "comm").read_text():
                     found.append(int(entry.name))
             except OSError:
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,9 +121,8 @@ def test_a_phase_stopped_by_somebody_else_before_its_snapshot_is_not_finished(st
     stopped.behave(init="waits")
     run = stopped.start()
     wait_for_log(stopped, "Iteration 4, lr")
-    for process in stopped.processes():
-        if "mpiexec" in Path(f"/proc/{process}/comm").read_text():
-            os.kill(process, signal.SIGINT)
+    for process in stopped.processes(named="mpiexec"):
+        os.kill(process, signal.SIGINT)
     (stopped.root / "release").touch()
     _, complained = run.communicate(timeout=600)
     assert run.returncode == 3
