@@ -41,9 +41,15 @@ class NodeRefusal(HostFailed):
 
 
 @cache
-def program_text(name: Program | Literal["prelude"]) -> str:
+def program_text(name: Program | Literal["prelude", "manage"]) -> str:
     """Return the text of a program in `sh/`."""
     return resources.files(__package__).joinpath("sh", f"{name}.sh").read_text("utf-8")
+
+
+def sent_text(program: Program) -> str:
+    """Return all that is sent to a host for a program, in order."""
+    before = program_text("prelude") + (program_text("manage") if program == "node" else "")
+    return before + program_text(program)
 
 
 def call(
@@ -129,8 +135,7 @@ def unreadable(host: str, function: str, said: str, place: str = "") -> HostFail
 
 def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str, list[str]]:
     token = f"caffe-recipes-{secrets.token_hex(8)}:"
-    text = program_text("prelude") + program_text(program)
-    return token, ["sh", "-c", text, "caffe-recipes", token, function, *words]
+    return token, ["sh", "-c", sent_text(program), "caffe-recipes", token, function, *words]
 
 
 def _records(token: str, said: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
+from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
 from caffe_recipes.recipe.estimate import estimate_duration
@@ -32,7 +33,6 @@ def render_run_script(recipe: Recipe) -> str:
     cluster = recipe.cluster
     threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
     phases = [_phase_values(recipe, phase) for phase in recipe.phases]
-    stops, keeps = any(phase["stop_iter"] for phase in phases), any(phase["needed"] for phase in phases)
     values = {
         "recipe": recipe,
         "cluster": cluster,
@@ -43,14 +43,11 @@ def render_run_script(recipe: Recipe) -> str:
         if cluster.mlsl
         else {},
         "launch": _plan_launch(recipe, threads).shell_lines(),
-        "solvers": [f"solver_{phase.name}" for phase in recipe.phases],
         "nets_dir": recipe.nets_dir or recipe.prototxt_dir,
         "our_nets": posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name,
         "phases": phases,
-        "stops": stops,
-        "keeps": keeps,
-        "more": " STOP_ITER NEEDED..." if keeps else " STOP_ITER" if stops else "",
-        "given_weights": _given_weights(recipe),
+        "stops": any(phase["stop_iter"] for phase in phases),
+        "keeps": any(phase["needed"] for phase in phases),
         "models": [_model_file(phase) for phase in find_evaluated(recipe) or find_leaves(recipe)],
         "lmdb_hint": lmdb_hint(recipe, recipe.data.train.source),
     }
@@ -73,9 +70,9 @@ def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
         "name": phase.name,
         "net": phase.net,
         "weights": _model_file(start, phase.weights_iter) if isinstance(start, Phase) else start or "",
-        "snapshot": phase.final_snapshot,
+        "prefix": phase.snapshot_prefix,
         "stop_iter": phase.stop_iter,
-        "needed": [phase.snapshot_at(iteration) for iteration in recipe.needed_iters(phase)],
+        "needed": recipe.needed_iters(phase),
         "iterations": phase.last_iter,
         "max_iter": phase.max_iter,
         "epochs": images_of(recipe, phase) / recipe.data.train.images,
@@ -88,18 +85,24 @@ def _model_file(phase: Phase, iteration: int | None = None) -> str:
     return posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))
 
 
-def _given_weights(recipe: Recipe) -> list[str]:
-    """List the weights that no phase makes."""
-    starts = (recipe.starts_from(phase) for phase in recipe.phases)
-    return list(dict.fromkeys(start for start in starts if isinstance(start, str)))
-
-
 def lmdb_hint(recipe: Recipe, source: str | None) -> str:
     """Say what to do about a recipe's missing LMDB, which is looked for at `source`."""
     if recipe.data.prepare and source:
         folder = shlex.quote(posixpath.dirname(source) or ".")
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
     return "build it with convert_imageset"
+
+
+def library() -> dict[str, str]:
+    """Return the text of each file of `jobs/lib`, by its path: the same for every recipe.
+
+    node.sh is the text that `run` sends to nodes, byte for byte.
+    """
+    folder = resources.files("caffe_recipes.templates")
+    return {
+        "jobs/lib/chain.sh": folder.joinpath("chain.sh").read_text("utf-8"),
+        "jobs/lib/node.sh": program_text("node"),
+    }
 
 
 @cache

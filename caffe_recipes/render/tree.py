@@ -13,14 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.nets import render_net
-from caffe_recipes.render.scripts import render_jobs, render_run_script
+from caffe_recipes.render.scripts import library, render_jobs, render_run_script
 from caffe_recipes.render.solvers import render_solver
 
 
@@ -143,10 +142,6 @@ def _unusable(error: OSError, verb: str, path: Path) -> InputError:
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
 
 
-# What every run.sh has beside it: the text that `run` sends to nodes, byte for byte.
-NODE_SCRIPT = "jobs/lib/node.sh"
-
-
 def generate(recipe: Recipe) -> dict[str, str]:
     """Return the text of each file of a recipe by its path, with `/`, from the folder that holds them all.
 
@@ -165,8 +160,7 @@ def generate(recipe: Recipe) -> dict[str, str]:
             )
         files[path] = render_net(recipe, net)
     files[f"jobs/{recipe.name}/run.sh"] = render_run_script(recipe)
-    files[NODE_SCRIPT] = program_text("node")
-    return files | render_jobs(recipe) | render_horovod(recipe)
+    return files | library() | render_jobs(recipe) | render_horovod(recipe)
 
 
 def solver_file(recipe: Recipe, phase: str) -> str:

@@ -20,7 +20,7 @@ from caffe_recipes.cluster.remote import (
     ask_node,
     call,
     call_to_end,
-    program_text,
+    sent_text,
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 from tests.stand_in_host import StandInHost, answer_call
@@ -31,7 +31,7 @@ LAUNCH = "0123456789abcdef"
 
 def test_every_program_is_a_file_and_every_file_a_program() -> None:
     files = {path.name for path in resources.files("caffe_recipes.cluster").joinpath("sh").iterdir()}
-    assert files == {f"{name}.sh" for name in (*get_args(Program), "prelude")}
+    assert files == {f"{name}.sh" for name in (*get_args(Program), "manage", "prelude")}
 
 
 @pytest.mark.parametrize("name", get_args(Program))
@@ -41,8 +41,7 @@ def test_a_program_is_posix_shell_without_findings(name: Program) -> None:
         pytest.skip("shellcheck is not installed")
     # `test -O` and `-ef` are in every shell that we know.
     argv = [shellcheck, "-s", "sh", "-e", "SC3067,SC3013", "-"]
-    text = program_text("prelude") + program_text(name)
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, input=sent_text(name), capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
 

@@ -16,6 +16,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.render.scripts import library
 from caffe_recipes.render.tree import generate_all, net_file
 
 MakeRecipe = Callable[..., Recipe]
@@ -35,7 +36,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     width = len(str(len(recipe.phases)))
     jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
     scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
-    scripts |= set(render_horovod(recipe)) | {"jobs/lib/node.sh"}
+    scripts |= set(render_horovod(recipe)) | set(library())
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 
@@ -50,16 +51,20 @@ def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> Non
 def test_what_run_sh_has_beside_it_is_what_run_sends_to_nodes_byte_for_byte() -> None:
     sent = (ROOT / "caffe_recipes/cluster/sh/node.sh").read_bytes()
     assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == program_text("node").encode()
-    assert all(
-        cr.generate(cr.load_recipe(name))["jobs/lib/node.sh"].encode() == sent for name in shipped_recipes()
-    )
-    assert is_shared(sent.decode())  # it names no recipe
+
+
+@pytest.mark.parametrize("path", library())
+def test_the_library_is_the_same_for_every_recipe_and_names_none(path: str) -> None:
+    text = (ROOT / path).read_text()
+    assert all(cr.generate(cr.load_recipe(name))[path] == text for name in shipped_recipes())
+    assert is_shared(text)
 
 
 def test_a_user_s_recipe_is_made_again_from_its_file(make_recipe: MakeRecipe) -> None:
     files = cr.generate(make_recipe(lambda raw: raw.update(name="mine")))
-    del files["jobs/lib/node.sh"]
-    assert all("`caffe-recipes generate mine.yaml`" in text for text in files.values())
+    own = [text for path, text in files.items() if path not in library()]
+    assert own
+    assert all("`caffe-recipes generate mine.yaml`" in text for text in own)
 
 
 @pytest.mark.parametrize("name", [name for name, one in shipped_recipes().items() if one.row is None])

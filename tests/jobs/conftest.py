@@ -8,19 +8,20 @@ A test changes what a stand-in does by a hook: shell text that it reads before i
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import render_run_script
+from caffe_recipes.render.scripts import library, render_run_script
 from caffe_recipes.render.tree import net_file
 from tests.jobs.job_play import Play, make_play
 
@@ -92,7 +93,13 @@ class StandInCluster:
             write(self.play / "bin" / tool, STAND_IN, 0o755)
         write(self.root / "build/tools/caffe", CAFFE, 0o755)
         write(self.script, render_run_script(self.recipe), 0o755)
-        write(self.script.parent.parent / "lib/node.sh", program_text("node"), 0o755)
+        for path, text in library().items():
+            write(self.library / Path(path).name, text, 0o755)
+
+    @property
+    def library(self) -> Path:
+        """Return the folder of what every run.sh reads."""
+        return self.play.parent / "repository/jobs/lib"
 
     def _write_files(self) -> None:
         write(self.root / "hostfile", "".join(f"{host}\n" for host in self.hosts))
@@ -179,6 +186,14 @@ class StandInCluster:
         assert self.contents() == before
         assert self.calls("mpiexec.hydra") == []
         return done.stderr
+
+
+def definitions(recipe: Recipe) -> str:
+    """Return what a recipe's run.sh and what it reads define, without its start."""
+    chain = resources.files("caffe_recipes.templates").joinpath("chain.sh")
+    values, start, _ = render_run_script(recipe).partition("\nhere=$(")
+    assert start
+    return f"{values}\n. {shlex.quote(str(chain))}\n"
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

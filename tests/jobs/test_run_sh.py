@@ -12,8 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import render_run_script
-from tests.jobs.conftest import STRICT, StandInCluster
+from tests.jobs.conftest import STRICT, StandInCluster, definitions
 
 # The README's own commands, each on one line, without the stray `; '` behind the last one.
 PUBLISHED = r"""
@@ -71,7 +70,7 @@ def test_the_training_calls_are_the_published_ones(published_cluster: StandInClu
     ],
 )
 def test_hydra_is_told_as_run_tells_it(given: dict[str, str]) -> None:
-    script = render_run_script(load_recipe("stampede2-64n-72ep")).removesuffix('main "$@"\n')
+    script = definitions(load_recipe("stampede2-64n-72ep"))
     environment = {"PATH": os.environ["PATH"], **given}
     done = subprocess.run(
         ["bash", "-s"],
@@ -205,6 +204,7 @@ def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
     done = small_cluster.run("--help")
     assert done.returncode == 0
     assert "Usage: [CAFFE_ROOT=DIR]" in done.stdout
+    assert "LMDB_SOURCE   copied to each node that lacks the training LMDB (default: none)" in done.stdout
     assert "set -euo" not in done.stdout
     assert small_cluster.calls("mpiexec.hydra") == []
 

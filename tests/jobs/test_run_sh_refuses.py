@@ -63,9 +63,18 @@ def test_a_missing_launcher(small_cluster: StandInCluster) -> None:
     assert "mpiexec.hydra: not found from" in small_cluster.refused(PATH=path)
 
 
-def test_a_script_away_from_what_it_sends_to_nodes(small_cluster: StandInCluster) -> None:
-    (small_cluster.script.parent.parent / "lib/node.sh").unlink()
-    assert "jobs/lib/node.sh: cannot be read; start run.sh by its path" in small_cluster.refused()
+@pytest.mark.parametrize("file", ["chain.sh", "node.sh"])
+def test_a_script_away_from_what_it_reads(small_cluster: StandInCluster, file: str) -> None:
+    (small_cluster.library / file).unlink()
+    assert f"lib/{file}: cannot be read; start run.sh by its path" in small_cluster.refused()
+
+
+def test_a_library_of_another_version(small_cluster: StandInCluster) -> None:
+    chain = small_cluster.library / "chain.sh"
+    chain.write_text(chain.read_text().replace("CHAIN_INTERFACE=1", "CHAIN_INTERFACE=2"))
+    assert "jobs/lib: of another version than run.sh (2, not 1); generate the recipe again" in (
+        small_cluster.refused()
+    )
 
 
 def test_a_caffe_root_that_others_can_write_in(small_cluster: StandInCluster) -> None:

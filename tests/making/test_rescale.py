@@ -19,8 +19,9 @@ from caffe_recipes.recipe.graph import model_epochs
 from caffe_recipes.recipe.model import Ensemble, Phase, Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.render.scripts import library
 from caffe_recipes.render.solvers import build_solver
-from caffe_recipes.render.tree import NODE_SCRIPT, generate
+from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipes import lint_recipe
 from caffe_recipes.review.lint.rules import Finding
 
@@ -300,7 +301,7 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
     recipe = rescale(row, RescaleTarget(batch_per_rank=16)).recipe
     assert row.nets_dir is not None
     assert recipe.prototxt_dirs == (recipe.prototxt_dir,)
-    assert set(generate(recipe)) & set(generate(row)) == {NODE_SCRIPT}
+    assert set(generate(recipe)) & set(generate(row)) == set(library())
 
 
 @pytest.mark.parametrize(

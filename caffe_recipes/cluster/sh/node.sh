@@ -208,20 +208,8 @@ make_part() {
     said=$( (set -C && : >"$folder/$1") 2>&1) || drop "$said"
 }
 
-reserve() {
-    make_folder
-    make_part "$@"
-}
-
 # PART SOURCE SECONDS
 copy() { said=$(timeout "$3" cp -- "$2" "$folder/$1" 2>&1 8>&-) || refuse "cannot be copied: ${said:-not done within $3 s}"; }
-
-# PART ROOM SOURCE SECONDS BYTES DIGEST: this node reads the source itself; it is committed if its digest is known by now.
-take() {
-    reserve "$1" "$2"
-    copy "$1" "$3" "$4"
-    if [ "$6" != - ]; then commit "$1" "$5" "$6"; fi
-}
 
 # PART BYTES DIGEST: verify the part, and give it its name, which no other file loses by that.
 commit() {
@@ -293,41 +281,6 @@ drop() {
     refuse "$@"
 }
 
-abandon() {
-    undo
-    answer abandoned
-}
-
-# Refuse while a process has the LMDB open: of those whose files we may look at.
-check_unused() {
-    for file in /proc/[0-9]*/fd/*; do
-        # shellcheck disable=SC3013
-        [ "$file" -ef "$data" ] || continue
-        pid=${file#/proc/}
-        refuse "in use: process ${pid%%/*} reads it"
-    done
-}
-
-# Take away what staging has put here, and nothing else.
-clean() {
-    exists "$folder" || answer nothing
-    check_folder "$folder"
-    if ! read_stamp; then
-        exists "$data" && answer "kept it was not put there by caffe-recipes"
-        answer nothing
-    fi
-    size=0
-    if exists "$data"; then
-        if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes put it there"; fi
-        check_unused
-        size=$(stat -c %s -- "$data")
-        rm -f -- "$data"
-        if [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi
-    fi
-    remove_ours
-    answer "cleaned $size"
-}
-
 # The digest of the source $target that `caffe-recipes stage` or `run` keeps in the user's cache, or `-`.
 manifest() {
     case ${XDG_CACHE_HOME-} in /*) cache=$XDG_CACHE_HOME ;; *) cache=${HOME-}/.cache ;; esac
@@ -362,12 +315,15 @@ look() {
     [ "$owner" = "$me" ] || refuse "belongs to $(owner_of "$target")"
 }
 
-is_whole() { [ "$(sha256 "$target")" = "$1" ]; }
-
 file_make_folder() {
     check_path "$folder"
     said=$(mkdir -p -- "$folder" 2>&1) || refuse "its folder cannot be made: ${said##*: }"
     check_path "$folder"
+}
+
+file_look() {
+    check_path "$folder"
+    if look; then answer "present $found"; else answer absent; fi
 }
 
 # Like file_look, but its folder is made: something is to be written there.
@@ -376,64 +332,10 @@ file_expect() {
     file_look
 }
 
-file_look() {
-    check_path "$folder"
-    if look; then answer "present $found"; else answer absent; fi
-}
-
 # The same, and its digest.
 file_sum() {
     check_path "$folder"
     if look; then answer "present $found $(sha256 "$target")"; else answer absent; fi
-}
-
-# DIGEST BYTES KEPT: does it exist; if not the room for it, and whether this host sees the file to copy.
-file_probe() {
-    check_path "$folder"
-    look && is_whole "$1" && answer there
-    sees=0
-    [ "$(size_of "$3")" = "$2" ] && [ -r "$3" ] && sees=1
-    answer "absent $(room_in "${folder%/}") $sees"
-}
-
-# STEM: make the folder, and take away what a copy that was killed has left.
-file_ready() {
-    file_make_folder
-    rm -f -- "$folder$1"*
-}
-
-# DIGEST PART: give a part its name.
-file_commit() {
-    part=$folder$2
-    trap 'rm -f -- "$part"' EXIT
-    if ! [ -f "$part" ] || [ -L "$part" ] || [ "$(sha256 "$part")" != "$1" ]; then answer differs; fi
-    said=$(sync -- "$part" 2>&1) || refuse "cannot be written: ${said##*: }"
-    if look; then
-        said=$(mv -f -T -- "$part" "$target" 2>&1) || refuse "cannot be replaced: ${said##*: }"
-    elif ! said=$(ln -T -- "$part" "$target" 2>&1); then
-        if ! look || ! is_whole "$1"; then refuse "cannot be made: ${said##*: }"; fi
-    fi
-    sync -- "$folder" 2>/dev/null
-    answer placed
-}
-
-# DIGEST PART KEPT STEM: copy a file that this host sees; set -C has `>` create the part, or fail.
-file_fill() {
-    file_ready "$4"
-    part=$folder$2
-    trap 'exit 1' TERM HUP INT
-    trap 'rm -f -- "$part"' EXIT
-    said=$( (set -C && cat -- "$3" >"$part") 2>&1) || refuse "cannot be copied: ${said##*: }"
-    file_commit "$1" "$2"
-}
-
-# DIGEST: take away what was placed.
-file_drop() {
-    check_path "$folder"
-    look || answer nothing
-    is_whole "$1" || answer kept
-    rm -f -- "$target"
-    answer dropped
 }
 
 node() {
@@ -455,22 +357,10 @@ node() {
     trust) check_folder "$target"; answer trusted ;;
     manifest) manifest ;;
     probe) probe "$@" ;;
-    digest) answer "digest $(tree_digest "$data")" ;;
-    reserve) reserve "$@"; answer reserved ;;
-    take) take "$@"; answer taken ;;
-    commit) commit "$@"; answer committed ;;
     stage) stage "$@" ;;
-    abandon) abandon ;;
-    clean) clean ;;
-    file-look) file_look ;;
     file-expect) file_expect ;;
     file-sum) file_sum ;;
-    file-probe) file_probe "$@" ;;
-    file-ready) file_ready "$1"; answer ready ;;
-    file-fill) file_fill "$@" ;;
-    file-commit) file_commit "$@" ;;
-    file-abandon) rm -f -- "$folder$1"*; answer abandoned ;;
-    file-drop) file_drop "$@" ;;
+    *) manage "$@" ;; # what manage.sh adds where `run` and `stage` ask
     esac
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from caffe_recipes.recipe.translate import translate
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.scripts import parse_script, parse_steps
+from caffe_recipes.review.lint.scripts import Script, parse_script, parse_steps
 
 NAMES = ("digits-local", "stampede2-64n-72ep", "stampede2-448n-90ep")
 
@@ -56,16 +57,44 @@ def test_a_folder_that_it_is_of_is_understood_whole(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_ours_has_no_steps(old: str, new: str) -> None:
-    assert parse_steps(script_of("digits-local").replace(old, new)) == ()
+    assert parse_steps(script_of("digits-local").replace(old, new)) == ((), ())
+
+
+@pytest.mark.parametrize(("name", "file"), [("digits-local", "digits"), ("stampede2-448n-90ep", "448n")])
+def test_a_script_of_an_earlier_version_says_the_same(name: str, file: str) -> None:
+    text = (Path(__file__).parent / "earlier" / f"run-{file}.sh").read_text()
+    old, new = parse_script(text, "run.sh"), parse_script(script_of(name), "run.sh")
+
+    def told(script: Script) -> list[object]:
+        trainings = [replace(one, where="") for one in script.trainings]
+        return [
+            trainings,
+            [replace(one, where="") for one in script.evaluations],
+            script.tested,
+            script.ranks,
+        ]
+
+    assert told(old) == told(new)
+    assert (old.omp_num_threads, old.mlsl_cores, old.is_ours) == (new.omp_num_threads, new.mlsl_cores, True)
+
+
+def test_each_model_of_several_is_evaluated() -> None:
+    script = parse_script(script_of("digits-cyclic"), "run.sh")
+    assert [one.weights for one in script.evaluations] == [
+        f"digits_cyclic_collapse{number}_iter_90.caffemodel" for number in range(1, 6)
+    ]
+    assert script.tested == ("prototxt/digits-cyclic/train_val.prototxt",)
 
 
 def test_an_open_quote_stops_nothing() -> None:
     text = script_of("digits-local")
-    assert len(parse_steps(text.replace('"$1" cyc1 ', '"$1" \'cyc1 '))) == len(parse_steps(text)) - 1
+    opened = text.replace("phase cyc1 ", "phase 'cyc1 ")
+    assert len(parse_steps(opened)[0]) == len(parse_steps(text)[0]) - 1
 
 
 def test_a_phase_that_is_stopped_ends_there() -> None:
     recipe = translate(load_recipe("stampede2-64n-72ep"), "intel")
     text = next(text for path, text in generate(recipe).items() if path.endswith("run.sh"))
-    assert [step.stop_iter for step in parse_steps(text)] == [phase.stop_iter for phase in recipe.phases]
+    steps, _ = parse_steps(text)
+    assert [step.stop_iter for step in steps] == [phase.stop_iter for phase in recipe.phases]
     assert any(phase.stop_iter for phase in recipe.phases)
