@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 
 import click
 
@@ -19,6 +21,18 @@ from caffe_recipes.run.detach import describe_detached
 from caffe_recipes.run.detach import detach as leave_terminal
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.signals import Interrupted, Interrupts
+from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
+
+
+@dataclass(frozen=True)
+class GivenChain:
+    """How the chain is carried on, as it was typed: fields of RunOptions."""
+
+    stop_grace_s: float
+    side_by_side: bool
+    until: str | None
+    new: bool
+    overwrite: bool
 
 
 @click.command()
@@ -76,18 +90,18 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 @click.option("--until", metavar="PHASE", help="Stop when this phase is finished; called again, it goes on.")
 @click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
+@click.option(
+    "--max-requeues",
+    type=Whole(min=0),
+    metavar="N",
+    help="In a Slurm job: when SIGUSR1 tells that its time is over, have it queued again, at most N times.",
+)
 @click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
+@gather(GivenChain, "chain")
 def run(
-    typed: run_options.GivenRun,
-    policy: Policy,
-    stop_grace_s: float,
-    side_by_side: bool,
-    until: str | None,
-    new: bool,
-    overwrite: bool,
-    detach: bool,
+    typed: run_options.GivenRun, policy: Policy, chain: GivenChain, max_requeues: int | None, detach: bool
 ) -> None:
     """Train a recipe's chain: preflight, stage, the phases, evaluate. Called again, it goes on where it was.
 
@@ -96,23 +110,21 @@ def run(
     as a batch system sends it before a job's time is over, asks for the same.
     """
     consent.allow_code()
+    begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
         # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
-            options = replace(
-                typed.options(loaded),
-                new=new,
-                until=until,
-                overwrite=overwrite,
-                stop_grace_s=stop_grace_s,
-                policy=policy,
-                side_by_side=side_by_side,
-            )
+            options = replace(typed.options(loaded), policy=policy, **vars(chain))
+            kept = list_kept(options.root, loaded.name)
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
         echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
-        sys.exit(128 + stop.number)
+        if max_requeues is None or stop.number != signal.SIGUSR1:
+            sys.exit(128 + stop.number)
+        has_kept = options is not None and loaded is not None and list_kept(options.root, loaded.name) != kept
+        over = TimeOver(this_job(os.environ), stop.time_s - begun_s, has_kept)
+        sys.exit(requeue_job(over, max_requeues, lambda line: echo(line, err=True)))
 
 
 def _run(recipe: Recipe, options: RunOptions, *, detach: bool) -> None:

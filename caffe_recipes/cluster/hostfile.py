@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -301,9 +301,23 @@ def render_hostfile(hosts: Sequence[str]) -> str:
     return "".join(f"{host}\n" for host in hosts)
 
 
-def find_hosts(hostfile: Path | None, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of a hostfile, else those of the Slurm job around us, else None; InputError."""
-    return load_hostfile(hostfile) if hostfile is not None else slurm_hosts(environment)
+def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
+    """Return the hosts that are outside a job, by short or full names; localhost is inside.
+
+    >>> find_strangers(["c1", "C2.example.org", "c3", "c4.a.org"], ["c1.example.org", "c2", "c4.b.org"])
+    ('c3', 'c4.a.org')
+    """
+    names = {name.lower() for name in job}
+    short = {name.partition(".")[0]: name for name in names}
+
+    def is_inside(host: str) -> bool:
+        if _HERE.fullmatch(host) or host.lower() in names:
+            return True
+        first, dot, _ = host.lower().partition(".")
+        there = short.get(first, "")
+        return there != "" and not (dot and "." in there)
+
+    return tuple(host for host in hosts if not is_inside(host))
 
 
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ import jinja2
 from caffe_recipes.cluster.launcher import FABRIC_OPTIONS, RankLaunch, mlsl_environment, thread_environment
 from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
-from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import Phase, Recipe
@@ -99,10 +98,9 @@ def library() -> dict[str, str]:
     node.sh is the text that `run` sends to nodes, byte for byte.
     """
     folder = resources.files("caffe_recipes.templates")
-    return {
-        "jobs/lib/chain.sh": folder.joinpath("chain.sh").read_text("utf-8"),
-        "jobs/lib/node.sh": program_text("node"),
-    }
+    names = ("chain.sh", "submit.sh")
+    ours = {f"jobs/lib/{name}": folder.joinpath(name).read_text("utf-8") for name in names}
+    return ours | {"jobs/lib/node.sh": program_text("node")}
 
 
 @cache
@@ -133,40 +131,47 @@ STOP_GRACE_S = 120
 
 
 def render_jobs(recipe: Recipe) -> dict[str, str]:
-    """Return the text of each of a recipe's jobs, and of the script that submits them, by its path."""
-    folder = f"jobs/{recipe.name}"
-    width = len(str(len(recipe.phases)))
-    names = [f"phase-{number:0{width}}-{phase.name}" for number, phase in enumerate(recipe.phases, 1)]
-    files = {f"{folder}/chain.sbatch": _render_job(recipe, f"{folder}/chain.sbatch")}
-    for number, (name, phase) in enumerate(zip(names, recipe.phases, strict=True), 1):
-        path = f"{folder}/{name}.sbatch"
-        files[path] = _render_job(recipe, path, phase, number)
-    values = {"recipe": recipe, "header": header_line(recipe), "phases": names, "unset": SBATCH_UNSET}
+    """Return the text of a recipe's jobs, for the whole chain and any phase, and of submit.sh, by path."""
+    folder, limits = f"jobs/{recipe.name}", [limit_s(recipe, phase.name) for phase in recipe.phases]
+    longest = None if None in limits else max(limit for limit in limits if limit is not None)
+    jobs = {"chain.sbatch": limit_s(recipe), "phase.sbatch": longest}
+    files = {f"{folder}/{name}": _render_job(recipe, name, limit) for name, limit in jobs.items()}
+    steps = [
+        {"name": phase.name, "time_limit": _render_time(limit), "warning_s": find_warning_s(limit)}
+        for phase, limit in zip(recipe.phases, limits, strict=True)
+    ]
+    values = {"recipe": recipe, "header": header_line(recipe), "steps": steps}
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
     return files
 
 
-def _render_job(recipe: Recipe, path: str, phase: Phase | None = None, number: int = 0) -> str:
-    duration = estimate_duration(recipe, phase.name if phase else None)
-    warning_s = find_warning_s(duration.limit_s if duration else None)
+def limit_s(recipe: Recipe, phase: str | None = None) -> int | None:
+    """Return the seconds to ask for, for the chain or one phase; None where no source tells its speed."""
+    duration = estimate_duration(recipe, phase)
+    return duration.limit_s if duration else None
+
+
+def _render_time(limit: float | None) -> str | None:
+    return None if limit is None else render_limit(limit)
+
+
+def _render_job(recipe: Recipe, file: str, limit: float | None) -> str:
+    warning_s = find_warning_s(limit)
     name = original_name(recipe)
-    words = [] if name == recipe.name else ["--dialect", recipe.dialect]
-    words += ["--until", phase.name] if phase else []
     values: dict[str, Any] = {
         "recipe": recipe,
         "cluster": recipe.cluster,
         "header": header_line(recipe),
         "derived": above_job(recipe),
-        "file": posixpath.basename(path),
-        "phase": phase,
-        "number": number,
-        "job_name": f"{recipe.name}-{phase.name}" if phase else recipe.name,
-        "time_limit": render_limit(duration.limit_s) if duration else None,
+        "file": file,
+        "of_phase": file == "phase.sbatch",
+        "phases": ", ".join(phase.name for phase in recipe.phases),
+        "time_limit": _render_time(limit),
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
         "given": recipe_word(recipe),
         "is_shipped": name in shipped_recipes(),
-        "options": "".join(f" {shlex.quote(word)}" for word in words),
+        "options": "" if name == recipe.name else f" --dialect {shlex.quote(recipe.dialect)}",
     }
     return templates().get_template("job.sbatch.j2").render(values)
 

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import find_hosts, take_hosts
+from caffe_recipes.cluster.hostfile import find_strangers, fold_hosts, load_hostfile, slurm_hosts, take_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_all
 from caffe_recipes.cluster.launcher import (
     FABRIC_OPTIONS,
@@ -168,7 +168,7 @@ class Setting:
 
     The profile is in it as the launcher that is here takes it: of its options without `left_out`, those that
     the launcher refuses. `spares` are the hostfile's hosts beyond those that get ranks; none is connected,
-    `connect` does that. `side_by_side` has branches train on them.
+    `connect` does that. `side_by_side` has branches train on them. `stale` is FoundHosts'.
     """
 
     recipe: Recipe
@@ -182,6 +182,7 @@ class Setting:
     connect: Callable[[str], Host]
     left_out: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
+    stale: str = ""
     how: How | None = None
     stop_grace_s: float = STOP_GRACE_S
     policy: Policy = field(default_factory=Policy)
@@ -240,7 +241,8 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
-    names, spares = choose_hosts(recipe, root, options.hostfile)
+    found = all_hosts(root, options.hostfile)
+    names, spares = choose_hosts(recipe, found)
     check_job_hosts(profile, names)
     path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
     source = options.lmdb_source or recipe.data.train.source
@@ -263,6 +265,7 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
         connect=reach,
         left_out=left_out,
         spares=spares,
+        stale=found.stale,
         how=options.how,
         stop_grace_s=options.stop_grace_s,
         policy=options.policy,
@@ -322,33 +325,55 @@ def _is_here(path: Path) -> bool:
     return path.parent.resolve() == Path.cwd() if path.is_absolute() else ".." not in path.parts
 
 
-def choose_hosts(recipe: Recipe, root: Path, given: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the hosts that get ranks, and the spares: of the hostfile, else of the Slurm job around us.
+class FoundHosts(NamedTuple):
+    """All hosts that there are, None without any, and where they are named, or a hostfile would be.
 
-    Without either one node is this machine. Raises InputError if there are too few.
+    `stale` says which hosts of a `hostfile` that is passed over are not of the Slurm job around us.
+    """
+
+    names: tuple[str, ...] | None
+    where: str | Path
+    stale: str = ""
+
+
+def all_hosts(root: Path, given: Path | None) -> FoundHosts:
+    """Return all hosts: of the hostfile, else of the Slurm job around us.
+
+    In a job no other hosts will do: a `hostfile` in the Caffe root that names any is of another day, and
+    passed over. Raises InputError for one that is given and does.
+    """
+    default, job = root / "hostfile", slurm_hosts(os.environ)
+    hostfile = given or (default if default.exists() else None)
+    if hostfile is None:
+        return FoundHosts(job, "the Slurm job" if job else default)
+    hosts = load_hostfile(hostfile)
+    strangers = find_strangers(hosts, job) if job else ()
+    if not strangers:
+        return FoundHosts(hosts, hostfile)
+    what = f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}"
+    if given is not None:
+        raise InputError(given, what, "go without --hostfile to use the job's hosts")
+    return FoundHosts(job, "the Slurm job", f"{default} {what}; the job's own are used")
+
+
+def choose_hosts(recipe: Recipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the hosts that get ranks, and the spares; without any, one node is this machine.
+
+    Raises InputError if there are too few.
     """
     nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
-    hosts, where = all_hosts(root, given)
-    if hosts is not None:
-        return take_hosts(hosts, nodes, ranks_per_node, where), hosts[nodes:]
+    if found.names is not None:
+        return take_hosts(found.names, nodes, ranks_per_node, found.where), found.names[nodes:]
     if nodes > 1:
-        raise InputError(where, "no such file", f"write {nodes} hosts there, or give --hostfile")
+        raise InputError(found.where, "no such file", f"write {nodes} hosts there, or give --hostfile")
     return ("localhost",), ()
-
-
-def all_hosts(root: Path, given: Path | None) -> tuple[tuple[str, ...] | None, str | Path]:
-    """Return all hosts that there are, and where they are named; None, and where a hostfile would be."""
-    default = root / "hostfile"
-    hostfile = given or (default if default.exists() else None)
-    hosts = find_hosts(hostfile, os.environ)
-    return hosts, default if hosts is None else hostfile or "the Slurm job"
 
 
 def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
     """Refuse hosts that ibrun would not use: it takes the first ones of the job, in the job's order."""
     if profile.launcher.program != "ibrun":
         return
-    job = find_hosts(None, os.environ)
+    job = slurm_hosts(os.environ)
     if job is None:
         raise InputError(profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch")
     if job[: len(names)] != names:

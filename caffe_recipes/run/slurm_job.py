@@ -1,25 +1,41 @@
 """The Slurm job around a run, and whether that of an earlier launch is over, with all that it had started.
 
 Where a job is queued again it may start on other nodes, from which nothing of its earlier start can be seen.
+When its time is over the run has it queued again.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import HYDRA
 from caffe_recipes.cluster.slurm_jobs import Job, State
-from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway, ask_node_groups, find_jobs
-from caffe_recipes.errors import InputError
+from caffe_recipes.cluster.slurm_queries import (
+    NoCommand,
+    SchedulerAway,
+    ask_node_groups,
+    find_jobs,
+    join_complaints,
+    run_command,
+)
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.journal import Launch, RunState
+from caffe_recipes.units import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]
 # A controller that is restarted, or moved to another machine, is away for minutes.
 _PATIENCE_S, _AGAIN_S = 1800.0, 2.0
+# A job that is warned as early as that had too little time to ask for.
+_SHORTEST_S = 120
+_PAUSES_S = (0, 1, 2, 5, 10, 20, 30)
 # What a job is for a while after all of it was told to end.
 _ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
 
@@ -90,6 +106,76 @@ def check_over(
     if state is not None:
         hint = _hint(f"let that job go on with it, or end it: scancel {launch.job}")
         raise InputError(folder, f"{what}, which is {state.value}", hint)
+
+
+@dataclass(frozen=True)
+class TimeOver:
+    """That the time of a job is over: `warned_s` seconds after the start, `has_kept` what to go on from."""
+
+    around: JobStart
+    warned_s: float
+    has_kept: bool
+
+
+def requeue_job(
+    over: TimeOver, most: int, say: Callable[[str], None], wait: Callable[[float], bool] | None = None
+) -> int:
+    """Have Slurm queue the job around us again, at most `most` times; return the exit code.
+
+    That is 138 if it is queued, as for a run that SIGUSR1 has stopped, and 143 for whoever was told to end
+    meanwhile, which `wait` tells. Raises RunFailed where it is not queued.
+    """
+    job, restarts = over.around.job, over.around.restarts
+    if not job:
+        say("in no job of Slurm's that could be queued again")
+        return 128 + signal.SIGUSR1
+    if restarts >= most:
+        what = f"its time is over, and it was queued again {describe_count(restarts, 'time')} already"
+        raise RunFailed(f"job {job}", what, "sbatch it again to go on")
+    # Started again it would be warned as soon, and come no further.
+    if over.warned_s < _SHORTEST_S and not over.has_kept:
+        what = f"warned of its end {over.warned_s:.0f} s after its start, before there was a snapshot"
+        hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
+        raise RunFailed(f"job {job}", what, hint)
+    # Said before: Slurm may end this process before scontrol returns.
+    say(f"the time is over; job {job} is to be queued again to go on (restart {restarts + 1} of {most})")
+    reason = ""
+    with _told_to_end() as ended:
+        for pause_s in _PAUSES_S:  # the controller may be busy for a while
+            if (wait or ended.wait)(pause_s):
+                say(f"told to end; job {job} is not queued again")
+                return 128 + signal.SIGTERM
+            try:
+                done = run_command(LocalHost(), ("scontrol", "requeue", job))
+                reason = join_complaints(done.stderr or done.stdout) or f"exit {done.returncode}"
+                if done.returncode == 0:
+                    return 128 + signal.SIGUSR1
+            except SchedulerAway as error:
+                reason = error.without_hint
+    raise RunFailed(f"job {job}", f"is not queued again: {reason}", "sbatch it again to go on")
+
+
+@contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Note that we are told to end: by scontrol's own success, too, which must not look like a cancelling."""
+    ended = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def list_kept(root: Path, recipe_name: str) -> frozenset[tuple[str, int]]:
+    """Return what the latest run of a recipe, and its branches, can go on from: weights, and when written."""
+    folders = run_folders(root, recipe_name)
+    if not folders:
+        return frozenset()
+    paths = (*folders[-1].glob("*/*.caffemodel"), *folders[-1].glob("branches/*/*/*.caffemodel"))
+    return frozenset((str(path), path.stat().st_mtime_ns) for path in paths if path.is_file())
 
 
 def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:

@@ -55,7 +55,9 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
     means = find_means(profile, options.how)
-    names, where = find_staged_hosts(options)
+    names, where, stale = find_staged_hosts(options)
+    if stale:
+        say(stale)
     _check_source(recipe, root / source, given=options.lmdb_source is not None)
     if len(names) < recipe.cluster.nodes:
         say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all")
@@ -130,12 +132,12 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     return HostFailed(host, f"{reason}{others}", STAGING_HINT, lmdb)
 
 
-def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path]:
-    """Return all hosts, and where they are named; raises InputError if nothing names any."""
-    names, where = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
+def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path, str]:
+    """Return all hosts, where they are named, and what is stale; raises InputError if nothing names any."""
+    names, where, stale = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
         raise InputError(where, "no such file", "write one host a line there, or give --hostfile")
-    return names, where
+    return names, where, stale
 
 
 def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
@@ -169,7 +171,7 @@ def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> lis
     root = Path(os.path.realpath(options.root))
     lmdb = str(root / recipe.data.train.lmdb)
     copy_with = find_profile(recipe, options.profile).copy_with
-    names, _ = find_staged_hosts(options)
+    names, *_ = find_staged_hosts(options)
     work = describe_work(root, recipe.name, RunState())
     if work:
         raise InputError(lmdb, f"is in use: {work}", "wait for its end, or end it")

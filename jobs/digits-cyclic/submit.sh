@@ -4,86 +4,34 @@
 #
 # Usage: jobs/digits-cyclic/submit.sh [OPTION OF sbatch]... [-- OPTION OF caffe-recipes run...]
 #
-# Submits the chain as a job for each phase, each to begin when the one before has succeeded; prints phase and job.
-# If one of them is not taken, those before it are cancelled. What the jobs read is said at the top of each.
-# Exit codes: 2 bad input, 3 a failure.
-#
+# Submits a job for each phase, each to begin when the one before has succeeded; prints phase and job.
+# If one of them is not taken, those before it are cancelled. What the jobs read is said in phase.sbatch.
 # One job for the whole chain needs the nodes' /tmp staged once only: sbatch jobs/digits-cyclic/chain.sbatch
 
+# shellcheck disable=SC1091,SC2034 # of ../lib/submit.sh
 set -euo pipefail
 unset CDPATH
-# Called in a job, sbatch would hand on what that one was given.
-unset SBATCH_WAIT SLURM_EXIT_ERROR SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID \
-  SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_STEP SLURM_CPU_BIND SLURM_CPU_BIND_LIST \
-  SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
-  SLURM_DIST_PLANESIZE SLURM_EXPORT_ENV SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK \
-  SLURM_HET_SIZE SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_MEM_PER_CPU \
-  SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_NPROCS SLURM_NTASKS SLURM_NTASKS_PER_CORE \
-  SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_SOCKET SLURM_OVERCOMMIT \
-  SLURM_RESTART_COUNT SLURM_STEPID SLURM_STEP_ID SLURM_THREADS_PER_CORE
-
 readonly RECIPE=digits-cyclic
-readonly PHASES=(phase-01-init
-  phase-02-cyc1
-  phase-03-cyc2
-  phase-04-cyc3
-  phase-05-cyc4
-  phase-06-cyc5
-  phase-07-collapse1
-  phase-08-collapse2
-  phase-09-collapse3
-  phase-10-collapse4
-  phase-11-collapse5)
 
-say() { printf '%s: %s\n' "$RECIPE" "$1" >&2; } # TEXT
-
-stop() { say "$2" && exit "$1"; } # EXIT_CODE TEXT
-
-JOBS=() LAST='' STOPPED=''
-give_up() { # EXIT_CODE TEXT
-  ((${#JOBS[@]} > 0)) || stop "$1" "$2"
-  if scancel "${JOBS[@]}"; then
-    stop "$1" "$2; cancelled what was submitted before: ${JOBS[*]}"
-  fi
-  stop "$1" "$2; still submitted, cancel them yourself: scancel ${JOBS[*]}"
+# Each phase: name, seconds from Slurm's warning to the end of the time, and the time.
+phases() {
+  submit init 120
+  submit cyc1 120
+  submit cyc2 120
+  submit cyc3 120
+  submit cyc4 120
+  submit cyc5 120
+  submit collapse1 120
+  submit collapse2 120
+  submit collapse3 120
+  submit collapse4 120
+  submit collapse5 120
 }
 
-# --parsable: the job's number, and its cluster where there are several; sites print more, before it and after it.
-submit() { # PHASE_FILE
-  local said line job='' after=()
-  # Without --kill-on-invalid-dep a job would wait for ever for one that has failed.
-  [[ -z $LAST ]] || after=("--dependency=afterok:$LAST" --kill-on-invalid-dep=yes)
-  # Old shells take an empty list for a variable that is not set.
-  said=$(sbatch --parsable ${OPTIONS[@]+"${OPTIONS[@]}"} ${after[@]+"${after[@]}"} "$HERE/$1.sbatch" \
-    ${RUN_OPTIONS[@]+"${RUN_OPTIONS[@]}"}) ||
-    give_up "$((${#JOBS[@]} > 0 ? 3 : 2))" "$1: sbatch returned $?" # the first one's options are the user's
-  while read -r line; do
-    if [[ $line =~ ^([0-9]+)(;[^[:space:]]+)?$ ]]; then job=${BASH_REMATCH[1]}; fi
-  done <<<"$said"
-  [[ -n $job ]] || give_up 3 "$1: sbatch named no job, but '${said//$'\n'/ }'; see squeue --me for it"
-  JOBS+=("$job") LAST=$job
-  printf '%s %s\n' "$1" "$job"
-  [[ -z $STOPPED ]] || give_up 3 "stopped by a signal"
-}
-
-main() {
-  local phase
-  OPTIONS=() RUN_OPTIONS=()
-  case ${1-} in
-    -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && return ;;
-  esac
-  while (($# > 0)) && [[ $1 != -- ]]; do
-    OPTIONS+=("$1")
-    shift
-  done
-  (($# == 0)) || RUN_OPTIONS=("${@:2}")
-  HERE=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")" && pwd)
-  command -v sbatch >/dev/null || stop 2 "sbatch: not found on PATH; submit on a machine of the Slurm cluster"
-  for phase in "${PHASES[@]}"; do
-    [[ -r $HERE/$phase.sbatch ]] || stop 2 "$HERE/$phase.sbatch: cannot be read; generate it again"
-  done
-  trap 'STOPPED=1' INT TERM HUP # a job that was just submitted must not be forgotten
-  for phase in "${PHASES[@]}"; do submit "$phase"; done
-}
-
-main "$@"
+here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-$0}")")
+if [[ ! -r $here/../lib/submit.sh ]]; then
+  printf '%s: cannot be read; start submit.sh by its path, in jobs/%s beside jobs/lib\n' "$here/../lib/submit.sh" "$RECIPE" >&2
+  exit 2
+fi
+. "$here/../lib/submit.sh"
+start_submit 1 "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import Policy, choose_hosts, find_launcher, find_root, search_path
+from caffe_recipes.run.context import Policy, all_hosts, choose_hosts, find_launcher, find_root, search_path
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -57,19 +58,49 @@ def test_the_launcher_gets_a_line_a_host_whatever_the_users_hostfile_holds(place
 
 def test_a_folded_hostfile_gives_its_hosts_in_its_order(place: Place) -> None:
     (place.root / "hostfile").write_text("c402-[002,001]:2\nc401-001\n")
-    assert choose_hosts(recipe(place, 3), place.root, None) == (("c402-002", "c402-001", "c401-001"), ())
+    assert choose_hosts(recipe(place, 3), all_hosts(place.root, None)) == (
+        ("c402-002", "c402-001", "c401-001"),
+        (),
+    )
 
 
 def test_without_a_hostfile_the_slurm_job_around_us_gives_the_hosts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[003,001-002]")
-    needs_two = recipe(place, 2)
-    assert choose_hosts(needs_two, place.root, None) == (("c401-003", "c401-001"), ("c401-002",))
-    (place.root / "hostfile").write_text("a\nb\n")
-    assert choose_hosts(needs_two, place.root, None) == (("a", "b"), ())
-    (place.root / "mine").write_text("c\nd\n")
-    assert choose_hosts(needs_two, place.root, place.root / "mine") == (("c", "d"), ())
+    found = all_hosts(place.root, None)
+    assert choose_hosts(recipe(place, 2), found) == (("c401-003", "c401-001"), ("c401-002",))
+
+
+def test_a_hostfile_of_some_of_the_job_is_obeyed_in_its_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[003,001-002]")
+    (place.root / "hostfile").write_text("c401-002.example.org\nc401-003\n")
+    found = all_hosts(place.root, None)
+    assert (found.names, found.stale) == (("c401-002.example.org", "c401-003"), "")
+
+
+def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")
+    (place.root / "hostfile").write_text("c401-002\nc401-003\nc401-004\n")
+    found = all_hosts(place.root, None)
+    assert found.names == ("c401-001", "c401-002")
+    outside = "names hosts outside this Slurm job: c401-[003-004]"
+    assert found.stale == f"{place.root / 'hostfile'} {outside}; the job's own are used"
+    with pytest.raises(InputError, match=re.escape(f"{outside}; go without --hostfile")):
+        all_hosts(place.root, place.root / "hostfile")
+
+
+def test_the_run_tells_of_a_hostfile_that_it_passes_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")
+    (place.root / "hostfile").write_text("c401-003\n")
+    assert place.run().outputs
+    assert place.output.getvalue().count("names hosts outside this Slurm job: c401-003") == 1
 
 
 def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
@@ -79,14 +110,14 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-003]")
     said = "the Slurm job: 3 hosts x 2 ranks = 6, the recipe needs 8; give 4 hosts"
     with pytest.raises(InputError, match=said):
-        choose_hosts(needs_four, place.root, None)
+        choose_hosts(needs_four, all_hosts(place.root, None))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
     with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is no node list"):
-        choose_hosts(needs_four, place.root, None)
+        choose_hosts(needs_four, all_hosts(place.root, None))
 
 
 def test_one_node_without_a_hostfile_or_a_job_is_this_machine(place: Place) -> None:
-    assert choose_hosts(recipe(place, 1), place.root, None) == (("localhost",), ())
+    assert choose_hosts(recipe(place, 1), all_hosts(place.root, None)) == (("localhost",), ())
 
 
 def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(place: Place) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,15 @@ import pytest
 
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
-from caffe_recipes.errors import ClusterError, InputError
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.journal import Launch, RunState
 from caffe_recipes.run.slurm_job import (
     JobStart,
+    TimeOver,
     asks_slurm,
     check_over,
+    list_kept,
+    requeue_job,
     started_before,
     this_job,
     wait_for_slurm,
@@ -284,3 +288,114 @@ def test_hydra_needs_no_slurm_where_it_starts_its_proxies_by_ssh(
     program: str, environment: dict[str, str], asks: bool
 ) -> None:
     assert asks_slurm(program, environment) is asks
+
+
+Scontrol = Callable[[str], list[str]]
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>{folder}/calls
+{does}
+"""
+SAYS_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; exit 1'
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
+    """Put a stand-in for scontrol on PATH that does what is said; return its calls so far."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def behave(does: str) -> list[str]:
+        program, calls = tmp_path / "bin/scontrol", tmp_path / "calls"
+        program.write_text(SCONTROL.format(folder=tmp_path, does=does))
+        program.chmod(0o755)
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    return behave
+
+
+def over(restarts: int = 0, warned_s: float = 600.0, *, has_kept: bool = False) -> TimeOver:
+    return TimeOver(JobStart("12", restarts), warned_s, has_kept)
+
+
+@pytest.mark.parametrize("time", [over(2), over(2, 5.0, has_kept=True), over(2, 120.0)])
+def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: TimeOver) -> None:
+    said: list[str] = []
+    scontrol("exit 0")
+    assert requeue_job(time, 10, said.append, lambda seconds: False) == 138
+    assert scontrol("") == ["scontrol requeue 12"]
+    assert said == ["the time is over; job 12 is to be queued again to go on (restart 3 of 10)"]
+
+
+@pytest.mark.parametrize(
+    ("time", "most", "why"),
+    [
+        (
+            over(3),
+            3,
+            "job 12: its time is over, and it was queued again 3 times already; sbatch it again to go on",
+        ),
+        (over(0), 0, "job 12: its time is over, and it was queued again 0 times already"),
+        (
+            over(0, 4.6),
+            10,
+            "job 12: warned of its end 5 s after its start, before there was a snapshot; give it",
+        ),
+    ],
+)
+def test_a_job_that_would_come_no_further_is_not_queued_again(
+    scontrol: Scontrol, time: TimeOver, most: int, why: str
+) -> None:
+    scontrol("exit 0")
+    with pytest.raises(RunFailed, match=re.escape(why)):
+        requeue_job(time, most, print)
+    assert scontrol("") == []
+
+
+def test_a_busy_controller_is_asked_again(scontrol: Scontrol) -> None:
+    scontrol(f"[ $(wc -l <${{0%/bin/*}}/calls) -gt 2 ] || {{ {SAYS_AWAY}; }}")
+    assert requeue_job(over(), 10, lambda line: None, lambda seconds: False) == 138
+    assert len(scontrol("")) == 3
+
+
+def test_a_controller_that_stays_away_is_told(scontrol: Scontrol) -> None:
+    scontrol(SAYS_AWAY)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    with pytest.raises(RunFailed, match="is not queued again: Unable to contact slurm controller; sbatch"):
+        requeue_job(over(), 10, lambda line: None, wait)
+    assert len(scontrol("")) == len(waited) > 5
+
+
+def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -> None:
+    said: list[str] = []
+    scontrol(f"kill -TERM {os.getpid()}; {SAYS_AWAY}")
+    assert requeue_job(over(), 10, said.append) == 143
+    assert len(scontrol("")) == 1
+    assert said[-1] == "told to end; job 12 is not queued again"
+
+
+def test_the_end_that_scontrol_itself_brings_is_no_cancelling(scontrol: Scontrol) -> None:
+    scontrol(f"kill -TERM {os.getpid()}")
+    assert requeue_job(over(), 10, lambda line: None) == 138
+
+
+def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
+    said: list[str] = []
+    scontrol("exit 0")
+    assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, said.append) == 138
+    assert (scontrol(""), said) == ([], ["in no job of Slurm's that could be queued again"])
+
+
+def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:
+    assert list_kept(tmp_path, "small") == frozenset()
+    for name in ("small-1/snapshots/old", "small-2/checkpoints/a", "small-2/branches/side/snapshots/b"):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs" / f"{name}.caffemodel").touch()
+    before = list_kept(tmp_path, "small")
+    assert {Path(path).name for path, _ in before} == {"a.caffemodel", "b.caffemodel"}
+    os.utime(tmp_path / "runs/small-2/checkpoints/a.caffemodel", (1, 1))
+    assert list_kept(tmp_path, "small") != before

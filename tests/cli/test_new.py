@@ -54,7 +54,7 @@ def test_jobs_of_a_recipe_look_for_the_file_that_it_was_written_to(tmp_path: Pat
     run("new", *words_of(WHOLE), *MACHINE, "--out", "mine.yaml", cwd=tmp_path)
     generated = run("generate", "mine.yaml", cwd=tmp_path)
     assert (generated.returncode, generated.stderr) == (0, "")
-    assert "recipe=mine.yaml status" in (tmp_path / "jobs/mine/chain.sbatch").read_text()
+    assert "recipe=mine.yaml program=" in (tmp_path / "jobs/mine/chain.sbatch").read_text()
 
 
 def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.hostfile import (
-    find_hosts,
+    find_strangers,
     load_hostfile,
     parse_host_lines,
     parse_hostfile,
@@ -153,10 +153,17 @@ def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_a
     ]
 
 
-def test_hosts_come_from_the_hostfile_before_the_slurm_job_around_us(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("a\n")
-    job = {"SLURM_JOB_NODELIST": "n[1-2]"}
-    assert find_hosts(path, job) == ("a",)
-    assert find_hosts(None, job) == ("n1", "n2")
-    assert find_hosts(None, {}) is None
+@pytest.mark.parametrize(
+    ("hosts", "strangers"),
+    [
+        (("n1", "N2.example.org"), ()),
+        (("n1.example.org", "n3.example.org"), ("n3.example.org",)),
+        (("n1.other.org", "n2.other.org"), ("n1.other.org",)),
+        (("localhost", "127.0.0.1"), ()),
+        (("n",), ("n",)),
+    ],
+)
+def test_hosts_of_a_job_are_known_by_short_and_full_names(
+    hosts: tuple[str, ...], strangers: tuple[str, ...]
+) -> None:
+    assert find_strangers(hosts, ("n1.example.org", "n2")) == strangers

@@ -33,9 +33,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     recipe = cr.load_recipe(name)
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
     nets = {net_file(recipe, net) for net in recipe.nets}
-    width = len(str(len(recipe.phases)))
-    jobs = {f"phase-{number:0{width}}-{phase.name}.sbatch" for number, phase in enumerate(recipe.phases, 1)}
-    scripts = {f"jobs/{name}/{file}" for file in jobs | {"run.sh", "chain.sbatch", "submit.sh"}}
+    scripts = {f"jobs/{name}/{file}" for file in ("run.sh", "chain.sbatch", "phase.sbatch", "submit.sh")}
     scripts |= set(render_horovod(recipe)) | set(library())
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -80,44 +79,31 @@ def test_without_a_known_speed_the_partition_s_time_holds() -> None:
             found = directives(text)
             assert (found["nodes"], found["signal"]) == ("1", "B:USR1@120")
             assert not {"time", "exclusive"} & found.keys()
-            assert "export STOP_GRACE_S=${STOP_GRACE_S:-60}\n" in text
+            assert "export STOP_GRACE_S=${STOP_GRACE_S:-60} #" in text
 
 
-def test_there_is_a_job_a_phase_with_a_time_of_its_own_that_runs_up_to_it() -> None:
+def test_one_file_for_any_phase_asks_for_the_longest_one_s_time_and_submit_sh_for_each_one_s_own() -> None:
     recipe = RECIPES["stampede2-64n-72ep"]
-    files = render_jobs(recipe)
-    for number, phase in enumerate(recipe.phases, 1):
-        text = files[f"jobs/{recipe.name}/phase-{number}-{phase.name}.sbatch"]
-        found = directives(text)
-        assert found["job-name"] == f"{recipe.name}-{phase.name}"
-        assert "00:10:00" < found["time"] < "03:00:00"
-        assert f' run "$recipe" --until {phase.name} "$@"' in text
-    assert len(files) == len(recipe.phases) + 2
+    files = {path.rpartition("/")[2]: text for path, text in render_jobs(recipe).items()}
+    assert files.keys() == {"chain.sbatch", "phase.sbatch", "submit.sh"}
+    steps = re.findall(r"^  submit (\w+) (\d+) (\S+)$", files["submit.sh"], re.MULTILINE)
+    assert [name for name, _, _ in steps] == [phase.name for phase in recipe.phases]
+    assert all("00:10:00" < time < "03:00:00" for _, _, time in steps)
+    assert directives(files["phase.sbatch"])["time"] == max(time for _, _, time in steps)
+    assert ' --until "$phase" ' in files["phase.sbatch"]
+    assert "--until" not in files["chain.sbatch"]
 
 
-def test_phases_beyond_nine_keep_their_order_in_a_listing(make_recipe: MakeRecipe) -> None:
-    def multiply(raw: dict[str, Any]) -> None:
-        first = raw["phases"][0]
-        raw["phases"] = [{**first, "name": f"p{at}", "snapshot_prefix": f"tmp/p{at}"} for at in range(10)]
-
-    names = [path for path in render_jobs(make_recipe(multiply)) if "phase-" in path]
-    assert len(names) == 10
-    assert names == sorted(names)
-
-
-def test_the_chain_and_a_phase_differ_in_directives_and_arguments_only() -> None:
-    files = render_jobs(RECIPES["digits-local"])
-    bodies = {
-        text.partition("\n\nset -euo")[2].replace(f" --until {path.rpartition('-')[2][:-7]}", "")
-        for path, text in files.items()
-        if path.endswith(".sbatch")
-    }
-    assert len(bodies) == 1
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_no_job_is_longer_than_a_page(recipe: Recipe) -> None:
+    for path, text in render_jobs(recipe).items():
+        most = 40 if path.endswith(".sbatch") else 30 + len(recipe.phases)
+        assert text.count("\n") <= most, path
 
 
 def test_a_user_s_own_recipe_is_read_from_its_file(make_recipe: MakeRecipe) -> None:
     files = render_jobs(make_recipe(lambda raw: raw.update(name="mine")))
-    assert " recipe=mine.yaml " in files["jobs/mine/chain.sbatch"]
+    assert "\nrecipe=mine.yaml " in files["jobs/mine/chain.sbatch"]
     assert "(default: mine.yaml)" in files["jobs/mine/chain.sbatch"]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import render_jobs
+from caffe_recipes.render.scripts import library, render_jobs
 
 # Writes down how it was called, and then does what the test says, in `hook.NAME`.
 STAND_IN = r"""#!/bin/bash
@@ -75,9 +75,6 @@ class Play:
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if line.startswith(tool)]
 
-    def told(self) -> list[str]:
-        return (self.folder / "told").read_text().split()
-
 
 def make_play(folder: Path) -> Play:
     """Write the digits' jobs, and the stand-ins."""
@@ -86,8 +83,9 @@ def make_play(folder: Path) -> Play:
         (folder / "bin" / tool).write_text(STAND_IN)
         (folder / "bin" / tool).chmod(0o755)
     jobs = folder / "jobs of mine"
-    jobs.mkdir()
-    for path, text in render_jobs(load_recipe("digits-local")).items():
-        (jobs / Path(path).name).write_text(text)
+    for path, text in {**library(), **render_jobs(load_recipe("digits-local"))}.items():
+        file = jobs / Path(path).relative_to("jobs")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     (folder / "submit dir").mkdir()
-    return Play(folder, jobs)
+    return Play(folder, jobs / "digits-local")

@@ -2,70 +2,80 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.jobs.conftest import write
 from tests.jobs.job_play import JOB, STAND_IN, Play
 
+REQUEUES = "<--max-requeues> <10>"
 
-def test_the_job_hands_the_chain_to_the_run_with_the_job_s_nodes(play: Play) -> None:
+
+def test_the_job_hands_the_chain_to_the_run(play: Play) -> None:
     code, said, complained = play.run("chain.sbatch", "--profile", "slurm", "--how", "sbcast", **JOB)
     assert (code, said, complained) == (0, "", "")
-    nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
     assert play.calls() == [
-        f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}> <--profile> <slurm> <--how> <sbcast>"
+        f"caffe-recipes <run> <digits-local> {REQUEUES} <--profile> <slurm> <--how> <sbcast>"
     ]
-    assert nodes.read_text() == "c[1-2],d3\n"
 
 
 def test_a_phase_s_job_runs_up_to_that_phase(play: Play) -> None:
-    assert play.run("phase-2-cyc1.sbatch")[0] == 0
-    assert play.calls() == ["caffe-recipes <run> <digits-local> <--until> <cyc1>"]
+    assert play.run("phase.sbatch", "cyc1", "--how", "copy", MAX_REQUEUES="3")[0] == 0
+    assert play.calls() == [
+        "caffe-recipes <run> <digits-local> <--until> <cyc1> <--max-requeues> <3> <--how> <copy>"
+    ]
 
 
-def test_it_runs_in_the_caffe_root_else_where_it_was_submitted(play: Play) -> None:
-    for name in ("root of Caffe", "elsewhere"):
-        (play.folder / name).mkdir()
-    elsewhere = str(play.folder / "elsewhere")
-    play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere)
-    assert (play.folder / "cwd").read_text() == f"{elsewhere}\n"
+@pytest.mark.parametrize("words", [(), ("--how", "copy"), ("",)])
+def test_a_phase_s_job_without_a_phase_says_which_there_are(play: Play, words: tuple[str, ...]) -> None:
+    said = "name a phase first: init, cyc1, cyc2, cyc3, collapse\n"
+    assert play.run("phase.sbatch", *words) == (2, "", said)
+    assert play.calls() == []
+
+
+def test_it_runs_where_it_was_submitted_and_finds_nothing_beside_itself(play: Play) -> None:
+    elsewhere = play.folder / "elsewhere"
+    elsewhere.mkdir()
     play.hook("caffe-recipes", 'echo "$CAFFE_ROOT"')
-    _, said, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere, CAFFE_ROOT="../root of Caffe")
-    assert said == (play.folder / "cwd").read_text() == f"{play.folder / 'root of Caffe'}\n"
+    _, said, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=str(elsewhere), CAFFE_ROOT="../root of Caffe")
+    assert (play.folder / "cwd").read_text() == f"{elsewhere}\n"
+    assert said == "../root of Caffe\n"  # `run` reads it
 
 
 def test_a_recipe_file_and_a_program_are_taken_as_they_are_called(play: Play) -> None:
     program = play.folder / "my programs" / "cr"
     write(program, STAND_IN, 0o755)
-    play.run("chain.sbatch", RECIPE_FILE="my $(own).yaml", CAFFE_RECIPES=str(program), CAFFE_ROOT="..")
-    assert play.calls() == [f"cr <run> <{play.folder}/submit dir/my $(own).yaml>"]
+    play.run("chain.sbatch", RECIPE_FILE="my $(own).yaml", CAFFE_RECIPES=str(program))
+    assert play.calls() == [f"cr <run> <my $(own).yaml> {REQUEUES}"]
+
+
+def test_a_program_that_is_missing_is_one_line_and_exit_2(play: Play) -> None:
+    code, said, complained = play.run("chain.sbatch", CAFFE_RECIPES="caffe-recipse", **JOB)
+    assert (code, said) == (2, "")
+    assert complained == (
+        "caffe-recipse: not found on PATH of this node; load its environment, or set CAFFE_RECIPES\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        (
-            {"CAFFE_RECIPES": "caffe-recipse"},
-            "caffe-recipse: not found on PATH of this node; load the environment in which caffe-recipes is "
-            "installed, or set CAFFE_RECIPES",
-        ),
-        (
-            {"CAFFE_ROOT": "nowhere"},
-            f"nowhere: no such folder on {os.uname().nodename}; set CAFFE_ROOT to one",
-        ),
-        ({"MAX_REQUEUES": "many"}, "MAX_REQUEUES: 'many' is no number; write 10"),
+        ({"MAX_REQUEUES": "many"}, "Invalid value for '--max-requeues': 'many' is no"),
+        ({"CAFFE_ROOT": "nowhere"}, "nowhere: no such folder; give the Caffe root"),
+        ({"RECIPE_FILE": "mine.yaml"}, "mine.yaml: "),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_exit_2(
+def test_what_cannot_be_run_is_one_line_of_the_run_and_exit_2(
     play: Play, environment: dict[str, str], said: str
 ) -> None:
-    code, out, complained = play.run("chain.sbatch", **{**JOB, **environment})
+    program = str(Path(sys.executable).with_name("caffe-recipes"))
+    code, out, complained = play.run("chain.sbatch", CAFFE_RECIPES=program, **environment)
     assert (code, out) == (2, "")
-    assert complained.startswith(f"digits-local: {said}")
+    assert complained.startswith(f"Error: {said}")
     assert complained.count("\n") == 1
-    assert play.calls() == []
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 138])
@@ -73,3 +83,48 @@ def test_what_the_run_returns_is_returned_and_nothing_is_queued_again(play: Play
     play.hook("caffe-recipes", f"exit {code}")
     assert play.run("chain.sbatch", **JOB)[0] == code
     assert play.calls("scontrol") == []
+
+
+def test_slurm_s_warning_waits_until_the_run_can_take_it(play: Play) -> None:
+    program = play.folder / "program.py"
+    write(
+        program,
+        f"#!{sys.executable}\nimport os, signal, time\n"
+        f"open({str(play.folder / 'runs')!r}, 'w').close()\n"
+        f"while not os.path.exists({str(play.folder / 'warned')!r}): time.sleep(0.02)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('taken', flush=True))\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n",
+        0o755,
+    )
+    process = play.start("chain.sbatch", CAFFE_RECIPES=str(program))
+    play.wait_for("runs")
+    process.send_signal(signal.SIGUSR1)
+    (play.folder / "warned").touch()
+    assert play.end(process) == (0, "taken\n", "")
+
+
+# The run as a script of an earlier version has it: it stops in order, keeps a snapshot, and ends with 138.
+STOPS = r"""
+trap 'mkdir -p runs/digits-local-1/snapshots; touch runs/digits-local-1/snapshots/init_iter_3.caffemodel
+      exit 138' USR1
+touch "$PLAY/runs"
+while :; do sleep 0.05; done
+"""
+
+
+def test_a_job_of_an_earlier_version_queues_itself_again(play: Play) -> None:
+    earlier = (Path(__file__).parent / "earlier/chain.sbatch").read_text()
+    (play.jobs / "chain.sbatch").write_text(earlier)
+    play.hook("caffe-recipes", STOPS)
+    code, _, complained = play.warned(signal.SIGUSR1, SLURM_RESTART_COUNT="2")
+    nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
+    assert play.calls("caffe-recipes") == [f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}>"]
+    assert (code, play.calls("scontrol")) == (138, ["scontrol <requeue> <12>"])
+    assert "job 12 is to be queued again to go on (restart 3 of 10)" in complained
+
+
+def test_an_old_env_that_cannot_block_signals_will_do(play: Play) -> None:
+    old = '#!/bin/sh\ncase $1 in --*) exit 125 ;; esac\nexec /usr/bin/env "$@"\n'
+    write(play.folder / "bin/env", old, 0o755)
+    assert play.run("chain.sbatch")[0] == 0
+    assert len(play.calls()) == 1

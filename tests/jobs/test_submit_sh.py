@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,17 +19,27 @@ def test_the_phases_are_submitted_in_order_each_behind_the_one_before(play: Play
     code, said, complained = play.run("submit.sh", "--partition", "a b", "--", "--profile", "slurm")
     assert (code, complained) == (0, "")
     assert said.splitlines() == [
-        "phase-1-init 101",
-        "phase-2-cyc1 102",
-        "phase-3-cyc2 103",
-        "phase-4-cyc3 104",
-        "phase-5-collapse 105",
+        "init 101",
+        "cyc1 102",
+        "cyc2 103",
+        "cyc3 104",
+        "collapse 105",
     ]
     first, second, *_ = play.calls("sbatch")
-    given = "<--parsable> <--partition> <a b>"
-    assert first == f"sbatch {given} <{play.jobs}/phase-1-init.sbatch> <--profile> <slurm>"
+    given = "<--parsable> <--job-name=digits-local-{}> <--signal=B:USR1@120> <--partition> <a b>"
+    script = f"<{play.jobs}/phase.sbatch>"
+    assert first == f"sbatch {given.format('init')} {script} <init> <--profile> <slurm>"
     behind = "<--dependency=afterok:101> <--kill-on-invalid-dep=yes>"
-    assert second == f"sbatch {given} {behind} <{play.jobs}/phase-2-cyc1.sbatch> <--profile> <slurm>"
+    assert second == f"sbatch {given.format('cyc1')} {behind} {script} <cyc1> <--profile> <slurm>"
+
+
+def test_each_phase_has_its_own_time_and_warning(play: Play) -> None:
+    script = play.jobs / "submit.sh"
+    script.write_text(script.read_text().replace("  submit cyc2 120\n", "  submit cyc2 60 00:09:00\n"))
+    play.hook("sbatch", 'echo "$STOP_GRACE_S" >>"$PLAY/graces"; ' + NUMBERS)
+    assert play.run("submit.sh")[0] == 0
+    assert "<--job-name=digits-local-cyc2> <--signal=B:USR1@60> <--time=00:09:00>" in play.calls("sbatch")[2]
+    assert (play.folder / "graces").read_text().split() == ["60", "60", "30", "60", "60"]
 
 
 def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in(play: Play) -> None:
@@ -42,7 +54,7 @@ def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) 
     play.hook("sbatch", f'{NUMBERS}; echo "{after}"')
     code, said, complained = play.run("submit.sh")
     assert (code, complained) == (0, "")
-    assert said.splitlines()[::4] == ["phase-1-init 101", "phase-5-collapse 105"]
+    assert said.splitlines()[::4] == ["init 101", "collapse 105"]
     assert "<--dependency=afterok:101>" in play.calls("sbatch")[1]
 
 
@@ -58,25 +70,25 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
     assert complained.splitlines() == [
         "sbatch: error: no",
-        "digits-local: phase-3-cyc2: sbatch returned 1; cancelled what was submitted before: 101 102",
+        "digits-local: cyc2: sbatch returned 1; cancelled what was submitted before: 101 102",
     ]
 
 
 @pytest.mark.parametrize(
     ("sbatch", "scancel", "exit_code", "said"),
     [
-        (refuses(0) + NUMBERS, "", 2, "phase-1-init: sbatch returned 1"),
+        (refuses(0) + NUMBERS, "", 2, "init: sbatch returned 1"),
         (
             "echo Welcome; echo to us",
             "",
             3,
-            "phase-1-init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
+            "init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
         ),
         (
             refuses(1) + NUMBERS,
             "exit 1",
             3,
-            "phase-2-cyc1: sbatch returned 1; still submitted, cancel them yourself: scancel 101",
+            "cyc1: sbatch returned 1; still submitted, cancel them yourself: scancel 101",
         ),
     ],
 )
@@ -102,10 +114,10 @@ def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
 
 
 def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
-    (play.jobs / "phase-3-cyc2.sbatch").unlink()
+    (play.jobs / "phase.sbatch").unlink()
     code, _, complained = play.run("submit.sh")
     assert (code, play.calls("sbatch")) == (2, [])
-    assert "phase-3-cyc2.sbatch: cannot be read; generate it again" in complained
+    assert "phase.sbatch: cannot be read; generate it again" in complained
     tools = play.folder / "no slurm"
     tools.mkdir()
     for tool in ("bash", "dirname", "readlink"):
@@ -115,6 +127,26 @@ def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
         2,
         "digits-local: sbatch: not found on PATH; submit on a machine of the Slurm cluster\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lib: lib.unlink(), "lib/submit.sh: cannot be read; start submit.sh by its path"),
+        (
+            lambda lib: lib.write_text(lib.read_text().replace("INTERFACE=1", "INTERFACE=2")),
+            "lib: of another version than submit.sh (2, not 1); generate the recipe again",
+        ),
+    ],
+)
+def test_without_its_library_nothing_is_submitted(
+    play: Play, change: Callable[[Path], object], said: str
+) -> None:
+    change(play.jobs.parent / "lib/submit.sh")
+    code, _, complained = play.run("submit.sh")
+    assert (code, play.calls()) == (2, [])
+    assert said in complained
+    assert complained.count("\n") == 1
 
 
 def test_help_is_the_text_at_the_top(play: Play) -> None:

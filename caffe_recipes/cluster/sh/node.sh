@@ -12,11 +12,7 @@
 set -u
 umask 077
 export LC_ALL=C
-block=16777216
-hashers=8
-me=$(id -u)
-
-mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
+block=16777216 hashers=8 me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
 
 # A login shell may have printed something, and no end of line.
 answer() {
@@ -25,7 +21,6 @@ answer() {
 }
 
 refuse() { answer "refused $(printf %s "$*" | tr -s '[:cntrl:]' ' ' | cut -c 1-300)"; }
-
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 
 owner_of() {
@@ -341,17 +336,10 @@ file_sum() {
 node() {
     verb=$1 target=$2
     shift 2
+    folder=$target data=$target/data.mdb stamp=$target/.caffe-recipes-staged locks=$target/.caffe-recipes-lock
     case $verb in
-    manifest) ;;
-    file-* | trust)
-        folder=${target%/*}/
-        trust_owner_of "$1"
-        shift
-        ;;
-    *)
-        folder=$target data=$target/data.mdb stamp=$target/.caffe-recipes-staged locks=$target/.caffe-recipes-lock
-        trust_owner_of .
-        ;;
+    file-* | trust) folder=${target%/*}/ && trust_owner_of "$1" && shift ;;
+    *) trust_owner_of . ;;
     esac
     case $verb in
     trust) check_folder "$target"; answer trusted ;;

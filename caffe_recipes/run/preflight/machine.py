@@ -35,7 +35,9 @@ def check_hosts(look: NodeView) -> list[CheckResult]:
     named = fold_names([host.name for host in look.setting.hosts])
     ranks = describe_count(cluster.ranks_per_node, "rank")
     images = describe_count(cluster.batch_per_rank, "image")
-    return tell("hosts", judge_hosts(look), f"{named}: {cluster.nodes} x {ranks} of {images}")
+    found = tell("hosts", judge_hosts(look), f"{named}: {cluster.nodes} x {ranks} of {images}")
+    stale = look.setting.stale
+    return [*([CheckResult("hosts", stale, warns=True)] if stale else []), *found]
 
 
 def judge_hosts(look: NodeView) -> list[HostProblem]:

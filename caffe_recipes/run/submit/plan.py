@@ -23,11 +23,10 @@ from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s
-from caffe_recipes.render.tree import find_differences, generate
+from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s, render_jobs
+from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.context import find_profile, note_submitted
 from caffe_recipes.run.submit.submissions import name_job
 
@@ -238,6 +237,11 @@ class JobStep:
     text: str
     time_s: float | None
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The script's own words: the phase that it is to train."""
+        return () if self.phase is None else (self.phase,)
+
 
 @dataclass(frozen=True)
 class PlannedJobs:
@@ -310,7 +314,7 @@ def build_request(
         mail_user=options.mail_user,
         options=(f"--output={output}", *more, *batch.options),
         environment={**_environment(options), **note_submitted(planned.recipe, name), **environment},
-        arguments=_arguments(options),
+        arguments=(*step.arguments, *_arguments(options)),
     )
 
 
@@ -357,36 +361,30 @@ def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ..
 
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
     """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
-    folder = f"jobs/{recipe.name}/"
-    files = {path: text for path, text in generate(recipe).items() if path.endswith(".sbatch")}
-    chain = f"{folder}chain.sbatch"
-    of_phases = sorted(path for path in files if path != chain)
+    path = f"jobs/{recipe.name}/{'phase' if options.split else 'chain'}.sbatch"
+    text = render_jobs(recipe)[path]
     phases: Sequence[str | None] = [phase.name for phase in recipe.phases] if options.split else [None]
-    paths = of_phases if options.split else [chain]
-    wanted = [(phase, path) for phase, path in zip(phases, paths, strict=True) if phase not in done]
-    for difference in find_differences({path: files[path] for _, path in wanted}, options.out):
+    for difference in find_differences({path: text}, options.out):
         if difference.what != "stale":
             where = options.out / difference.path
             what = {"missing": "no such file"}.get(difference.what, "is not what the recipe generates")
             dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
             raise InputError(where, what, f"run: caffe-recipes generate {options.given}{dialect}")
     return tuple(
-        JobStep(phase, options.out / path, files[path], _find_time(recipe, options, phase))
-        for phase, path in wanted
+        JobStep(phase, options.out / path, text, _find_time(recipe, options, phase))
+        for phase in phases
+        if phase not in done
     )
 
 
 def _find_time(recipe: Recipe, options: SubmitOptions, phase: str | None) -> float | None:
     """Return what the user says, else what the recipe's source reports, with its margin."""
-    if options.time_s is not None:
-        return options.time_s
-    duration = estimate_duration(recipe, phase)
-    return float(duration.limit_s) if duration else None
+    return options.time_s if options.time_s is not None else limit_s(recipe, phase)
 
 
 def _warn_in_time(planned: PlannedJobs, step: JobStep) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return what has Slurm warn as long before the end as suits a time that the script does not know of."""
-    if planned.options.time_s is None:
+    if planned.options.time_s is None and step.phase is None:
         return (), {}
     warning_s = find_warning_s(step.time_s)
     grace_s = warning_s // 2

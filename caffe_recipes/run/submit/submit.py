@@ -292,7 +292,7 @@ def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
         word = f"--dependency=afterok:{f'<job of {before}>' if before else options.after}"
         lines.append(shlex.join(word if each.startswith("--dependency=") else each for each in argv))
         before = step.phase
-    texts = [f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps]
+    texts = dict.fromkeys(f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps)
     return "\n".join([*lines, *texts])
 
 

@@ -482,5 +482,5 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     commands = [shlex.split(line) for line in said.splitlines()[:3]]
     assert ["--dependency=afterok:<job of init>" in words for words in commands] == [False, True, False]
     assert all("--mail-user=me@x.org" in words and words[-2:] == ["--how", "sbcast"] for words in commands)
-    assert said.count("#!/usr/bin/env bash") == 3
+    assert said.count("#!/usr/bin/env bash") == 1
     assert (desk.files(), desk.slurm.calls) == (before, [])

@@ -171,12 +171,11 @@ def test_a_dry_run_prints_commands_and_scripts_where_there_is_no_slurm(chain: Su
     words = ("submit", "recipe.yaml", "--profile", "site.yaml", "--dry-run", "--time", "90", "--split")
     said = chain.call(*words, PATH="/nowhere")
     commands = [shlex.split(line) for line in said.splitlines()[: len(PHASES)]]
-    assert [argv[argv.index("--") + 1] for argv in commands] == [
-        f"jobs/small/phase-{number}-{phase}.sbatch" for number, phase in enumerate(PHASES, 1)
+    assert [argv[argv.index("--") + 1 :][:2] for argv in commands] == [
+        ["jobs/small/phase.sbatch", phase] for phase in PHASES
     ]
     for argv in commands:
         assert f"CAFFE_RECIPES={COMMAND}" in argv
         assert {"--exclusive", "--time=01:30:00", "--parsable"} < set(argv)
-    for path in chain.root.glob("jobs/small/phase-*.sbatch"):
-        assert path.read_text().rstrip() in said
+    assert said.count((chain.root / "jobs/small/phase.sbatch").read_text().rstrip()) == 1
     assert not (chain.root / "runs").exists()
