@@ -292,10 +292,9 @@ _EXPLAINED = {
         "The right path, or --caffe-root DIR to have it looked for.",
     ),
     "solver-untold": Explanation(
-        "Loops over plain words and calls of the script's functions are followed; another variable, or "
-        "the output of a command, is not. What such a command trains, and from which weights, is not "
-        "judged. Its ranks are.",
-        "The solver's path, or a loop over the phases' names.",
+        "Nothing of a script runs: its loops and functions are not followed, nor the output of a command. "
+        "What such a command trains, and from which weights, is not judged. Its ranks are.",
+        "A command for each phase, with its solver's path; or the run.sh that `generate` writes.",
     ),
     "not-started": Explanation(
         "The other solvers are judged as the chain that the script trains, this one alone.",

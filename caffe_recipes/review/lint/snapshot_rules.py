@@ -222,9 +222,10 @@ _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1
 def check_commands(script: Script) -> Iterator[Finding]:
     """Find the commands whose solver cannot be told."""
     for command in script.untold:
-        what = f"the solver of this command cannot be told: {command.solver}"
+        within = f"in the loop or function of line {command.begins}, " if command.begins else ""
+        what = f"{within}the solver of this command cannot be told: {command.solver}"
         effect = "the order and the starting weights of what it trains are not judged by it"
-        write = "the solver's path as it is, or a loop over plain words"
+        write = "a command for each phase, with its solver's path as it is"
         yield finding("solver-untold", command.where, what, effect, write)
 
 
