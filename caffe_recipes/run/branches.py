@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 
@@ -27,6 +27,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.recipe.graph import main_line
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.run.context import Run, Setting
+from caffe_recipes.run.events import Branched, Failed, Finished, RunStarted
 from caffe_recipes.run.journal import Launch, RunState, branch_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.plan import RunPlan, Training
@@ -35,7 +36,6 @@ from caffe_recipes.run.recovery import insist
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.trainer import Trainer
-from caffe_recipes.units import describe_names
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
@@ -57,7 +57,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
                 note_stop(branch, stop)
                 if training.phase not in journal.state().finished:
                     raise
-        run.journal.append("finished", **asdict(journal.state().finished[training.phase]))
+        run.record(Finished(journal.state().finished[training.phase]))
     return branch.setting
 
 
@@ -66,7 +66,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
     phase, state = training.phase, run.journal.state()
     folder = f"{run.folder}/branches/{phase}"
     hosts = [host.name for host in setting.hosts]
-    run.journal.append("branched", phase=phase, folder=folder, hosts=hosts)
+    run.emit(Branched(phase, folder, hosts))
     try:
         for name in ("logs", "checkpoints"):
             run.path(f"{folder}/{name}").mkdir(parents=True, exist_ok=True)
@@ -76,19 +76,18 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
     name = name_branch(run.id, phase)
     if not journal.state().id:
         journal.append("created", recipe=setting.recipe.name, id=name)
-    journal.start(state.job, state.restarts)
-    reporter = run.reporter.beside(phase)
-    reporter.say(f"a branch, on {describe_names(hosts)}; log: {folder}/logs")
-    return replace(
+    branch = replace(
         run,
         id=name,
         setting=setting,
         plan=RunPlan(run.plan.prototxts, (training,)),
         folder=folder,
         journal=journal,
-        reporter=reporter,
+        reporter=run.reporter.beside(phase),
         main=run.journal,
     )
+    branch.record(RunStarted.here(state.job, state.restarts))
+    return branch
 
 
 _LOOK_S = 0.5
@@ -138,7 +137,7 @@ class Branches:
         """Raise what a branch has failed of, once that is in the run's journal."""
         error = self._failure
         if isinstance(error, RunFailed):
-            self._run.journal.append("failed", reason=str(error))
+            self._run.emit(Failed(str(error)))
         if error is not None:
             raise error
 

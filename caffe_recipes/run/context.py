@@ -40,6 +40,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.events import Event
 from caffe_recipes.run.folders import RUNS, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
@@ -467,6 +468,17 @@ class Run:
     lock: RecipeLock
     main: Journal | None = None
     spares: Spares = field(default_factory=Spares)
+
+    def emit(self, event: Event) -> None:
+        """Journal an event, then print its line; raises RunFailed where the journal cannot be written."""
+        self.record(event)
+        line = event.line(self.setting.recipe, self.folder)
+        if line:
+            self.reporter.say(line)
+
+    def record(self, event: Event) -> None:
+        """Journal an event whose line somebody else prints; raises RunFailed."""
+        self.journal.append(event.name, **event.details())
 
     def path(self, path: str) -> Path:
         """Return a path from the Caffe root as one from here."""

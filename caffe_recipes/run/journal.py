@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -132,9 +131,13 @@ class Lines:
         try:
             with self._appending:
                 self._wait_and_write(line.encode())
+                self._take(line)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
             raise RunFailed(self.path, what, f"make room; {self._go_on}") from None
+
+    def _take(self, line: str) -> None:
+        """Do what is to be done with a line that has been written, before any other is."""
 
     def _wait_and_write(self, line: bytes) -> None:
         """Write a line; on a full disk wait for room, for what is trained meanwhile is not to be given up."""
@@ -413,6 +416,7 @@ class Journal(Lines):
 
     def __init__(self, path: Path, clock: Clock = time.time, *, create: bool = False) -> None:
         """Open and lock; raises InputError, which names the process, if another holds the lock."""
+        self._state: RunState | None = None
         super().__init__(
             path,
             clock,
@@ -424,14 +428,16 @@ class Journal(Lines):
             create=create,
         )
 
-    def start(self, job: str = "", restarts: int = 0) -> None:
-        """Write that this process carries the run on, and in which start of which Slurm job, if in any."""
-        around = {"job": job, "restarts": restarts} if job else {}
-        self.append("started", pid=os.getpid(), host=socket.gethostname(), **around)
-
     def state(self) -> RunState:
-        """Fold what is written so far."""
-        return load_journal(self.path)
+        """Return what all lines say that are written so far; raises JournalError where they are none."""
+        with self._appending:
+            if self._state is None:
+                self._state = load_journal(self.path)
+            return self._state
+
+    def _take(self, line: str) -> None:
+        if self._state is not None:
+            self._state = fold_lines(line, self.path, _FOLD, self._state, "")
 
     def open_beside(self, path: Path) -> Journal:
         """Open another by the same clock, which is made if it is not there; raises InputError."""

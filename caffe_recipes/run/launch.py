@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +25,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run
+from caffe_recipes.run.events import Checkpointed, Ending, Stopping
 from caffe_recipes.run.journal import Launch
 from caffe_recipes.run.plan import SOLVER, Training
 from caffe_recipes.run.prepare import check_read, secure_weights
@@ -183,11 +184,10 @@ class Keeper:
             kept = fetch_checkpoint(
                 self._lead(), run.setting.root, training.phase, path, folder, net, training.last_iter
             )
-            run.journal.append("checkpointed", **asdict(kept))
+            run.emit(Checkpointed(kept))
         except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
             run.reporter.say(f"{training.phase}: no checkpoint: {error}")
             return
-        run.reporter.say(f"{training.phase}: checkpoint at iteration {kept.iteration:,}")
         drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
 
 
@@ -247,8 +247,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         attendant.take_last()
         lead, trouble = attendant.lead(), attendant.trouble
         if trouble is not None:
-            run.journal.append("ending", phase=training.phase, host=trouble.host, reason=trouble.what)
-            run.reporter.say(f"{training.phase}: {trouble}; ending the launch on every host")
+            run.emit(Ending(training.phase, trouble.what, trouble.host))
         seconds = time.monotonic() - begun
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
@@ -335,7 +334,7 @@ class _Attendant:
         if self._end_at is None and (tail.summary.fatal or tail.no_step):
             self._end_at = time.monotonic() + _DYING_S
         elif self._end_at is None and _is_to_stop(tail, training):
-            run.journal.append("stopping", phase=training.phase, iteration=training.last_iter)
+            run.emit(Stopping(training.phase, training.last_iter))
             self._trainer.interrupt()
             self._end_at = time.monotonic() + run.setting.stop_grace_s
         self.trouble = self._look()

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
@@ -26,6 +26,7 @@ from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
+from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finished, Launched, Stopped
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.journal import Finish, Launch, RunState
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
@@ -57,7 +58,6 @@ from caffe_recipes.run.trainer_log import (
     last_value,
     losses_until,
 )
-from caffe_recipes.units import describe_duration
 
 _ANSWER_S = 15.0
 # A host that refuses for a moment, as its sshd is started again, is not to cost a phase.
@@ -180,7 +180,6 @@ def train(run: Run, training: Training) -> None:
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
         wait_for_slurm(state.job, say=run.reporter.say)
     launch = replace(_plan_launch(run, training, state, checkpoint), weights=weights)
-    run.reporter.say(f"{training.phase}: {_describe_start(training, checkpoint)}")
     names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
@@ -189,7 +188,7 @@ def train(run: Run, training: Training) -> None:
     make_room(log, run.reporter.say)
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
-    run.journal.append("launched", **{key: value for key, value in asdict(launch).items() if key != "time_s"})
+    run.emit(Launched(launch))
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))
@@ -212,7 +211,7 @@ def note_stop(run: Run, stop: Interrupted) -> None:
     if launch:
         Trainer(run.path(launch.log)).stop()
     trained, seconds = has_trained(run, launch), round(stop.launch_s, 3)
-    run.journal.append("interrupted", signal=str(stop), trained=trained, seconds=seconds)
+    run.emit(Stopped(str(stop), trained, seconds))
     stop.launch_s = 0.0
 
 
@@ -241,7 +240,7 @@ def _secure(run: Run, path: str, net: str) -> str:
     try:
         check_read(run, path, sha256, built)
     except LaunchFailed as failure:
-        run.journal.append("failed", reason=failure.what, host=failure.host)
+        run.emit(Failed(failure.what, host=failure.host))
         raise
     return sha256
 
@@ -292,14 +291,6 @@ def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoin
     return None
 
 
-def _describe_start(training: Training, checkpoint: Checkpoint | None) -> str:
-    if checkpoint is not None:
-        left = training.last_iter - checkpoint.iteration
-        return f"{left:,} iterations from the checkpoint at {checkpoint.iteration:,}"
-    start = f"from {training.weights}" if training.weights else "from the nets' fillers"
-    return f"{training.last_iter:,} iterations {start}"
-
-
 def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
     """Return the launch that a killed run left, if anything of it can be seen from here.
 
@@ -313,7 +304,7 @@ def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
         return replace(left, hosts=tuple(name for name in left.hosts if name in ours))
     reason = f"Slurm has ended it with job {left.job}"
     seconds = _unfollowed_s(run, left)
-    run.journal.append("failed", phase=training.phase, reason=reason, host=None, seconds=seconds)
+    run.emit(Failed(reason, training.phase, seconds=seconds))
     run.reporter.say(f"{training.phase}: {reason}")
     return None
 
@@ -371,24 +362,21 @@ def _carry(
     except SnapshotNotKept as failure:  # the launch stays, as its snapshot is still to be fetched
         run.check_folder()
         with suppress(RunFailed):  # the same disk
-            run.journal.append("failed", reason=f"{training.phase}: {failure}")
+            run.emit(Failed(f"{training.phase}: {failure}"))
         raise
     except RunFailed as failure:
         run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None
         where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
         if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it
-            run.journal.append("failed", reason=f"{training.phase}: {failure.what}", host=host)
+            run.emit(Failed(f"{training.phase}: {failure.what}", host=host))
             hint = f"{hint}; run again to fetch it, or with --on-failure replace to train it again"
             raise SnapshotOutOfReach(what, hint, host, where) from None
         seconds = round(launch_s + time.monotonic() - begun, 3)
-        run.journal.append("failed", phase=training.phase, reason=failure.what, host=host, seconds=seconds)
+        run.emit(Failed(failure.what, training.phase, host, seconds=seconds))
         raise LaunchFailed(what, hint, host, where) from None
     old = run.journal.state().checkpoints.get(training.phase, ())
-    run.journal.append("finished", **asdict(finish))
-    speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
-    took = describe_duration(finish.seconds)
-    run.reporter.say(f"{training.phase}: finished in {took}{speed}; {finish.snapshot}")
+    run.emit(Finished(finish))
     drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.left)
     run.interrupts.raise_asked()
 
@@ -409,7 +397,7 @@ def evaluate(run: Run, testing: Testing) -> None:
         secure_prototxts(run)
         sha256 = secure_weights(run, testing.weights, net)
         log = _next_log(run)
-        run.reporter.say(f"evaluating {testing.weights}")
+        run.emit(Evaluating(testing.weights))
         tail, stalled = _follow(run, testing, log)
         if is_whole(run.path(testing.weights), sha256):
             break
@@ -421,9 +409,9 @@ def evaluate(run: Run, testing: Testing) -> None:
     if tail.summary.fatal or not outputs:
         said = describe_last_words(tail, "; it said: ")
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
-        run.journal.append("failed", reason=reason, log=log)
+        run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
-    run.journal.append("evaluated", phase=testing.phase, outputs=outputs, log=log)
+    run.emit(Evaluated(testing.phase, outputs, log))
 
 
 def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:

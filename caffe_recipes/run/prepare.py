@@ -14,6 +14,7 @@ from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
+from caffe_recipes.run.events import Built, Failed, Placed, Restored, Staged
 from caffe_recipes.run.plan import find_trained
 from caffe_recipes.run.snapshots import (
     digest_weights,
@@ -24,7 +25,6 @@ from caffe_recipes.run.snapshots import (
     verify_weights,
 )
 from caffe_recipes.run.staging import find_means, refusal
-from caffe_recipes.units import describe_bytes, describe_names
 
 _HASH_S = 600.0
 
@@ -54,8 +54,7 @@ def secure_prototxts(run: Run) -> None:
 def _place(run: Run) -> None:
     written = write_files(run.plan.prototxts, run.setting.root)
     if written:
-        run.journal.append("placed", files=written)
-        run.reporter.say(f"placed {len(written)} prototxts in {', '.join(run.setting.recipe.prototxt_dirs)}")
+        run.emit(Placed(written))
 
 
 def _build(run: Run) -> None:
@@ -67,9 +66,9 @@ def _build(run: Run) -> None:
         try:
             build_digits(missing[0].parent)
         except RunFailed as error:  # a disk that is full
-            run.journal.append("failed", reason=str(error))
+            run.emit(Failed(str(error)))
             raise
-        run.journal.append("built", lmdbs=[str(path) for path in missing])
+        run.emit(Built([str(path) for path in missing]))
 
 
 def _make_folders(run: Run) -> None:
@@ -95,9 +94,7 @@ def stage_lmdb(run: Run) -> None:
         placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent:
-        what = f"{setting.show(source)} ({describe_bytes(size)}) to {setting.show(lmdb)}"
-        run.reporter.say(f"staged {what} on {describe_names(sent)}")
-        run.journal.append("staged", lmdb=lmdb, bytes=size, hosts=sent)
+        run.emit(Staged(lmdb, size, sent, setting.show(source)))
     failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
     if failed:
         raise refusal(failed, lmdb, len(hosts))
@@ -154,8 +151,7 @@ def secure_kept(run: Run, path: str) -> str:
             net = build_net(recipe, recipe.phase(phase).net)
             fetch_snapshot(host, trained, None, run.path(path), net, run.setting.root)
             verify_kept(run.path(path), sha256, phase, trained)
-            run.journal.append("restored", snapshot=path, host=host.name)
-            run.reporter.say(f"{path}: fetched again from {host.name}:{trained}")
+            run.emit(Restored(path, host.name))
     return sha256
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from caffe_recipes.cluster.hosts import CONNECT_ALL_S, try_each
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.run.context import LaunchFailed, Run, Setting, SnapshotOutOfReach, Spares
+from caffe_recipes.run.events import Failed, Replaced, Retrying
 from caffe_recipes.run.phase import find_dead
 from caffe_recipes.run.prepare import prepare
 
@@ -33,7 +34,7 @@ def insist(run: Run, act: Callable[[Run], None]) -> Run:
         except LaunchFailed as error:
             failure = error
         except ClusterError as error:
-            run.journal.append("failed", reason=str(error))
+            run.emit(Failed(str(error)))
             failure = LaunchFailed(error.what, error.hint, None, error.where)
         failures += 1
         run.interrupts.raise_asked()
@@ -51,7 +52,8 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
     if tries > policy.retries:
         retries = f"{policy.retries} {'retry' if policy.retries == 1 else 'retries'}"
         raise LaunchFailed(failure.what, f"{failure.hint}; after {retries}", failure.host, failure.where)
-    run.reporter.say(f"{failure}; trying again ({tries} of {policy.retries})")
+    run.reporter.say(str(failure))
+    run.emit(Retrying(tries, policy.retries))
     run.reporter.say("looking which hosts answer")
     if policy.on_failure == "replace":
         if isinstance(failure, SnapshotOutOfReach):  # to fetch it later is quicker than to train it again
@@ -62,9 +64,8 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
         run = replace(run, setting=replace_hosts(run.setting, dead, run))
     else:
         for host in _await_hosts(run, _BACK_S)[:1]:
-            run.journal.append("failed", reason=f"{host} stays dead", host=host)
+            run.emit(Failed(f"{host} stays dead", host=host))
             raise LaunchFailed(f"{host} stays dead", failure.hint, host, failure.where)
-    run.journal.append("retrying", number=tries, retries=policy.retries)
     return run
 
 
@@ -88,8 +89,7 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
             raise _no_spare(host.name, rejected, run)
         hosts[index] = spare
         if run is not None:
-            run.journal.append("replaced", host=host.name, spare=spare.name)
-            run.reporter.say(f"{spare.name} takes the place of {host.name}")
+            run.emit(Replaced(host.name, spare.name))
     return replace(setting, hosts=tuple(hosts), spares=spares.left)
 
 
@@ -97,7 +97,7 @@ def _no_spare(host: str, rejected: Sequence[str], run: Run | None) -> LaunchFail
     """Return the failure of a host in whose place none can be put, in the journal of a run under way."""
     what = f"no spare answers ({'; '.join(rejected)})" if rejected else "no spare is left"
     if run is not None:
-        run.journal.append("failed", reason=f"{host}: {what}", host=host)
+        run.emit(Failed(f"{host}: {what}", host=host))
     return LaunchFailed(what, "put more hosts into the hostfile", None, host)
 
 

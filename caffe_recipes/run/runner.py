@@ -27,6 +27,7 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
+from caffe_recipes.run.events import Failed, RunStarted
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
@@ -148,7 +149,7 @@ def _carry_to_end(run: Run, branches: BranchPlan) -> RunState:
         run.check_folder()
         if not isinstance(error, (InputError, ClusterError)):
             raise
-        run.journal.append("failed", reason=str(error))
+        run.emit(Failed(str(error)))
         raise RunFailed(error.where, error.what, error.hint) from None
 
 
@@ -156,8 +157,7 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     """Do what is not done yet."""
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
-    run.journal.start(around.job, around.restarts)
-    run.reporter.say(f"{run.folder}: log and state of this run")
+    run.emit(RunStarted.here(around.job, around.restarts))
     with Branches(run, planned.beside) as branches:
         for group in planned.groups:
             if group.left:

@@ -78,7 +78,7 @@ def test_while_the_job_waits_its_state_is_told_until_the_run_is_there(place: Pla
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place), lambda: None, lambda: end(place)]
     said = watcher.watch()
     assert said[:2] == ["job 12 waits: its nodes are still in use (Resources)", "job 12 is running"]
-    assert said[2].startswith("runs/small-1: process ")
+    assert said[2].startswith("runs/small-1: log and state of this run; process ")
     assert said[-1].startswith("runs/small-1/snapshots") or "model" in said[-1]
 
 

@@ -16,6 +16,10 @@ def test_a_launch_that_resumes_is_told_as_the_run_tells_it(place: Place) -> None
     said = {
         "event": "launched",
         "phase": "init",
+        "attempt": 2,
+        "log": "runs/small-1/logs/init-2.log",
+        "host": "n1",
+        "stamp": None,
         "arguments": ["train", "--snapshot=/a b/x_iter_6.solverstate"],
     }
     assert describe_event(said, recipe, "runs/small-1") == "init: 2 iterations from the checkpoint at 6"

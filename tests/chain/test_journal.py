@@ -119,7 +119,7 @@ def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
 
 def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     first = open_journal(tmp_path)
-    first.start()
+    first.append("started", pid=os.getpid(), host="here")
     with pytest.raises(InputError, match=r"process \d+ on .* carries on this run; wait for it, or stop it"):
         open_journal(tmp_path)
     first.close()
@@ -138,7 +138,7 @@ def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> No
     with (tmp_path / "journal.jsonl").open("rb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_SH)
         with closing(open_journal(tmp_path)) as journal:
-            journal.start()
+            journal.append("started", pid=os.getpid(), host="here")
             with pytest.raises(InputError, match=r"process \d+ on .* carries on this run"):
                 open_journal(tmp_path)
         assert journal.state().pid == os.getpid()
@@ -154,7 +154,7 @@ def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path:
             with pytest.raises(InputError, match="process 7 on login1 carries on this run"):
                 open_journal(tmp_path)
     with closing(open_journal(tmp_path)) as journal, path.open("rb+") as theirs:
-        journal.start()
+        journal.append("started", pid=os.getpid(), host="here")
         with pytest.raises(BlockingIOError):  # nor does it start beside this one
             fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -94,7 +94,7 @@ def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next
     kill_ranks(place)
     said, complained = run.communicate(timeout=600)
     assert (run.returncode, kept.read_bytes()) == (0, whole), complained
-    assert f"{KEPT}: fetched again from localhost:{place.root / TRAINED}" in said
+    assert f"{KEPT}: was damaged; fetched again from localhost" in said
     assert restored(place) == [KEPT]
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
@@ -225,7 +225,7 @@ def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Plac
     (place.root / "release").touch()
     said, complained = run.communicate(timeout=600)
     assert run.returncode == 0, complained
-    assert "placed 1 prototxts in prototxt/small" in said
+    assert "placed 1 prototxt in prototxt/small" in said
     assert place.trained() == ["init", "cyc1", "last"]
 
 

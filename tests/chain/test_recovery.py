@@ -122,8 +122,8 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
     why = "does not answer: no route to host"
     what = f"n1: no spare answers (n2: {why}; n3: {why})"
     assert str(caught.value) == f"{what}; put more hosts into the hostfile"
-    assert said[1:] == ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
-    assert journal == [{"event": "failed", "reason": what, "host": "n1"}]
+    assert said[2:] == ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
+    assert journal[1:] == [{"event": "failed", "reason": what, "host": "n1"}]
 
 
 def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:

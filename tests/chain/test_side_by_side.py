@@ -19,6 +19,7 @@ from caffe_recipes.run.monitor.logs import LogOptions, show_log
 from caffe_recipes.run.monitor.status import StatusOptions, detail_standing, find_standing, standing_as_json
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
+from tests.chain.test_attach import Watcher
 from tests.chain.two_lines import (
     AMID,
     SIDE,
@@ -65,6 +66,21 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     check_end(graph)
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"]
     assert "side: a branch, on node2; log: runs/small-1/branches/side/logs" in said(graph)
+
+
+def test_who_watches_sees_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
+    run, watcher = start_amid_both(graph), Watcher(graph)
+    watcher.meanwhile = lambda said: (graph.root / "release").touch()
+    told = [line for line in watcher.watch().splitlines() if not line.startswith("  ")]
+    finish(run, graph)
+    whole = said(graph).splitlines()
+    begins = next(at for at, line in enumerate(whole) if "log and state of this run" in line)
+    run_s = [line for line in whole[begins:] if not line.startswith("  ")]
+    assert sorted(told) == sorted(run_s)
+    for phase in ("side", "cyc1"):
+        lines = [line for line in told if line.startswith(f"{phase}: ")]
+        assert lines == [line for line in run_s if line.startswith(f"{phase}: ")]
+        assert any(line.startswith(f"{phase}: finished in ") for line in lines)
 
 
 def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:

@@ -67,7 +67,7 @@ class Step(NamedTuple):
     line: int
 
 
-class Evaluated(NamedTuple):
+class OwnEvaluation(NamedTuple):
     """A model that a script of ours evaluates; its net is empty in a script of an earlier version."""
 
     net: str
@@ -75,7 +75,7 @@ class Evaluated(NamedTuple):
     line: int
 
 
-def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[Evaluated, ...]]:
+def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[OwnEvaluation, ...]]:
     r"""Read the phases of a script of ours in order, and its evaluations; nothing if it is another's.
 
     >>> parse_steps('''#!/bin/bash
@@ -93,17 +93,17 @@ def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[Evaluated, ...]]:
         return (), ()
     first = text.count("\n", 0, chain.start()) + 1
     steps: list[Step] = []
-    evaluated: list[Evaluated] = []
+    evaluated: list[OwnEvaluation] = []
     for words, line in _chain_lines(text[chain.start() : end], first):
         if words[0] == "phase" and len(words) > 5:
             steps.append(_step(home[0], words[1], words[3], words[4] if "--of" in words[6:] else "", line))
         elif words[0] == "$1" and len(words) > 4:  # of an earlier version: the stop behind the snapshot
             steps.append(_step(home[0], words[1], words[3], words[5] if len(words) > 5 else "", line))
         elif words[0] == "evaluate" and nets:
-            evaluated += [Evaluated(f"{nets[0]}/{words[1]}.prototxt", model, line) for model in words[3:]]
+            evaluated += [OwnEvaluation(f"{nets[0]}/{words[1]}.prototxt", model, line) for model in words[3:]]
     model = _set_in(text, "MODEL")
     if model:
-        evaluated.append(Evaluated("", *model))
+        evaluated.append(OwnEvaluation("", *model))
     return tuple(steps), tuple(evaluated)
 
 
@@ -271,7 +271,7 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
 
 
 def _evaluations_of_ours(
-    evaluated: Sequence[Evaluated], commands: Sequence[TestCommand], path: str | Path
+    evaluated: Sequence[OwnEvaluation], commands: Sequence[TestCommand], path: str | Path
 ) -> list[TestCommand]:
     """Return the evaluations of a script of ours; one of an earlier version names its net in a command."""
     nets = [one.model for one in commands]

@@ -28,7 +28,7 @@ from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.graph import find_leaves, images_per_iter
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect
 from caffe_recipes.run.events import (
@@ -36,8 +36,6 @@ from caffe_recipes.run.events import (
     describe_event,
     describe_run_command,
     is_complete,
-    is_trained,
-    next_evaluated,
 )
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import RunState, fold_journal
@@ -55,7 +53,6 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
     numbered_run,
 )
-from caffe_recipes.run.plan import fetched_snapshot
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SeenJob,
@@ -100,10 +97,20 @@ class ShownRun:
     """A run in the folder `path`, called `given` by the user; what is new of it is said to `reporter`."""
 
     def __init__(
-        self, given: str, path: str, recipe: Recipe, reporter: Reporter, *, with_branches: bool = False
+        self,
+        given: str,
+        path: str,
+        recipe: Recipe,
+        reporter: Reporter,
+        *,
+        with_branches: bool = False,
+        is_branch: bool = False,
     ) -> None:
-        """Know and say nothing yet; `with_branches` follows what trains beside the main line, too."""
-        self._with_branches = with_branches
+        """Know and say nothing yet; `with_branches` follows what trains beside the main line, too.
+
+        A branch itself, whose lines the whole run says, starts and ends there.
+        """
+        self._with_branches, self._is_branch = with_branches, is_branch
         self.path, self.recipe, self.reporter = path, recipe, reporter
         self.state = RunState()
         self.failure: RunFailed | None = None
@@ -119,6 +126,7 @@ class ShownRun:
         self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
         self._beside: dict[str, tuple[ShownRun, Reporter]] = {}  # by phase, what trains beside the main line
         self._asked: list[tuple[str, int]] = []  # of which branches something is wanted, and how many files
+        self.lines: list[tuple[float, str]] = []  # what is new and not said yet, with when it came to pass
 
     @property
     def process(self) -> Process:
@@ -150,7 +158,8 @@ class ShownRun:
                 self._beside.pop(phase, None)
                 continue
             if phase not in self._beside:
-                branch = ShownRun(self.recipe.name, f"{self.path}/branches/{phase}", self.recipe, silent())
+                path = f"{self.path}/branches/{phase}"
+                branch = ShownRun(self.recipe.name, path, self.recipe, silent(), is_branch=True)
                 self._beside[phase] = branch, self.reporter.beside(phase)
             more = self._beside[phase][0].wanted()
             self._asked.append((phase, len(more)))
@@ -172,29 +181,41 @@ class ShownRun:
 
         Progress is said only if `live`.
         """
-        beside = sum(count for _, count in self._asked)
-        own = len(pieces) - beside
-        is_new = self._take_own(pieces[:own], live=live)
+        own = len(pieces) - sum(count for _, count in self._asked)
+        is_new, progress = self.take_own(pieces[:own])
+        due = [(self.reporter, progress)]
         for phase, count in self._asked:
             branch, reporter = self._beside[phase]
-            if branch.take(pieces[own : own + count], live=False):
-                is_new = True
-                progress = branch.progress()
-                if live and progress is not None and phase not in self.state.finished:
-                    reporter.show_progress(progress)
+            has_news, progress = branch.take_own(pieces[own : own + count])
+            is_new |= has_news
+            due.append((reporter, None if phase in self.state.finished else progress))
             own += count
+        self._say_lines()
+        for reporter, progress in due:
+            if live and progress is not None:
+                reporter.show_progress(progress)
         return is_new
 
-    def _take_own(self, pieces: Sequence[Piece | None], *, live: bool) -> bool:
+    def take_own(self, pieces: Sequence[Piece | None]) -> tuple[bool, Progress | None]:
+        """Take what is of this journal and its log; tell whether anything is new, and how far it has come."""
         journal, *logs = pieces
         launch = self.state.launch
         is_new = journal is not None and self._take_journal(journal)
         if logs and logs[0] is not None and self._log.take(logs[0]):
-            progress = self.progress()
-            if live and progress is not None and self.state.launch == launch:
-                self.reporter.show_progress(progress)
-            return True
-        return is_new
+            return True, self.progress() if self.state.launch == launch else None
+        return is_new, None
+
+    def _say_lines(self) -> None:
+        """Say what is new, of the branches too, in the order in which it came to pass."""
+        told = [(time_s, self.reporter, line) for time_s, line in self.lines]
+        for branch, reporter in self._beside.values():
+            told += [(time_s, reporter, line) for time_s, line in branch.lines]
+            branch.lines.clear()
+        self.lines.clear()
+        if told and self._log.summary.losses:
+            self.reporter.end_progress()
+        for _, reporter, line in sorted(told, key=lambda each: each[0]):
+            reporter.say(line)
 
     def progress(self) -> Progress | None:
         """Return where the phase is that trains; None if none does, or its log says nothing yet."""
@@ -235,18 +256,10 @@ class ShownRun:
         said = [json.loads(line) for line in whole.split(b"\n")[:-1]]
         if begins:
             said = self._skip_earlier(said, whole)
-        before = self._evaluated_next(self.state)
         for event in said:
             self._tell(event)
         self.state = state
-        evaluated = self._evaluated_next(state)
-        if evaluated is not None and evaluated != before and not self.failure:
-            self.reporter.say(f"evaluating {fetched_snapshot(evaluated, self.folder)}")
         return True
-
-    def _evaluated_next(self, state: RunState) -> Phase | None:
-        """Return the phase whose model is being evaluated, or is to be, once all are trained."""
-        return next_evaluated(state, self.recipe) if is_trained(state, self.recipe) else None
 
     def _skip_earlier(self, said: list[dict[str, Any]], whole: bytes) -> list[dict[str, Any]]:
         """Fold what earlier processes did, which is told in short; return what the present one did."""
@@ -273,17 +286,19 @@ class ShownRun:
         self.last_failure = self._find_failure(event) or self.last_failure
 
     def _tell(self, event: dict[str, Any]) -> None:
-        if self._log.summary.losses:
-            self.reporter.end_progress()
-        if self.failure is not None:  # that was not the end
-            self.reporter.say(str(self.failure))
+        failure = self.failure
         self._keep(event)
         self.failure = self._find_failure(event)
-        line = describe_event(event, self.recipe, self.folder)
-        before = describe_before(self.state, self.recipe, self.folder) if event["event"] == "started" else []
-        for text in (line, *before):
-            if text is not None:
-                self.reporter.say(text)
+        texts = [] if failure is None else [str(failure)]  # that was not the end
+        # A branch's start and end are told once, by the run and by the branch.
+        if not (event["event"] == "started" and self._is_branch) and not self._is_of_branch(event):
+            texts.append(describe_event(event, self.recipe, self.folder))
+        if event["event"] == "started" and not self._is_branch:
+            texts += describe_before(self.state, self.recipe, self.folder)
+        self.lines += [(self.last_s or 0.0, text) for text in texts if text]
+
+    def _is_of_branch(self, event: dict[str, Any]) -> bool:
+        return event["event"] == "finished" and event.get("phase") in self._beside
 
     def _find_failure(self, event: dict[str, Any]) -> RunFailed | None:
         """Return the error that a run ends with, if this event is its last."""
