@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.recipe.shipped import shipped_recipes
 from tests.house import read_house
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,3 +86,19 @@ def test_no_two_modules_define_a_class_of_one_name() -> None:
 
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
     assert read_house().large_functions == []
+
+
+def test_what_a_recipe_commits_in_jobs_stays_small_enough_to_read_in_a_pull_request() -> None:
+    folders = ("lib", *(name for name, one in shipped_recipes().items() if one.row is None))
+    files = [path for folder in folders for path in (ROOT / "jobs" / folder).glob("*")]
+    lines = {path: path.read_text().count("\n") for path in files}
+    assert sum(count for path, count in lines.items() if path.parent.name == "lib") < 900
+    assert lines[ROOT / "jobs/lib/chain.sh"] < 500
+    for path, count in lines.items():
+        if path.name == "run.sh":
+            phases = path.with_name("submit.sh").read_text().count("\n  submit ")
+            assert count <= 60 + max(0, phases - 11), path
+        elif path.suffix == ".sbatch":
+            assert count <= 40, path
+    assert sum(count for path, count in lines.items() if path.name.startswith("tf_")) <= 150
+    assert sum(lines.values()) <= 1_800

@@ -32,7 +32,7 @@ from caffe_recipes.run.journal import Launch, RunState, branch_launches, name_br
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.prepare import prepare
-from caffe_recipes.run.recovery import insist
+from caffe_recipes.run.recovery import with_retries
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.trainer import Trainer
@@ -52,7 +52,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
             verify_kept(branch.path(finish.snapshot), finish.sha256, finish.phase, training.snapshot)
         else:
             try:
-                branch = insist(insist(branch, prepare), partial(train, training=training))
+                branch = with_retries(with_retries(branch, prepare), partial(train, training=training))
             except Interrupted as stop:
                 note_stop(branch, stop)
                 if training.phase not in journal.state().finished:

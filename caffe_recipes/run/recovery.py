@@ -19,7 +19,7 @@ _FETCH_S = 120.0
 _ASK_S = 5.0
 
 
-def insist(run: Run, act: Callable[[Run], None]) -> Run:
+def with_retries(run: Run, act: Callable[[Run], None]) -> Run:
     """Do something, and again behind each recovery, until it is done or the policy says that it is enough.
 
     Returns the run with the hosts that it then has. Raises LaunchFailed, and Interrupted.

@@ -43,7 +43,7 @@ from caffe_recipes.run.phase import evaluate, note_stop, train
 from caffe_recipes.run.plan import RunPlan, find_trained, phases_until, plan_chain
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import prepare, secure_kept, stage_lmdb
-from caffe_recipes.run.recovery import insist, replace_hosts
+from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
@@ -162,20 +162,20 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
         for group in planned.groups:
             if group.left:
                 branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.goes_on)
-        run = insist(run, prepare)
+        run = with_retries(run, prepare)
         launch = run.journal.state().launch
         left = launch.phase if launch and Trainer(run.path(launch.log)).is_running() else None
         for group in planned.groups:
             if not group.left:  # staged from here, the user may stop it at once
                 there = replace(run, setting=on_hosts(run.setting, group.hosts))
-                branches.start(insist(there, stage_lmdb).setting)
+                branches.start(with_retries(there, stage_lmdb).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
                 run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
                 continue
             if training.phase != left:  # else it trains already, and is not to be left alone
                 branches.check()
-            run = insist(run, partial(train, training=training))
+            run = with_retries(run, partial(train, training=training))
             branches.look()
         if planned.beside and not planned.is_held:  # what is left of them
             branches.start(run.setting)

@@ -361,7 +361,7 @@ def check_end(shown: ShownRun, look: RunSnapshot, *, is_final: bool) -> None:
 
 
 @dataclass
-class Eyes:
+class FileFollower:
     """What looks at a run: again and again, whatever the connection does."""
 
     files: RunFiles
@@ -444,7 +444,7 @@ _EVERY_S = 10.0
 
 
 @dataclass
-class JobEyes:
+class JobWatch:
     """Looks at what the last submit of a recipe has submitted, in the folder `runs` of some files."""
 
     files: RunFiles
@@ -489,7 +489,7 @@ class JobEyes:
             self.say(said)
 
 
-def wait_for_run(run: str, root: str, jobs: JobEyes, means: FollowEnv, *, once: bool) -> str | None:
+def wait_for_run(run: str, root: str, jobs: JobWatch, means: FollowEnv, *, once: bool) -> str | None:
     """Return a run's folder, once a job has made it; with `once` None if it is still to be made.
 
     Raises InputError if there is neither a run nor a job, RunFailed if the job has ended without one.
@@ -508,7 +508,7 @@ def wait_for_run(run: str, root: str, jobs: JobEyes, means: FollowEnv, *, once: 
         means.pause(THERE_S)
 
 
-def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobEyes, *, is_final: bool) -> None:
+def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, is_final: bool) -> None:
     """Raise how a run has ended, unless a job goes on with it; ask Slurm of a process in a job, too."""
     recipe = shown.recipe.name
     try:
@@ -522,7 +522,7 @@ def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobEyes, *, is
         raise shown.failure or shown.gone()
 
 
-def _is_latest(shown: ShownRun, jobs: JobEyes) -> bool:
+def _is_latest(shown: ShownRun, jobs: JobWatch) -> bool:
     """Tell whether the jobs, which go on with the latest run of a recipe, go on with this one."""
     name = posixpath.basename(posixpath.normpath(shown.path))
     numbers = [found[1] for each in jobs.files.names(jobs.runs) if (found := _of_recipe(each, shown))]
@@ -566,26 +566,26 @@ def attach(
         stack.callback(files.close)
         stack.callback(reporter.end_progress)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        jobs = JobEyes(files, runs, ask or slurm_beside(files), reporter.say_amid, means.clock)
+        jobs = JobWatch(files, runs, ask or slurm_beside(files), reporter.say_amid, means.clock)
         path = wait_for_run(run, options.root, jobs, means, once=options.once)
         if path is None:
             return
         shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
-        eyes = Eyes(files, reporter, means, options.once)
-        stack.callback(eyes.close)
+        follower = FileFollower(files, reporter, means, options.once)
+        stack.callback(follower.close)
         # Which log there is to be read, and whose process to be asked for, the journal tells first.
-        shown.take(eyes.look(shown).pieces)
+        shown.take(follower.look(shown).pieces)
         if shown.state.branches:  # each has a journal, which names its log
-            shown.take(eyes.look(shown).pieces, live=False)
+            shown.take(follower.look(shown).pieces, live=False)
         while not shown.is_complete:
             process = shown.process
-            look = eyes.look(shown)
+            look = follower.look(shown)
             if shown.take(look.pieces, live=not options.once):
-                eyes.saw_news()
+                follower.saw_news()
             if shown.is_complete:
                 break
             if shown.process == process:
-                check_end_with_jobs(shown, look, jobs, is_final=options.once or eyes.is_quiet)
+                check_end_with_jobs(shown, look, jobs, is_final=options.once or follower.is_quiet)
             if options.once:
                 break
             means.pause(THERE_S if options.on else HERE_S)

@@ -26,9 +26,9 @@ from caffe_recipes.run.monitor.files import (
 from caffe_recipes.run.monitor.follow import (
     HERE_S,
     THERE_S,
-    Eyes,
+    FileFollower,
     FollowEnv,
-    JobEyes,
+    JobWatch,
     ShownRun,
     check_end_with_jobs,
     open_files,
@@ -85,7 +85,7 @@ def show_log(
         stack.callback(files.close)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         told = say if options.follow else _keep_quiet
-        jobs = JobEyes(files, runs, ask or slurm_beside(files), told, means.clock)
+        jobs = JobWatch(files, runs, ask or slurm_beside(files), told, means.clock)
         path = wait_for_run(run, options.root, jobs, means, once=not options.follow)
         if path is None:
             raise _not_begun(run, jobs)
@@ -94,11 +94,11 @@ def show_log(
         shown.take(files.look(shown.wanted()).pieces)
         if options.phase in shown.state.branches:
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe, reporter)
-        eyes = Eyes(files, reporter, means, once=not options.follow)
-        stack.callback(eyes.close)
+        followed = FileFollower(files, reporter, means, once=not options.follow)
+        stack.callback(followed.close)
         lines = _Lines(write, options.rank)
         stack.callback(lines.end)
-        follower = _Follower(shown, options, eyes, jobs, lines, say)
+        follower = _Follower(shown, options, followed, jobs, lines, say)
         follower.begin()
         while follower.step():
             if not follower.is_behind:
@@ -153,7 +153,7 @@ def _keep_quiet(text: str) -> None:
     """Say nothing."""
 
 
-def _not_begun(run: str, jobs: JobEyes) -> InputError:
+def _not_begun(run: str, jobs: JobWatch) -> InputError:
     """Return the error of a run that a job is still to begin."""
     seen = next(job for job in jobs.look(name_recipe(run)) if job.standing != "over")
     return InputError(run, f"{name_seen(seen)} {describe_job(seen)}", "wait for its log with -f")
@@ -208,9 +208,15 @@ class _Follower:
     """Reads the logs of a run's launches, one after another."""
 
     def __init__(
-        self, shown: ShownRun, options: LogOptions, eyes: Eyes, jobs: JobEyes, lines: _Lines, say: Say
+        self,
+        shown: ShownRun,
+        options: LogOptions,
+        follower: FileFollower,
+        jobs: JobWatch,
+        lines: _Lines,
+        say: Say,
     ) -> None:
-        self._shown, self._options, self._eyes, self._lines, self._say = shown, options, eyes, lines, say
+        self._shown, self._options, self._files, self._lines, self._say = shown, options, follower, lines, say
         self._jobs = jobs
         self._index = -1
         self._offset = 0
@@ -231,7 +237,7 @@ class _Follower:
 
     def begin(self) -> None:
         """Read the journal, and begin with the last log; raises InputError if there is none to wait for."""
-        self._shown.take(self._eyes.look(self).pieces)
+        self._shown.take(self._files.look(self).pieces)
         if self._logs():
             self._open(len(self._logs()) - 1)
         elif not self._options.follow:
@@ -242,7 +248,7 @@ class _Follower:
     def step(self) -> bool:
         """Write what is new; tell whether more is to come. Raises RunFailed when the run has ended so."""
         process, is_over = self.process, self._is_over()
-        look = self._eyes.look(self)
+        look = self._files.look(self)
         journal, *logs = look.pieces
         is_new = self._shown.take([journal])
         if logs and logs[0] is not None and logs[0].data:
@@ -250,7 +256,7 @@ class _Follower:
             self._lines.feed(logs[0].data)
             is_new = True
         if is_new:
-            self._eyes.saw_news()
+            self._files.saw_news()
         self.is_behind = bool(logs) and logs[0] is not None and len(logs[0].data) == _MOST_BYTES
         if self.is_behind:
             return True
@@ -264,7 +270,7 @@ class _Follower:
         elif is_over and self._is_done():
             return False
         elif not has_next and self.process == process and not self._is_done():
-            check_end_with_jobs(self._shown, look, self._jobs, is_final=self._eyes.is_quiet)
+            check_end_with_jobs(self._shown, look, self._jobs, is_final=self._files.is_quiet)
         return True
 
     def _open(self, index: int) -> None:

@@ -31,7 +31,14 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
     numbered_run,
 )
-from caffe_recipes.run.monitor.follow import Eyes, FollowEnv, RunInterrupted, ShownRun, open_files, silent
+from caffe_recipes.run.monitor.follow import (
+    FileFollower,
+    FollowEnv,
+    RunInterrupted,
+    ShownRun,
+    open_files,
+    silent,
+)
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
     Ask,
@@ -177,10 +184,10 @@ def find_standing(
         standing = _with_jobs(standing, see_jobs((*told, *_by_hand(standing, submitted)), ask))
         is_ours = any(job.submission.is_ours for job in standing.jobs)
         if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
-            eyes = Eyes(files, silent(), means, once=True)
-            stack.callback(eyes.close)
-            eyes.look(standing.run)  # which host it is, so that the run's own can be another
-            return replace(standing, lives=eyes.look(standing.run).lives)
+            follower = FileFollower(files, silent(), means, once=True)
+            stack.callback(follower.close)
+            follower.look(standing.run)  # which host it is, so that the run's own can be another
+            return replace(standing, lives=follower.look(standing.run).lives)
         return standing
 
 
