@@ -482,7 +482,7 @@ start_chain() { # INTERFACE [--help]
   stage
   for net in "${NETS[@]}"; do place_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
   pass place
-  [[ -e hostfile ]] ||
+  ((NODES > 1)) || [[ -e hostfile ]] ||
     { printf 'localhost\n' >hostfile && say "hostfile: there was none; localhost is written to it"; } ||
     stop 3 "$PWD/hostfile: cannot be written; check the disk"
   pass train

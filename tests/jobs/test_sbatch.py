@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -36,36 +37,49 @@ def test_a_phase_s_job_without_a_phase_says_which_there_are(play: Play, words: t
     assert play.calls() == []
 
 
-def test_it_runs_where_it_was_submitted_and_finds_nothing_beside_itself(play: Play) -> None:
-    elsewhere = play.folder / "elsewhere"
-    elsewhere.mkdir()
-    play.hook("caffe-recipes", 'echo "$CAFFE_ROOT"')
-    _, said, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=str(elsewhere), CAFFE_ROOT="../root of Caffe")
+def test_it_runs_in_the_caffe_root_else_where_it_was_submitted(play: Play) -> None:
+    for name in ("root of Caffe", "elsewhere"):
+        (play.folder / name).mkdir()
+    elsewhere = str(play.folder / "elsewhere")
+    play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere)
     assert (play.folder / "cwd").read_text() == f"{elsewhere}\n"
-    assert said == "../root of Caffe\n"  # `run` reads it
+    play.hook("caffe-recipes", 'echo "$CAFFE_ROOT"')
+    _, said, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere, CAFFE_ROOT="../root of Caffe")
+    assert said == (play.folder / "cwd").read_text() == f"{play.folder / 'root of Caffe'}\n"
 
 
 def test_a_recipe_file_and_a_program_are_taken_as_they_are_called(play: Play) -> None:
     program = play.folder / "my programs" / "cr"
     write(program, STAND_IN, 0o755)
-    play.run("chain.sbatch", RECIPE_FILE="my $(own).yaml", CAFFE_RECIPES=str(program))
-    assert play.calls() == [f"cr <run> <my $(own).yaml> {REQUEUES}"]
+    play.run("chain.sbatch", RECIPE_FILE="my $(own).yaml", CAFFE_RECIPES=str(program), CAFFE_ROOT="..")
+    assert play.calls() == [f"cr <run> <{play.folder}/submit dir/my $(own).yaml> {REQUEUES}"]
 
 
-def test_a_program_that_is_missing_is_one_line_and_exit_2(play: Play) -> None:
-    code, said, complained = play.run("chain.sbatch", CAFFE_RECIPES="caffe-recipse", **JOB)
-    assert (code, said) == (2, "")
-    assert complained == (
-        "caffe-recipse: not found on PATH of this node; load its environment, or set CAFFE_RECIPES\n"
-    )
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (
+            {"CAFFE_RECIPES": "caffe-recipse"},
+            "caffe-recipse: not found on PATH of this node; load its environment, or set CAFFE_RECIPES\n",
+        ),
+        (
+            {"CAFFE_ROOT": "nowhere"},
+            f"nowhere: no such folder on {os.uname().nodename}; set CAFFE_ROOT to one of all nodes\n",
+        ),
+    ],
+)
+def test_a_program_or_folder_that_is_missing_is_one_line_and_exit_2(
+    play: Play, environment: dict[str, str], line: str
+) -> None:
+    assert play.run("chain.sbatch", **JOB, **environment) == (2, "", line)
+    assert play.calls() == []
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
         ({"MAX_REQUEUES": "many"}, "Invalid value for '--max-requeues': 'many' is no"),
-        ({"CAFFE_ROOT": "nowhere"}, "nowhere: no such folder; give the Caffe root"),
-        ({"RECIPE_FILE": "mine.yaml"}, "mine.yaml: "),
+        ({"RECIPE_FILE": "mine.yaml"}, ""),
     ],
 )
 def test_what_cannot_be_run_is_one_line_of_the_run_and_exit_2(
