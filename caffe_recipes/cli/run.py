@@ -116,14 +116,16 @@ def run(
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
             options = replace(typed.options(loaded), policy=policy, **vars(chain))
-            kept = list_kept(options.root, loaded.name)
+            if max_requeues is not None:
+                kept = list_kept(options.root, loaded.name)
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # once more would end us, and queue nothing again
         echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
         if max_requeues is None or stop.number != signal.SIGUSR1:
             sys.exit(128 + stop.number)
-        has_kept = options is not None and loaded is not None and list_kept(options.root, loaded.name) != kept
-        over = TimeOver(this_job(os.environ), stop.time_s - begun_s, has_kept)
+        now = list_kept(options.root, loaded.name) if options and loaded else kept
+        over = TimeOver(this_job(os.environ), stop.time_s - begun_s, has_kept=bool(now - kept))
         sys.exit(requeue_job(over, max_requeues, lambda line: echo(line, err=True)))
 
 

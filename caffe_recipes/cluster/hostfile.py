@@ -302,7 +302,7 @@ def render_hostfile(hosts: Sequence[str]) -> str:
 
 
 def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
-    """Return the hosts that are outside a job, by short or full names; localhost is inside.
+    """Return the hosts that a job has not, by short or full names; which one localhost is nobody can tell.
 
     >>> find_strangers(["c1", "C2.example.org", "c3", "c4.a.org"], ["c1.example.org", "c2", "c4.b.org"])
     ('c3', 'c4.a.org')
@@ -311,7 +311,7 @@ def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
     short = {name.partition(".")[0]: name for name in names}
 
     def is_inside(host: str) -> bool:
-        if _HERE.fullmatch(host) or host.lower() in names:
+        if host.lower() in names:
             return True
         first, dot, _ = host.lower().partition(".")
         there = short.get(first, "")

@@ -242,7 +242,7 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
-    found = all_hosts(root, options.hostfile)
+    found = all_hosts(root, options.hostfile, recipe.cluster.nodes)
     names, spares = choose_hosts(recipe, found)
     check_job_hosts(profile, names)
     path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
@@ -337,24 +337,38 @@ class FoundHosts(NamedTuple):
     stale: str = ""
 
 
-def all_hosts(root: Path, given: Path | None) -> FoundHosts:
+def all_hosts(root: Path, given: Path | None, least: int = 0) -> FoundHosts:
     """Return all hosts: of the hostfile, else of the Slurm job around us.
 
-    In a job no other hosts will do: a `hostfile` in the Caffe root that names any is of another day, and
-    passed over. Raises InputError for one that is given and does.
+    In a job no other hosts will do: a `hostfile` in the Caffe root that names any, fewer than `least`, or
+    cannot be read is of another day, and passed over. Raises InputError for one that is given and names any.
     """
     default, job = root / "hostfile", slurm_hosts(os.environ)
     hostfile = given or (default if default.exists() else None)
     if hostfile is None:
         return FoundHosts(job, "the Slurm job" if job else default)
-    hosts = load_hostfile(hostfile)
-    strangers = find_strangers(hosts, job) if job else ()
-    if not strangers:
-        return FoundHosts(hosts, hostfile)
-    what = f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}"
+    if job is None:
+        return FoundHosts(load_hostfile(hostfile), hostfile)
     if given is not None:
-        raise InputError(given, what, "go without --hostfile to use the job's hosts")
-    return FoundHosts(job, "the Slurm job", f"{default} {what}; the job's own are used")
+        hosts = load_hostfile(given)
+        what = _describe_strangers(hosts, job)
+        if what:
+            raise InputError(given, what, "go without --hostfile to use the job's hosts")
+        return FoundHosts(hosts, given)
+    try:
+        hosts = load_hostfile(default)
+    except InputError as error:
+        return FoundHosts(job, "the Slurm job", f"{error.without_hint}; the job's hosts are used")
+    few = f"names {len(hosts)} of the {least} hosts that are needed" if len(hosts) < least else ""
+    what = _describe_strangers(hosts, job) or few
+    if what:
+        return FoundHosts(job, "the Slurm job", f"{default} {what}; the job's own are used")
+    return FoundHosts(hosts, default)
+
+
+def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
+    strangers = find_strangers(hosts, job)
+    return f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
 def choose_hosts(recipe: Recipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -131,13 +131,9 @@ class Lines:
         try:
             with self._appending:
                 self._wait_and_write(line.encode())
-                self._take(line)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
             raise RunFailed(self.path, what, f"make room; {self._go_on}") from None
-
-    def _take(self, line: str) -> None:
-        """Do what is to be done with a line that has been written, before any other is."""
 
     def _wait_and_write(self, line: bytes) -> None:
         """Write a line; on a full disk wait for room, for what is trained meanwhile is not to be given up."""
@@ -435,9 +431,11 @@ class Journal(Lines):
                 self._state = load_journal(self.path)
             return self._state
 
-    def _take(self, line: str) -> None:
-        if self._state is not None:
-            self._state = fold_lines(line, self.path, _FOLD, self._state, "")
+    def _wait_and_write(self, line: bytes) -> None:
+        known, self._state = self._state, None  # where a signal comes between, the file is read again
+        super()._wait_and_write(line)
+        if known is not None:
+            self._state = fold_lines(line.decode(), self.path, _FOLD, known, "")
 
     def open_beside(self, path: Path) -> Journal:
         """Open another by the same clock, which is made if it is not there; raises InputError."""

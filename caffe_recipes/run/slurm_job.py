@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,11 +171,13 @@ def _told_to_end() -> Iterator[threading.Event]:
 
 def list_kept(root: Path, recipe_name: str) -> frozenset[tuple[str, int]]:
     """Return what the latest run of a recipe, and its branches, can go on from: weights, and when written."""
-    folders = run_folders(root, recipe_name)
-    if not folders:
-        return frozenset()
-    paths = (*folders[-1].glob("*/*.caffemodel"), *folders[-1].glob("branches/*/*/*.caffemodel"))
-    return frozenset((str(path), path.stat().st_mtime_ns) for path in paths if path.is_file())
+    kept: set[tuple[str, int]] = set()
+    with suppress(OSError):  # a disk that is away keeps nothing, and must not end a stop in order
+        for folder in run_folders(root, recipe_name)[-1:]:
+            for path in (*folder.glob("*/*.caffemodel"), *folder.glob("branches/*/*/*.caffemodel")):
+                with suppress(FileNotFoundError):  # an old checkpoint that is just being dropped
+                    kept.add((str(path), path.stat().st_mtime_ns))
+    return frozenset(kept)
 
 
 def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:

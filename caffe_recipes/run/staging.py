@@ -171,7 +171,9 @@ def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> lis
     root = Path(os.path.realpath(options.root))
     lmdb = str(root / recipe.data.train.lmdb)
     copy_with = find_profile(recipe, options.profile).copy_with
-    names, *_ = find_staged_hosts(options)
+    names, _, stale = find_staged_hosts(options)
+    if stale:
+        raise InputError("", stale.partition(";")[0], "say with --hostfile whose LMDBs are to be removed")
     work = describe_work(root, recipe.name, RunState())
     if work:
         raise InputError(lmdb, f"is in use: {work}", "wait for its end, or end it")

@@ -152,8 +152,7 @@ ask_each() { # HOST... -- VERB PATH WORD...
   ANSWERS=() HEARD=$(mktemp -d) || stop 3 "${TMPDIR:-/tmp}: cannot be written; check the disk"
   trap 'rm -rf -- "$HEARD"' EXIT
   for i in "${!hosts[@]}"; do
-    on "${hosts[i]}" "$@" >"$HEARD/$i" &
-    asked+=("$!")
+    on "${hosts[i]}" "$@" >"$HEARD/$i" & asked+=("$!")
   done
   wait ${asked[@]+"${asked[@]}"} || true
   for i in "${!hosts[@]}"; do ANSWERS+=("$(last_answer <"$HEARD/$i")"); done
@@ -189,9 +188,7 @@ place_phase() { place_prototxt "$(solver_of "$1")" "$PROTOTXT_DIR/solver_$1.prot
 # `digest  file` a line; what is not there has none.
 digests() { # FILE...
   local file
-  for file in "$@"; do
-    printf '%s  %s\n' "$(sha256sum 2>/dev/null <"$file" | cut -c 1-64)" "${file##*/}"
-  done
+  for file in "$@"; do printf '%s  %s\n' "$(sha256sum 2>/dev/null <"$file" | cut -c 1-64)" "${file##*/}"; done
 }
 
 # What a snapshot depends on; no starting weights have the digest of nothing.

@@ -14,11 +14,14 @@ give_up() { # EXIT_CODE TEXT
 
 # --parsable: the job's number, and its cluster where there are several; sites print more, before it and after it.
 submit() { # PHASE WARNING_S [TIME]
-  local printed line job='' after=() grace=$(($2 / 2 < 120 ? $2 / 2 : 120))
+  local printed line job='' words=() after=() grace=$(($2 / 2 < 120 ? $2 / 2 : 120))
+  # What is in the environment counts, as it does before a script's own lines.
+  [[ -n ${SBATCH_JOB_NAME-} ]] || words+=(--job-name="$RECIPE-$1")
+  [[ -n ${SBATCH_TIMELIMIT-}${SBATCH_SIGNAL-} ]] || words+=(--signal="B:USR1@$2" ${3:+--time="$3"})
   # Without --kill-on-invalid-dep a job would wait for ever for one that has failed.
   [[ -z $LAST ]] || after=("--dependency=afterok:$LAST" --kill-on-invalid-dep=yes)
-  printed=$(STOP_GRACE_S=${STOP_GRACE_S:-$grace} sbatch --parsable --job-name="$RECIPE-$1" --signal="B:USR1@$2" \
-    ${3:+--time="$3"} ${OPTIONS[@]+"${OPTIONS[@]}"} ${after[@]+"${after[@]}"} \
+  printed=$(STOP_GRACE_S=${STOP_GRACE_S:-$grace} sbatch --parsable \
+    ${words[@]+"${words[@]}"} ${OPTIONS[@]+"${OPTIONS[@]}"} ${after[@]+"${after[@]}"} \
     "$FOLDER/$RECIPE/phase.sbatch" "$1" ${RUN_OPTIONS[@]+"${RUN_OPTIONS[@]}"}) ||
     give_up "$((${#JOBS[@]} > 0 ? 3 : 2))" "$1: sbatch returned $?" # the first one's options are the user's
   while read -r line; do

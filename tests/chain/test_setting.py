@@ -94,6 +94,24 @@ def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are
         all_hosts(place.root, place.root / "hostfile")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("localhost\n", "hostfile names hosts outside this Slurm job: localhost; the job's own are used"),
+        ("c401-002\n", "hostfile names 1 of the 2 hosts that are needed; the job's own are used"),
+        ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is no host; the job's hosts are used"),
+    ],
+)
+def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")
+    (place.root / "hostfile").write_text(text)
+    found = all_hosts(place.root, None, 2)
+    assert found.names == ("c401-001", "c401-002")
+    assert found.stale.endswith(why)
+
+
 def test_the_run_tells_of_a_hostfile_that_it_passes_over(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,7 +159,7 @@ def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_a
         (("n1", "N2.example.org"), ()),
         (("n1.example.org", "n3.example.org"), ("n3.example.org",)),
         (("n1.other.org", "n2.other.org"), ("n1.other.org",)),
-        (("localhost", "127.0.0.1"), ()),
+        (("localhost", "n2"), ("localhost",)),
         (("n",), ("n",)),
     ],
 )

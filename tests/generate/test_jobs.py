@@ -105,6 +105,9 @@ def test_a_user_s_own_recipe_is_read_from_its_file(make_recipe: MakeRecipe) -> N
     files = render_jobs(make_recipe(lambda raw: raw.update(name="mine")))
     assert "\nrecipe=mine.yaml " in files["jobs/mine/chain.sbatch"]
     assert "(default: mine.yaml)" in files["jobs/mine/chain.sbatch"]
+    found, _, there = files["jobs/mine/chain.sbatch"].partition("\ncd -- ")
+    assert 'recipe=$(realpath -m -- "${RECIPE_FILE:-$recipe}")' in found  # where the job is submitted
+    assert '"$program" run "$recipe"' in there
 
 
 def test_nothing_of_the_machine_that_makes_them_is_in_them() -> None:

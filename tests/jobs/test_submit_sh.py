@@ -49,6 +49,12 @@ def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in(play: Play) -
     assert {*(play.folder / "inherited").read_text().splitlines()} == {"SLURM_CONF=/etc/here"}
 
 
+def test_the_environment_s_time_name_and_warning_count_for_each_phase(play: Play) -> None:
+    play.hook("sbatch", NUMBERS)
+    assert play.run("submit.sh", SBATCH_TIMELIMIT="12:00:00", SBATCH_JOB_NAME="mine")[0] == 0
+    assert play.calls("sbatch")[0] == f"sbatch <--parsable> <{play.jobs}/phase.sbatch> <init>"
+
+
 @pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
 def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) -> None:
     play.hook("sbatch", f'{NUMBERS}; echo "{after}"')

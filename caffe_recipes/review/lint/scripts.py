@@ -22,7 +22,9 @@ from caffe_recipes.errors import InputError, PrototxtError
 
 Line = tuple[str, int]
 
-_HEAD = re.compile(r"[ \t]*+(?:(?:for|while|until|function)\s|[\w-]++\s*+\(\s*+\))")
+_LOOP = re.compile(r"[ \t]*+(?:for\s++\w++(?:\s++in\b)?|while\b|until\b)")
+_FUNCTION = re.compile(r"[ \t]*+(?:function\s++[\w-]++|[\w-]++\s*+\(\s*+\))")
+_DO, _OPEN = re.compile(r"(?:^|;)\s*+do\b"), re.compile(r"(?:^\s*+|[\s)])\{")
 _TAIL = re.compile(r"(?:^|[;&\s])(?:done|\})[ \t]*+(?:[;&|>].*+)?$")
 
 
@@ -34,8 +36,13 @@ def find_blocks(lines: Iterable[Line]) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     heads: list[int] = []
-    for line, number in lines:
-        if _HEAD.match(line):
+    rows = list(lines)
+    for (line, number), (following, _) in zip(rows, [*rows[1:], ("", 0)], strict=False):
+        # Prose begins with such words as well; a loop or function also opens, in its line or the next.
+        if any(
+            head.match(line) and (opens.search(line) or opens.match(following.lstrip()))
+            for head, opens in ((_LOOP, _DO), (_FUNCTION, _OPEN))
+        ):
             heads.append(number)
         if heads:
             found[number] = heads[-1]
@@ -253,8 +260,8 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
         for name, value in _set_by(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
-    trainings = [training for command in commands for training in _training(command, commands[0])]
     blocks = find_blocks(lines)
+    trainings = [training for command in commands for training in _training(command, commands[0], blocks)]
     untold = [one for command in commands for one in _untold(command, commands[0], blocks)]
     evaluations = [one for command in commands for one in _evaluation(command)]
     tested = [model for command in commands for model in _tested(command)]
@@ -345,19 +352,25 @@ def _count_ranks(command: _Settings, job: _Settings) -> int | None:
     return product({**job, **command})
 
 
-def _training(command: _Settings, job: _Settings) -> Iterator[TrainCommand]:
+def _training(command: _Settings, job: _Settings, blocks: Mapping[int, int]) -> Iterator[TrainCommand]:
     solver, where = command.get("solver", ("", ""))
-    if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver:
+    if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver and not _begins(where, blocks):
         weights, snapshot = (command.get(name, ("", ""))[0] for name in ("weights", "snapshot"))
         is_known = "$" not in weights and (weights or not snapshot)
         given = _count_ranks(command, job)
         yield TrainCommand(solver, weights if is_known else None, where, snapshot, given)
 
 
+def _begins(where: str, blocks: Mapping[int, int]) -> int:
+    """Return the line where the loop or function around a place begins; 0 outside of any."""
+    line = where.rpartition(":")[2]
+    return blocks.get(int(line), 0) if line else 0
+
+
 def _untold(command: _Settings, job: _Settings, blocks: Mapping[int, int]) -> Iterator[Untold]:
     solver, where = command.get("solver", ("", ""))
-    if "$" in solver:
-        begins = blocks.get(int(where.rpartition(":")[2]), 0)
+    begins = _begins(where, blocks)
+    if "$" in solver or (solver and begins):
         yield Untold(solver, where, _count_ranks(command, job), begins)
 
 

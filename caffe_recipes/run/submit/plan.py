@@ -9,6 +9,7 @@ What the machine gives no job: by its profile, which needs no Slurm, and by what
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -388,7 +389,8 @@ def _warn_in_time(planned: PlannedJobs, step: JobStep) -> tuple[tuple[str, ...],
         return (), {}
     warning_s = find_warning_s(step.time_s)
     grace_s = warning_s // 2
-    environment = {"STOP_GRACE_S": str(grace_s)} if grace_s < STOP_GRACE_S else {}
+    is_short = grace_s < STOP_GRACE_S and "STOP_GRACE_S" not in os.environ
+    environment = {"STOP_GRACE_S": str(grace_s)} if is_short else {}
     return (f"--signal=B:USR1@{warning_s}",), environment
 
 

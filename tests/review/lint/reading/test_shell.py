@@ -32,10 +32,17 @@ def test_what_takes_a_shell_to_tell_is_said_with_the_loop_or_function_around_it(
     assert script.ranks == 64
 
 
-def test_a_plain_command_inside_a_function_is_a_plain_command() -> None:
-    script = parse_script(f"main() {{\n {TRAIN}a.prototxt\n {TRAIN}b.prototxt\n}}")
-    assert [one.solver for one in script.trainings] == ["a.prototxt", "b.prototxt"]
-    assert script.untold == ()
+def test_a_plain_command_inside_a_function_is_named_too_since_nobody_knows_when_it_is_called() -> None:
+    script = parse_script(
+        f"last() {{\n {TRAIN}b.prototxt --weights=a_iter_5.caffemodel\n}}\n{TRAIN}a.prototxt\nlast"
+    )
+    assert [one.solver for one in script.trainings] == ["a.prototxt"]
+    assert [(one.solver, one.begins) for one in script.untold] == [("b.prototxt", 1)]
+
+
+def test_prose_that_begins_as_a_loop_does_opens_none() -> None:
+    text = f"for the first phase, call\nwhile it trains look at\nrun() and\n{TRAIN}a.prototxt\n"
+    assert [one.solver for one in parse_script(text).trainings] == ["a.prototxt"]
 
 
 @pytest.mark.parametrize(
