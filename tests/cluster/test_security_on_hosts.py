@@ -418,15 +418,12 @@ def test_another_user_can_neither_read_nor_change_our_consent(project: Path) -> 
 def test_code_that_another_user_changed_is_not_run(project: Path) -> None:
     assert ours(project, "generate", "mine.yaml").returncode == 0
     assert as_mallory(project, "echo 'import os; os.mkdir(\"hacked\")' >>my_nets.py") == 0
-    for words in (["summary", "mine.yaml"], ["lint", "mine.yaml"], ["preflight", "mine.yaml"]):
+    for words in (["summary", "mine.yaml"], ["lint", "mine.yaml"], ["submit", "--dry-run", "mine.yaml"]):
         done = ours(project, *words)
         assert done.returncode == 2, done.stdout
         assert "my_nets.py has changed since you allowed it" in done.stderr
         assert not (project / "ran").exists()
         assert not (project / "hacked").exists()
-    assert ours(project, "submit", "--dry-run", "mine.yaml").returncode == 0  # needs nothing of that code
-    assert not (project / "ran").exists()
-    assert not (project / "hacked").exists()
 
 
 def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:

@@ -26,8 +26,8 @@ from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s, render_jobs
-from caffe_recipes.render.tree import find_differences
+from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
+from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.run.context import find_profile, note_submitted
 from caffe_recipes.run.submit.submissions import name_job
 
@@ -363,7 +363,7 @@ def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ..
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
     """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
     path = f"jobs/{recipe.name}/{'phase' if options.split else 'chain'}.sbatch"
-    text = render_jobs(recipe)[path]
+    text = generate(recipe)[path]  # all of it: a net that Caffe would refuse is told before the queue
     phases: Sequence[str | None] = [phase.name for phase in recipe.phases] if options.split else [None]
     for difference in find_differences({path: text}, options.out):
         if difference.what != "stale":
