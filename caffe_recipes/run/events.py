@@ -33,7 +33,7 @@ class Event:
     name: ClassVar[str]
 
     def details(self) -> dict[str, object]:
-        """Return what the journal keeps of it: its fields, without those that say nothing."""
+        """Return what the journal keeps of it: its fields, without empty ones."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
     @classmethod
@@ -43,7 +43,7 @@ class Event:
         return cls(**{name: _frozen(value) for name, value in details.items() if name in known})
 
     def line(self, recipe: Recipe, folder: str) -> str:
-        """Return the line to print, for a run in `folder`; empty where nothing is to be said."""
+        """Return the line to print, for a run in `folder`; empty for an event that prints none."""
         return ""
 
 

@@ -127,7 +127,7 @@ def requeue_job(
     """
     job, restarts = over.around.job, over.around.restarts
     if not job:
-        say("in no job of Slurm's that could be queued again")
+        say("not in a Slurm job: nothing to requeue")
         return 128 + signal.SIGUSR1
     if restarts >= most:
         what = f"its time is over, and it was queued again {describe_count(restarts, 'time')} already"

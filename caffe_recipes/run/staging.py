@@ -173,7 +173,7 @@ def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> lis
     copy_with = find_profile(recipe, options.profile).copy_with
     names, _, stale = find_staged_hosts(options)
     if stale:
-        raise InputError("", stale.partition(";")[0], "say with --hostfile whose LMDBs are to be removed")
+        raise InputError("", stale.partition(";")[0], "name the hosts to clean with --hostfile")
     work = describe_work(root, recipe.name, RunState())
     if work:
         raise InputError(lmdb, f"is in use: {work}", "wait for its end, or end it")

@@ -387,7 +387,7 @@ def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
     said: list[str] = []
     scontrol("exit 0")
     assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, said.append) == 138
-    assert (scontrol(""), said) == ([], ["in no job of Slurm's that could be queued again"])
+    assert (scontrol(""), said) == ([], ["not in a Slurm job: nothing to requeue"])
 
 
 def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:

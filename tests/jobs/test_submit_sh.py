@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.slurm_queries import SBATCH_UNSET
 from tests.jobs.job_play import Play
 
 NUMBERS = 'echo "Welcome to the cluster"; echo "$((100 + $(grep -c ^sbatch "$PLAY/calls")));north"'
@@ -53,6 +55,12 @@ def test_the_environment_s_time_name_and_warning_count_for_each_phase(play: Play
     play.hook("sbatch", NUMBERS)
     assert play.run("submit.sh", SBATCH_TIMELIMIT="12:00:00", SBATCH_JOB_NAME="mine")[0] == 0
     assert play.calls("sbatch")[0] == f"sbatch <--parsable> <{play.jobs}/phase.sbatch> <init>"
+
+
+def test_what_it_unsets_is_what_submit_unsets(play: Play) -> None:
+    text = (play.jobs.parent / "lib/submit.sh").read_text().replace("\\\n", " ")
+    (names,) = re.findall(r"^  unset (.*)$", text, re.MULTILINE)
+    assert names.split() == list(SBATCH_UNSET)
 
 
 @pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
