@@ -23,7 +23,7 @@ from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole, gather
+from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
@@ -64,7 +64,7 @@ out = click.option(
     metavar="FILE.yaml",
     type=PATH,
     callback=_new_file,
-    help="Write the recipe here, where nothing is yet [default: print it]",
+    help="Write the recipe to this new file [default: print it]",
 )
 
 
@@ -88,46 +88,50 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     return value
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
+    )
+)
 @click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
-@click.option("--batch", metavar="B", type=COUNT, required=True, help="Images of an iteration, all ranks.")
+@click.option("--batch", metavar="B", type=COUNT, required=True, help="Images per iteration over all ranks.")
 @click.option(
     "--epochs",
     metavar="E",
     type=NUMBER,
     callback=_total_epochs,
     required=True,
-    help="Epochs behind the last model.",
+    help="Epochs of the last model, in all.",
 )
-@click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: for 32 images of each rank]")
+@click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: as many as give each rank 32 images]")
 @click.option(
     "--ranks-per-node",
     metavar="N",
     type=COUNT,
-    help="MPI ranks on a node [default: the profile's sockets, or 1]",
+    help="MPI ranks per node [default: the profile's sockets, or 1]",
 )
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
 @click.option(
     "--cycles",
     metavar="N",
     type=Whole(0, 2**31 - 1),
     default=0,
     show_default=True,
-    help="Cycles of 15 epochs between decay and collapse.",
+    help="Cycles of 15 epochs between the decay and the collapse.",
 )
 @click.option(
     "--collapse",
     type=click.Choice(["last", "each"]),
     default="last",
     show_default=True,
-    help="Collapse once at the end, or off the end of decay and each cycle, for an ensemble.",
+    help="Collapse once at the end, or after the decay and after each cycle, for an ensemble.",
 )
 @click.option(
     "--collapse-epochs",
     metavar="E",
     type=NUMBER,
     callback=_total_epochs,
-    help="Epochs of a collapse [default: 6 % of the run, but 3 to 10]",
+    help="Epochs of a collapse [default: 6 % of the run, between 3 and 10]",
 )
 @click.option(
     "--depth",
@@ -135,10 +139,19 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     default=str(Wish.depth),
     show_default=True,
     callback=lambda context, option, depth: int(depth),
-    help="Which ResNet.",
+    help="Depth of the ResNet.",
 )
-@click.option("--classes", metavar="N", type=COUNT, default=1000, show_default=True)
-@click.option("--test-images", metavar="N", type=COUNT, default=50_000, show_default=True)
+@click.option(
+    "--classes", metavar="N", type=COUNT, default=1000, show_default=True, help="Number of classes."
+)
+@click.option(
+    "--test-images",
+    metavar="N",
+    type=COUNT,
+    default=50_000,
+    show_default=True,
+    help="Images of the test LMDB.",
+)
 @click.option(
     "--lmdb",
     metavar="DIR",
@@ -147,7 +160,14 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     show_default=True,
     help="The training LMDB on every node.",
 )
-@click.option("--test-lmdb", metavar="DIR", type=PATH_TEXT, default=Wish.test_lmdb, show_default=True)
+@click.option(
+    "--test-lmdb",
+    metavar="DIR",
+    type=PATH_TEXT,
+    default=Wish.test_lmdb,
+    show_default=True,
+    help="The test LMDB.",
+)
 @click.option(
     "--name",
     metavar="NAME",
@@ -160,16 +180,16 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=PATH_TEXT,
     shell_complete=run_options.complete_profile,
     callback=lambda context, option, profile: load_profile(profile) if profile else None,
-    help="The machine that the recipe is for: its nodes' cores and /tmp, threads, MLSL and copy_with go "
-    "into it; launcher, modules, folders and rates are for `run --profile` and `submit --profile`.",
+    help="The machine that the recipe is for: its cores, threads, /tmp and MLSL settings go into the recipe; "
+    "launcher, modules and folders are read by `run --profile` and `submit --profile`.",
 )
 @out
 @gather(Wish, "wish")
 def new(wish: Wish, out: Path | None) -> None:
-    """Make a recipe for a ResNet by the rules of arXiv:1711.04291, each told in the YAML with its source.
+    """Make a ResNet recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
 
-    Warm-up, linear decay, cycles if any, and a collapse, or one off the end of each of them; the rate goes on
-    at every join.
+    The phases are a warm-up with linear decay, cycles if any, and a collapse. The rate has no jump between
+    phases.
     """
     give_recipe(make_new(replace(wish, name=choose_name(wish.name, out))), out)
 
@@ -179,43 +199,53 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
     return value
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
+    )
+)
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@click.option("--nodes", metavar="N", type=COUNT, help="On so many nodes; alone it keeps the batch.")
+@click.option("--nodes", metavar="N", type=COUNT, help="Nodes; given alone, the batch stays.")
 @click.option(
-    "--batch", metavar="B", type=COUNT, help="Images of an iteration; alone by more or fewer nodes."
+    "--batch", metavar="B", type=COUNT, help="Images per iteration; given alone, the number of nodes changes."
 )
 @click.option(
     "--epochs",
     metavar="E",
     type=NUMBER,
     callback=_rescaled_epochs,
-    help="Epochs behind the last model, in all.",
+    help="Epochs of the last model, in all.",
 )
-@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks on a node.")
-@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images of a rank in an iteration.")
-@click.option("--smooth", is_flag=True, help="Let the rate go on at every join, and where a warm-up ends.")
+@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
+@click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
+@click.option(
+    "--smooth", is_flag=True, help="Remove the jumps of the rate between phases and at the end of a warm-up."
+)
 @click.option(
     "--name",
     metavar="NAME",
     callback=read_name,
-    help="The new recipe's name [default: --out's, or the old one's, and what is other]",
+    help="The new recipe's name [default: --out's, or the old one's and what changed]",
 )
 @consent.run_code
 @out
 @gather(RescaleTarget, "target")
 def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
-    """Make a recipe of another one by the authors' rules, with nothing for lint that its source has not.
+    """Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
 
-    The rate is scaled with the batch, up to 6.4 at 16,384 images, and iterations against it; the first
-    warm-up keeps its epochs. What is known to be lost at such a batch and length is warned of.
+    The rate grows with the batch, up to 6.4 at 16,384 images, and the iterations shrink; the first warm-up
+    keeps its epochs. A warning names the accuracy that such a batch and length are known to cost.
     """
     target = replace(target, name=choose_name(target.name, out))
     made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
     give_recipe(made, out)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes adopt models/resnet50 --ranks 128 --out mine.yaml",
+    )
+)
 @click.argument("folder", metavar="FOLDER", type=PATH)
 @out
 @click.option(
@@ -228,24 +258,25 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log with the commands: order, weights, ranks [default: one in the folder]",
+    help="A script, README or log that has the commands: order, weights, ranks [default: one in the folder]",
 )
 @click.option("--ranks", metavar="N", type=COUNT, help="MPI ranks that train.")
-@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks on each node.")
+@click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
 @click.option("--images", metavar="N", type=COUNT, help="Images of the training LMDB.")
 @click.option("--test-images", metavar="N", type=COUNT, help="Images of the test LMDB.")
-@click.option("--classes", metavar="N", type=COUNT, help="Classes that the net tells apart.")
+@click.option("--classes", metavar="N", type=COUNT, help="Number of classes.")
 @click.option(
     "--caffe-root",
     metavar="DIR",
     type=FOLDER,
-    help="Where the solvers' net: paths start.",
+    help="The folder that Caffe is started in, from which `net:` paths lead.",
 )
 @gather(Said, "said")
 def adopt(folder: Path, said: Said, out: Path | None, name: str | None, script: Path | None) -> None:
-    """Make a recipe of a folder's solvers and nets that generates them again, equal as messages.
+    """Turn existing solvers and nets into a recipe that generates them again, equal as messages.
 
-    What the files do not hold is as given, else by the script, else by comments, else a guess that is told.
+    What the files do not say is taken from the options, else the script, else comments; else it is guessed,
+    and the guess is reported.
     """
     home = out.parent if out else Path()
     made = adopt_folder(folder, said, name=choose_name(name, out), script=script, home=home)

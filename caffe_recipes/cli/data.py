@@ -19,7 +19,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from caffe_recipes.cli.options import PATH, Whole, gather
+from caffe_recipes.cli.options import PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.data.check import check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
@@ -64,34 +64,37 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes data tfrecords train_lmdb --out train_records --shards 128",
+    )
+)
 @click.argument("lmdb", type=PATH)
-@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder of the files.")
+@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder to write the files into.")
 @click.option(
     "--shards",
     metavar="N",
     type=Whole(1, 100_000),
     default=1024,
     show_default=True,
-    help="How many files.",
+    help="Number of files.",
 )
-@click.option("--seed", metavar="N", type=Whole(0), default=1, show_default=True, help="Another order.")
+@click.option("--seed", metavar="N", type=Whole(0), default=1, show_default=True, help="Seed of the shuffle.")
 @click.option(
     "--prefix",
     metavar="NAME",
     default="train",
     show_default=True,
     callback=_prefix,
-    help="Files are NAME-00000-of-01024 and so on.",
+    help="Files are named NAME-00000-of-01024 and so on.",
 )
 @click.option(
-    "--class-list", metavar="FILE", type=PATH, help="Names of classes [default: the LMDB's manifest's]"
+    "--class-list", metavar="FILE", type=PATH, help="Names of the classes [default: from the LMDB's manifest]"
 )
 def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_list: Path | None) -> None:
-    """Write an LMDB's images as TFRecords of ImageNet's kind, classes shuffled across all files.
+    """Write an LMDB's images as TFRecords like ImageNet's: JPEGs, labels from 1, shuffled over all files.
 
-    Labels count from 1 there, and images are JPEGs. What was cut off goes on. `data check DIR` measures the
-    order.
+    Run it again after an interruption to resume. `data check DIR` measures how well they are shuffled.
     """
     from caffe_recipes.data.images import load_classes
     from caffe_recipes.data.manifest import load_manifest
@@ -180,38 +183,61 @@ class _Order:
         return (1 if self.seed is None else self.seed) if self.shuffle else None
 
 
-@data.command()
+@data.command(
+    epilog=examples(
+        "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
+        "caffe-recipes data build digits",
+    )
+)
 @click.argument("name", required=False, type=click.Choice(["digits"]))
-@click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="What the LMDB is made of.")
+@click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="The images to build from.")
 @click.option(
     "--out",
     metavar="LMDB",
     type=PATH,
-    help="What is built; of digits the folder [default: examples/digits].",
+    help="The LMDB to build; for digits a folder [default: examples/digits]",
 )
-@click.option("--root", metavar="DIR", type=PATH, help="Folder of a LIST's paths [default: the list's].")
-@click.option("--labels", metavar="FILE", type=PATH, help="Labels of a TAR of images alone.")
-@click.option("--class-list", metavar="FILE", type=PATH, help="Names of classes, or a manifest with them.")
-@click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Labels go from 0 to N - 1.")
-@click.option("--resize-height", metavar="PX", type=_SIDE_PX, help="With --resize-width.")
-@click.option("--resize-width", metavar="PX", type=_SIDE_PX, help="With --resize-height.")
-@click.option("--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize, and keep the sides' ratio.")
-@click.option("--gray", is_flag=True, help="Make images grey.")
-@click.option("--encoded/--raw", default=True, help="Keep JPEGs and PNGs, or pixels.", show_default=True)
 @click.option(
-    "--encode-type", metavar="jpg|png", type=click.Choice(["jpg", "png"]), help="[default: as each file is]"
+    "--root",
+    metavar="DIR",
+    type=PATH,
+    help="The folder that a LIST's paths start from [default: the list's folder]",
+)
+@click.option("--labels", metavar="FILE", type=PATH, help="Labels, for a TAR that holds images only.")
+@click.option(
+    "--class-list", metavar="FILE", type=PATH, help="Names of the classes, or a manifest that has them."
+)
+@click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Refuse labels outside 0 to N - 1.")
+@click.option(
+    "--resize-height", metavar="PX", type=_SIDE_PX, help="Resize to this height; needs --resize-width."
+)
+@click.option(
+    "--resize-width", metavar="PX", type=_SIDE_PX, help="Resize to this width; needs --resize-height."
+)
+@click.option(
+    "--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize the shorter side, and keep the aspect ratio."
+)
+@click.option("--gray", is_flag=True, help="Convert images to greyscale.")
+@click.option("--encoded/--raw", default=True, help="Store JPEGs and PNGs, or raw pixels.", show_default=True)
+@click.option(
+    "--encode-type",
+    metavar="jpg|png",
+    type=click.Choice(["jpg", "png"]),
+    help="Encode all images so [default: as each file is]",
 )
 @click.option("--shuffle", is_flag=True, help="Shuffle the images.")
-@click.option("--seed", metavar="N", type=Whole(0), help="Another order [default: 1].")
+@click.option("--seed", metavar="N", type=Whole(0), help="Seed of the shuffle [default: 1]")
 @click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
-@click.option("--skip-bad", is_flag=True, help="Leave out what does not decode, as convert_imageset does.")
-@click.option("--workers", metavar="N", type=Whole(1, 1024), help="[default: one for each core]")
+@click.option(
+    "--skip-bad", is_flag=True, help="Leave out images that do not decode, as convert_imageset does."
+)
+@click.option("--workers", metavar="N", type=Whole(1, 1024), help="Processes [default: one for each core]")
 @click.option(
     "--backend",
     type=click.Choice(["lmdb"]),
     default="lmdb",
     expose_value=False,
-    help="As convert_imageset's.",
+    help="Accepted for convert_imageset's sake.",
 )
 @gather(_Pictures, "pictures")
 @gather(_Pixels, "pixels")
@@ -225,10 +251,11 @@ def build(
     skip_bad: bool,
     workers: int | None,
 ) -> None:
-    """Build the LMDB of --images, or both of digits, scikit-learn's 1,797; what is there already is kept.
+    """Build an LMDB of labelled images; or `digits`, scikit-learn's 1,797 in two LMDBs.
 
-    LIST has lines `path label`, FOLDER a subfolder for each class, TAR is as ImageNet's. A build that was cut
-    off goes on where it was. LMDB.manifest.json says what it was made of.
+    LIST has lines `path label`, FOLDER a subfolder for each class, TAR is one of ImageNet's archives. An LMDB
+    that already exists is kept. Run it again after an interruption to resume. LMDB.manifest.json records what
+    the LMDB was built from.
     """
     if (name is None) == (pictures.images is None):
         raise click.UsageError("Give either 'digits' or --images.")
@@ -281,26 +308,34 @@ def _tell_left_out(names: Sequence[str]) -> str:
     return f"left out {len(names):,} files that are no images by their names, '{first}' to begin with"
 
 
-@data.command()
+@data.command(
+    epilog=examples(
+        "caffe-recipes data check train_lmdb --classes 1000 --shuffled",
+    )
+)
 @click.argument("lmdb", metavar="LMDB|TFRECORDS", type=PATH)
 @click.option(
     "--classes",
     metavar="N",
     type=Whole(1, _ANY_LABEL),
-    help="Labels go from 0 to N - 1; of TFRecords from 1 to N.",
+    help="Number of classes: labels go from 0 to N - 1, of TFRecords from 1 to N.",
 )
-@click.option("--all", "decodes_all", is_flag=True, help="Decode all images, and hash all records.")
-@click.option("--sample", metavar="N", type=Whole(0), default=256, show_default=True, help="Decode N images.")
+@click.option("--all", "decodes_all", is_flag=True, help="Decode every image, and hash every record.")
+@click.option(
+    "--sample", metavar="N", type=Whole(0), default=256, show_default=True, help="Images to decode."
+)
 @click.option(
     "--batch",
     metavar="N",
     type=Whole(2),
     default=256,
     show_default=True,
-    help="Count the classes of batches of N.",
+    help="Batch size for measuring how classes are mixed.",
 )
 @click.option("--shuffled", is_flag=True, help="Exit 1 unless the records are shuffled.")
-@click.option("--sheet", metavar="FILE.png", type=PATH, help="Draw 64 images with their labels.")
+@click.option(
+    "--sheet", metavar="FILE.png", type=PATH, help="Draw a contact sheet of 64 images with their labels."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     lmdb: Path,
@@ -312,10 +347,10 @@ def check(
     sheet: Path | None,
     as_json: bool,
 ) -> None:
-    """Look at an LMDB: every label, a sample of the images, how the records are shuffled, its size.
+    """Check an LMDB: every label, a sample of the images, the shuffling, the size.
 
-    Of TFRecords, a folder or a file: every record, and their order. Exit 1 if a label is out of range, an
-    image does not decode, or records are not what the manifest says.
+    Of TFRecords, in a file or a folder, every record is checked. Exit 1 if a label is out of range, an image
+    does not decode, or the records are not what the manifest says.
     """
     given = click.get_current_context().get_parameter_source("sample")
     if decodes_all and given is ParameterSource.COMMANDLINE:

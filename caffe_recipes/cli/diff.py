@@ -9,7 +9,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, gather
+from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, paint
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
@@ -39,23 +39,32 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     return numbers[0], numbers[-1]
 
 
-@click.command(cls=_Diff)
+@click.command(
+    cls=_Diff,
+    epilog=examples(
+        "caffe-recipes diff old/solver.prototxt solver.prototxt",
+        "caffe-recipes diff stampede2-64n-72ep mine.yaml",
+        "caffe-recipes diff HEAD~1 HEAD -- prototxt/",
+    ),
+)
 @click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1, type=RECIPE_OR_PROTOTXT)
-@click.option("--defaults", is_flag=True, help="Tell a default that is written from one that is not.")
-@click.option("--images", type=Whole(1), metavar="N", help="Images of an epoch, for solvers.")
+@click.option("--defaults", is_flag=True, help="Report fields that are set to their default.")
+@click.option(
+    "--images", type=Whole(1), metavar="N", help="Images in an epoch, to compare solvers in epochs."
+)
 @click.option(
     "--ranks",
     metavar="N[,N]",
     callback=_read_ranks,
-    help="MPI ranks, of A and B if they differ, for solvers.",
+    help="MPI ranks; N,M if A and B have different numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing; only exit.")
-@click.option(
-    "--git", is_flag=True, help='Last: git config diff.prototxt.command "caffe-recipes diff --git".'
-)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--git", is_flag=True, help="Be git's diff driver; must come last (see docs/reviewing.md).")
 @consent.run_code
-@click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read larger files than 16 MB.")
+@click.option(
+    "--max-bytes", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes [default: 16000000]"
+)
 @click.pass_context
 @gather(DiffOptions, "options")
 def diff(
@@ -66,17 +75,17 @@ def diff(
     quiet: bool,
     git: bool,
 ) -> None:
-    """Compare two prototxts, recipes, folders or git revisions by what they mean; exit 1 where they differ.
+    """Compare prototxts, recipes, folders or git revisions by what they mean; exit 1 if they differ.
 
-    One revision is compared with the working tree; PATHs limit what is compared. Order of fields, comments
-    and formatting do not count. With --images and --ranks, and the net beside the solver, epochs are told.
+    A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
+    comments and formatting do not count. With --images and --ranks, solvers are compared in epochs too.
     """
     rest = ctx.meta[_REST]
     if git:
         echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
         return
     if "" in rest:
-        raise InputError("PATH", "'' is no path", "is a variable unset?")
+        raise InputError("PATH", "'' is not a path", "is a variable unset?")
     if not sides:
         raise click.UsageError("Missing argument 'A'.", ctx)
     if (options.images is None) != (options.ranks is None):

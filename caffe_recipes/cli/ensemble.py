@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import PATH, RUN
+from caffe_recipes.cli.options import PATH, RUN, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.run.ensemble import EnsembleOptions, measure_ensemble
 
@@ -22,36 +22,41 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     return names
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes ensemble digits-cyclic",
+        "caffe-recipes ensemble digits-cyclic-1 --members cyc1,cyc2 --average votes",
+    )
+)
 @click.argument("run", type=RUN)
 @run_options.runs_root
 @click.option(
     "--members",
     metavar="A,B,...",
     callback=_names,
-    help="Phases, or .caffemodel files [default: the recipe's, else those that no other starts from]",
+    help="Phases or .caffemodel files [default: the recipe's, else the phases that no other starts from]",
 )
 @click.option(
     "--lmdb",
     type=PATH,
     metavar="DIR",
-    help="Images with labels [default: the recipe's test LMDB]",
+    help="LMDB to measure on [default: the recipe's test LMDB]",
 )
 @click.option(
     "--average",
     type=click.Choice(["probabilities", "geometric", "votes"]),
     default="probabilities",
     show_default=True,
-    help="What is averaged.",
+    help="How predictions are combined.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ensemble(
     run: str, caffe_root: str, members: tuple[str, ...] | None, lmdb: Path | None, average: str, as_json: bool
 ) -> None:
-    """Measure a run's models on a test LMDB: each alone, averaged, and how much each of them adds.
+    """Measure a run's models on a test LMDB: each alone, all averaged, and what each one adds.
 
-    RUN is a run's folder, its name (`digits-cyclic-1`), or its recipe's name or YAML: the latest run.
-    What each model says of each image is computed by caffe-torch, once, and kept beside the snapshots.
+    RUN is a run's folder or name (digits-cyclic-1), or a recipe's name or YAML, which stands for its latest
+    run. caffe-torch computes each model's predictions once, and keeps them beside the snapshots.
     """
     options = EnsembleOptions(Path(caffe_root), members, lmdb, average)
     found = measure_ensemble(run, options, lambda text: echo(text, err=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE, gather
+from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
@@ -66,7 +66,13 @@ class _Sweep:
     plot: Path | None = None
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes estimate stampede2-64n-72ep",
+        "caffe-recipes estimate mine.yaml --sweep nodes=64..512:x2 --plot sweep.svg",
+        "caffe-recipes estimate --paper-tables",
+    )
+)
 @click.argument("name", metavar="NAME|FILE.yaml", required=False, type=RECIPE)
 @run_options.profile
 @click.option(
@@ -75,51 +81,54 @@ class _Sweep:
     type=PATH,
     metavar="FILE|DIR",
     multiple=True,
-    help="Caffe's log, or a run's folder, of the recipe's own shape: its pace counts.",
+    help="Take the speed from this Caffe log or run folder, of the recipe's own shape.",
 )
 @click.option(
     "--images-per-s",
     metavar="N",
     type=NUMBER,
     callback=run_options.read_speed,
-    help="The speed, of the recipe's own shape.",
+    help="Take this speed, for the recipe's own shape.",
 )
 @click.option(
-    "--by", type=click.Choice(list(KINDS)), help="Whose speed counts [default: the first of these known]"
+    "--by",
+    type=click.Choice(list(KINDS)),
+    help="Which speed to take [default: the first of these that is known]",
 )
 @click.option(
     "--nodes",
     metavar="N",
     type=COUNT,
     multiple=True,
-    help="On so many nodes; give it again for more.",
+    help="Estimate for N nodes; repeat for more.",
 )
 @click.option(
     "--sweep",
     "sweeps",
     metavar="KEY=VALUES",
     multiple=True,
-    help="Several at once: nodes, batch_per_rank or global_batch, as 64,128 or 64..512:64 or 64..1024:x2.",
+    help="Estimate for many shapes: nodes, batch_per_rank or global_batch, as 64,128 or 64..512:64 or "
+    "64..1024:x2.",
 )
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw what is swept: a .svg, .png or .pdf.")
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw the sweep as .svg, .png or .pdf.")
 @click.option(
     "--start",
     metavar="TIME",
     callback=_start,
-    help="When it starts, as 2026-03-01T09:00 [default: now]",
+    help="When the run starts, e.g. 2026-03-01T09:00 [default: now]",
 )
 @consent.run_code
-@click.option("--paper-tables", is_flag=True, help="Compute the paper's own times again, beside its numbers.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
+@click.option("--paper-tables", is_flag=True, help="Recompute the paper's tables beside its own numbers.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all values unrounded.")
 @gather(_Speed, "speed")
 @gather(_Sweep, "sweep")
 def estimate(
     name: str | None, speed: _Speed, sweep: _Sweep, start: datetime, paper_tables: bool, as_json: bool
 ) -> None:
-    """Estimate what a recipe takes: training, staging, joins and evaluation, node-hours, and when it ends.
+    """Estimate a recipe's time and cost: training, staging, evaluation, node-hours, and when it ends.
 
-    The speed is that of --log, else --images-per-s, else the images/s that the recipe's source reports, else
-    what the paper measured on such a machine, else the minutes that the source reports.
+    The speed is taken from --log, else --images-per-s, else the images/s that the recipe's source reports,
+    else what the paper measured on such a machine, else the minutes that the source reports.
     """
     if paper_tables:
         if name or speed != _Speed() or sweep != _Sweep():

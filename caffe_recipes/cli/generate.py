@@ -8,7 +8,7 @@ import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import PATH, RECIPE
+from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 from caffe_recipes.recipe.source import load_recipe
@@ -18,21 +18,33 @@ from caffe_recipes.render.headers import find_misnamed
 from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes generate digits-local",
+        "caffe-recipes generate mine.yaml --check",
+        "caffe-recipes generate stampede2-64n-72ep --dialect intel",
+    )
+)
 @click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
-@click.option("--out", metavar="DIR", type=PATH, default=".", help="Folder to write into.")
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 and print a diff where files differ.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=PATH,
+    default=".",
+    help="Write prototxt/ and jobs/ into this folder [default: the current one]",
+)
+@click.option("--check", is_flag=True, help="Write nothing; print a diff and exit 1 if files differ.")
 @consent.run_code
-@click.option("--overwrite", is_flag=True, help="Overwrite files that `generate` did not write.")
+@click.option("--overwrite", is_flag=True, help="Also overwrite files that `generate` did not write.")
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe to write for; for another than the default into prototxt/<recipe>-<dialect>/.",
+    help="The Caffe to write for; other than the default, into prototxt/<recipe>-<dialect>/.",
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
-    """Write the solvers, nets and script of recipes into prototxt/<recipe>/ and jobs/<recipe>/."""
+    """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/."""
     if not check:
         consent.allow_code()
     loaded = [load_recipe(recipe) for recipe in recipes]

@@ -7,7 +7,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, gather
+from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.review.lint.check import explain
 from caffe_recipes.review.lint.folders import all_rules, explain_rule, is_at_least
@@ -31,7 +31,14 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
         ctx.exit()
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes lint mine.yaml",
+        "caffe-recipes lint init.prototxt cyc1.prototxt --ranks 128",
+        "caffe-recipes lint prototxt/NAME --script jobs/NAME/run.sh",
+        "caffe-recipes lint --explain join-jump",
+    )
+)
 @click.argument(
     "targets",
     metavar="NAME|FILE.yaml|FILE.prototxt...|FOLDER...",
@@ -41,47 +48,57 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 )
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
-@click.option("--test-images", metavar="N", type=_COUNT, help="Images of the LMDB that is tested.")
-@click.option("--classes", metavar="N", type=_COUNT, help="Classes that the labels count.")
+@click.option("--test-images", metavar="N", type=_COUNT, help="Images of the test LMDB.")
+@click.option("--classes", metavar="N", type=_COUNT, help="Number of classes.")
 @click.option(
     "--caffe-root",
     metavar="DIR",
     type=FOLDER,
-    help="Where the solvers' net: paths start.",
+    help="The folder that Caffe is started in, from which `net:` paths lead.",
 )
 @click.option(
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log with the commands: ranks, weights, order, MLSL's cores.",
+    help="A script, README or log that has the commands: order, weights, ranks, MLSL's cores.",
 )
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="Also say what this Caffe would refuse or read otherwise; recipes are taken as generated for it.",
+    help="Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it.",
 )
 @consent.run_code
-@click.option("--alone", "is_alone", is_flag=True, help="The files are no chain: look at each solver alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
-@click.option("--max-bytes", metavar="N", type=Whole(min=1), default=MOST_BYTES, show_default=True)
+@click.option("--alone", "is_alone", is_flag=True, help="Check each solver by itself, not as a chain.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--max-bytes",
+    metavar="N",
+    type=Whole(min=1),
+    default=MOST_BYTES,
+    show_default=True,
+    help="Refuse files over N bytes.",
+)
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "never"]),
     default="warning",
     show_default=True,
-    help="Exit 1 if a finding that is not accepted is this grave.",
+    help="Exit 1 if a finding that is not accepted is at least this severe.",
 )
 @click.option(
-    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_show_rules, help="List all ids."
+    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_show_rules, help="List all rules."
 )
 @click.option(
-    "--explain", metavar="ID", is_eager=True, expose_value=False, callback=_explain, help="Explain one id."
+    "--explain", metavar="ID", is_eager=True, expose_value=False, callback=_explain, help="Explain one rule."
 )
 @gather(LintOptions, "options")
 def lint(targets: tuple[str, ...], options: LintOptions, as_json: bool, fail_on: str) -> None:
-    """Say what is wrong with recipes, solvers in the order of their chain, nets, or folders of them."""
+    """Check recipes, solvers and nets for mistakes.
+
+    Several solvers are read as a chain, in the order given. A folder stands for the prototxts in it.
+    """
     found = find_all(targets, options)
     if as_json:
         click.echo(render_json(found))

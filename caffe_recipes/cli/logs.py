@@ -9,21 +9,31 @@ from collections.abc import Callable
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import RUN, Whole
+from caffe_recipes.cli.options import RUN, Whole, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes logs digits-local -f",
+        "caffe-recipes logs digits-local-2 --phase cyc1 --rank 0",
+    )
+)
 @click.argument("run", type=RUN)
 @run_options.runs_root
 @run_options.on
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on with what comes, over all phases, until the run ends."
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Print new lines as they come, through all phases, until the run ends.",
 )
-@click.option("--phase", metavar="NAME", help="Of this phase [default: the one that trains, or did last]")
-@click.option("--rank", type=Whole(min=0), metavar="N", help="What this rank says, and nothing else.")
-@click.option("--job", is_flag=True, help="What the script of the job that runs, or began last, says.")
+@click.option(
+    "--phase", metavar="NAME", help="The log of this phase [default: the one that trains, or trained last]"
+)
+@click.option("--rank", type=Whole(min=0), metavar="N", help="Print the lines of this rank only.")
+@click.option("--job", is_flag=True, help="Print the output of the Slurm job that runs, or ran last.")
 def logs(
     run: str,
     caffe_root: str,
@@ -33,9 +43,10 @@ def logs(
     rank: int | None,
     job: bool,
 ) -> None:
-    """Print the log of the phase that trains, or of the last one; nothing is written or locked.
+    """Print the log of the phase that trains, or trained last.
 
-    RUN is a run's folder, its name (`digits-local-1`), or a recipe's name or YAML, whose latest run is meant.
+    RUN is a run's folder or name (digits-local-1), or a recipe's name or YAML, which stands for its latest
+    run. Nothing is written or locked.
     """
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:

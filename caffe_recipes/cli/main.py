@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import click
 
+from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
 from caffe_recipes.terminal import printable
@@ -27,40 +28,62 @@ class _Lazy(NamedTuple):
     help: str
 
 
-COMMANDS = {
-    "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
-    "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show recipes: shape, rates, snapshots, results."),
-    "plot": _Lazy("caffe_recipes.cli.plot", "plot", "Draw rates and weight decay over epochs."),
-    "lr": _Lazy("caffe_recipes.cli.lr", "lr", "Print a solver's rate at every iteration."),
-    "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
-    "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
-    "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Say what is wrong with recipes, solvers and nets."),
-    "new": _Lazy("caffe_recipes.cli.authoring", "new", "Make a recipe by the authors' rules."),
-    "rescale": _Lazy("caffe_recipes.cli.authoring", "rescale", "Make a recipe for another size of another."),
-    "adopt": _Lazy(
-        "caffe_recipes.cli.authoring", "adopt", "Make a recipe of solvers and nets that there are."
-    ),
-    "generate": _Lazy("caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and script."),
-    "fmt": _Lazy("caffe_recipes.cli.prototxts", "fmt", "Write prototxts in canonical form."),
-    "upgrade": _Lazy(
-        "caffe_recipes.cli.prototxts", "upgrade", "Turn old nets and solvers into today's form."
-    ),
-    "diff": _Lazy("caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."),
-    "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
-    "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs."),
-    "preflight": _Lazy(
-        "caffe_recipes.cli.preflight", "preflight", "Look for all that would make a run fail."
-    ),
-    "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Put a recipe's training LMDB on every host."),
-    "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or go on with it."),
-    "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Hand a recipe's chain to Slurm."),
-    "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
-    "status": _Lazy("caffe_recipes.cli.status", "status", "Say where runs stand, and jobs in the queue."),
-    "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
-    "ensemble": _Lazy("caffe_recipes.cli.ensemble", "ensemble", "Average the predictions of a run's models."),
-    "cancel": _Lazy("caffe_recipes.cli.cancel", "cancel", "Stop a run, or take its jobs back."),
-    "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read what a run of TensorFlow leaves behind."),
+# The commands by task, in the order in which they are listed.
+TASKS = {
+    "Recipes": {
+        "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
+        "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe on a page."),
+        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Make a ResNet recipe by the authors' rules."),
+        "rescale": _Lazy(
+            "caffe_recipes.cli.authoring", "rescale", "Rescale a recipe to other nodes, batch size or epochs."
+        ),
+        "adopt": _Lazy(
+            "caffe_recipes.cli.authoring", "adopt", "Turn existing solvers and nets into a recipe."
+        ),
+        "generate": _Lazy(
+            "caffe_recipes.cli.generate", "generate", "Write a recipe's solvers, nets and job scripts."
+        ),
+        "estimate": _Lazy("caffe_recipes.cli.estimate", "estimate", "Estimate a recipe's time and cost."),
+        "schema": _Lazy("caffe_recipes.cli.recipes", "schema", "Print the JSON schema of a recipe."),
+    },
+    "Review": {
+        "lint": _Lazy("caffe_recipes.cli.lint", "lint", "Check recipes, solvers and nets for mistakes."),
+        "diff": _Lazy(
+            "caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."
+        ),
+        "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
+        "plot": _Lazy("caffe_recipes.cli.plot", "plot", "Draw learning rate and weight decay over epochs."),
+        "lr": _Lazy("caffe_recipes.cli.lr", "lr", "Print a solver's learning rate at each iteration."),
+        "fmt": _Lazy("caffe_recipes.cli.prototxts", "fmt", "Format prototxts."),
+        "upgrade": _Lazy(
+            "caffe_recipes.cli.prototxts", "upgrade", "Upgrade old nets and solvers to today's form."
+        ),
+    },
+    "Run": {
+        "preflight": _Lazy(
+            "caffe_recipes.cli.preflight", "preflight", "Check hosts, files and launcher before a run."
+        ),
+        "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Copy a recipe's training LMDB to every host."),
+        "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or resume it."),
+        "ensemble": _Lazy(
+            "caffe_recipes.cli.ensemble", "ensemble", "Average the predictions of a run's models."
+        ),
+    },
+    "Slurm": {
+        "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Submit a recipe's chain to Slurm."),
+        "cancel": _Lazy("caffe_recipes.cli.cancel", "cancel", "Stop a run, or cancel its jobs."),
+    },
+    "Watch": {
+        "status": _Lazy("caffe_recipes.cli.status", "status", "Show where runs and their jobs stand."),
+        "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
+        "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
+    },
+    "Data": {
+        "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs and TFRecords."),
+        "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read the logs of TensorFlow and Horovod runs."),
+    },
 }
+COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in commands_of.items()}
 
 
 class _LazyGroup(click.Group):
@@ -84,21 +107,29 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
+        width = max(map(len, COMMANDS))  # one column for all sections
+        for task, lazies in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(f"{name:{width}}", lazy.help) for name, lazy in lazies.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("caffe-recipes run digits-local", "caffe-recipes show stampede2-64n-72ep"),
+)
 @click.version_option(package_name="caffe-recipes")
 @click.option(
     "--limit",
     "limits",
     metavar="NAME=N",
     multiple=True,
-    help="Read larger files: raise a bound of docs/reviewing.md, as yaml-values=100000.",
+    help="Raise a limit on what is read, e.g. yaml-values=100000 (see docs/reviewing.md).",
 )
 def commands(limits: tuple[str, ...]) -> None:
-    """Large-minibatch Caffe training recipes: generate, review, run."""
+    """Describe a multi-phase Caffe training once, in YAML; get its solvers, nets, job scripts, and a run that
+    survives crashes.
+    """
     try:
         raise_limits(limits)
     except ValueError as error:

@@ -54,7 +54,7 @@ def refuse_empty(
         where = (
             param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name if param else ""
         )
-        raise InputError(where, f"'{value}' is no {kind}", "is a variable unset?")
+        raise InputError(where, f"'{value}' is not a {kind}", "is a variable unset?")
     return value
 
 
@@ -134,14 +134,27 @@ _NUMBER = re.compile(
 )
 
 
-class Whole(click.IntRange):
-    """A whole number, of a range if one is given."""
+class Whole(click.types.IntParamType):
+    """A whole number, of a range if one is given; the range shows in errors, and not in the help."""
 
-    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+    def __init__(self, min: int | None = None, max: int | None = None) -> None:
+        self.min, self.max = min, max
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - text, or a default
+        param: click.Parameter | None,
+        context: click.Context | None,
+    ) -> int:
         """Read it; click says which option is wrong."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
-            self.fail(f"'{value[:80]}' is no whole number; write it as 1281167.", param, context)
-        return int(super().convert(int(value), param, context))
+            self.fail(f"'{value[:80]}' is not an integer; write 1281167.", param, context)
+        number = int(super().convert(int(value), param, context))
+        if self.min is not None and number < self.min:
+            self.fail(f"{number} is too small; give {self.min} or more.", param, context)
+        if self.max is not None and number > self.max:
+            self.fail(f"{number} is too large; give {self.max} or less.", param, context)
+        return number
 
 
 class Count(Whole):
@@ -150,7 +163,12 @@ class Count(Whole):
     def __init__(self) -> None:
         super().__init__(1, 2**31 - 1)
 
-    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - text, or a default
+        param: click.Parameter | None,
+        context: click.Context | None,
+    ) -> int:
         """Read it; click says which option is wrong."""
         if isinstance(value, str) and _THOUSANDS.fullmatch(value):
             value = value.replace(",", "")
@@ -168,25 +186,38 @@ class Number(click.types.FloatParamType):
     ) -> float:
         """Read it; click says which option is wrong."""
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
-            self.fail(f"'{value[:80]}' is no number; write it as 90 or 0.5.", param, context)
+            self.fail(f"'{value[:80]}' is not a number; write 90 or 0.5.", param, context)
         return float(super().convert(value, param, context))
 
 
-class Seconds(click.FloatRange):
-    """A time that passes: no `nan`, and no `inf`."""
+class Seconds(Number):
+    """A time that passes, of `min` seconds or more: no `nan`, and no `inf`."""
+
+    def __init__(self, min: float) -> None:
+        self.min = min
 
     def convert(
-        self, value: str | float, param: click.Parameter | None, context: click.Context | None
+        self,
+        value: Any,  # noqa: ANN401 - text, or a default
+        param: click.Parameter | None,
+        context: click.Context | None,
     ) -> float:
         """Read it; click says which option is wrong."""
-        seconds = float(super().convert(NUMBER.convert(value, param, context), param, context))
+        seconds = super().convert(value, param, context)
         if not math.isfinite(seconds):
-            self.fail(f"{value} is no time in seconds.", param, context)
+            self.fail(f"{value} is not a time in seconds.", param, context)
+        if seconds < self.min:
+            self.fail(f"{value} is too small; give {self.min:g} or more.", param, context)
         return seconds
 
 
 COUNT = Count()
 NUMBER = Number()
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: lines that can be typed as they stand."""
+    return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
 def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
-from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole
+from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plots import format_of, render_plot
@@ -16,7 +16,12 @@ from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_sc
 _COUNT = Whole(1, 2**31 - 1)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes plot stampede2-64n-72ep -o schedule.svg",
+        "caffe-recipes plot init.prototxt cyc1.prototxt -o rates.png",
+    )
+)
 @click.argument(
     "names",
     metavar="NAME|FILE.yaml|SOLVER.prototxt...",
@@ -30,18 +35,18 @@ _COUNT = Whole(1, 2**31 - 1)
     metavar="FILE",
     type=PATH,
     required=True,
-    help="A .svg, .png or .pdf.",
+    help="The picture to write: .svg, .png or .pdf.",
 )
-@click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis, of four decades at most.")
-@click.option("--images", metavar="N", type=_COUNT, help="Images of an epoch, for solvers' files.")
-@click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solvers' files [default: 1].")
+@click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis of at most four decades.")
+@click.option("--images", metavar="N", type=_COUNT, help="Images in an epoch, for solver files.")
+@click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solver files [default: 1]")
 @click.option(
     "--batch",
     metavar="N",
     type=_COUNT,
-    help="Images of a rank's batch [default: as in the nets beside solvers' files].",
+    help="Images per rank and iteration [default: read from the nets beside the solvers]",
 )
-@click.option("--apart", is_flag=True, help="Draw each solver's file from 0, not one after another.")
+@click.option("--apart", is_flag=True, help="Draw each solver file from 0, not one after another.")
 @click.option(
     "--max-bytes", metavar="N", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes."
 )
@@ -55,9 +60,9 @@ def plot(
     apart: bool,
     max_bytes: int,
 ) -> None:
-    """Draw learning rate and weight decay of recipes over epochs, on one axis, with phases and jumps marked.
+    """Draw learning rate and weight decay over epochs, with phases and jumps marked.
 
-    Solvers' files are drawn one after another, over iterations, or over epochs with --images.
+    Solver files are drawn one after another, over iterations, or over epochs with --images.
     """
     kind = format_of(out)
     files = [name for name in names if Path(name).is_file() and not name.endswith((".yaml", ".yml"))]

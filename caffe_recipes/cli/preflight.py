@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Whole, gather
+from caffe_recipes.cli.options import RECIPE, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.run.console import Reporter
@@ -17,7 +17,12 @@ from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes preflight digits-local",
+        "caffe-recipes preflight mine.yaml --hostfile hosts --caffe-root $HOME/caffe",
+    )
+)
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @run_options.hostfile
 @run_options.profile
@@ -30,19 +35,19 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
     "--checkpoint-every",
     type=Whole(min=1),
     metavar="N",
-    help="Count on the disks' room for `run --checkpoint-every N`.",
+    help="Also ask for the disk space that `run --checkpoint-every N` needs.",
 )
-@click.option("--new", is_flag=True, help="Look as for another run, whatever became of the latest.")
-@click.option("--overwrite", is_flag=True, help="Let prototxts differ that `run --overwrite` overwrites.")
+@click.option("--new", is_flag=True, help="Check for a new run, as `run --new` would start.")
+@click.option("--overwrite", is_flag=True, help="Accept prototxts that differ, as `run --overwrite` does.")
 @consent.run_code
-@click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @gather(run_options.GivenRun, "typed")
 def preflight(
     typed: run_options.GivenRun, checkpoint_every: int | None, new: bool, overwrite: bool, as_json: bool
 ) -> None:
-    """Look at hosts, launcher, Caffe, data and disks, as `run` does first; nothing is changed anywhere.
+    """Check hosts, files and launcher before a run, as `run` does first; exit 1 if a check fails.
 
-    Exit 1 if a check fails.
+    Nothing is changed on any host.
     """
     loaded, policy = typed.load(), Policy(checkpoint_every=checkpoint_every)
     options = replace(typed.options(loaded), new=new, overwrite=overwrite, policy=policy)

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.prototxt import Document, load_document, parse_document, render_checked
 from caffe_recipes.caffe.upgrade import upgrade_document
-from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT
+from caffe_recipes.cli.options import PATH_TEXT, PROTOTXT, examples
 from caffe_recipes.cli.streams import STDIN, echo, max_bytes_option, print_text, read_stdin
 from caffe_recipes.errors import CheckFailed
 from caffe_recipes.review.rewrites import (
@@ -26,16 +26,21 @@ from caffe_recipes.review.rewrites import (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes fmt prototxt/",
+        "caffe-recipes fmt --check solver.prototxt train_val.prototxt",
+    )
+)
 @click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PROTOTXT)
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 and name the files that would change.")
-@click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
+@click.option("--check", is_flag=True, help="Write nothing; list the files that would change, and exit 1.")
+@click.option("--diff", is_flag=True, help="Write nothing; print a diff.")
 @max_bytes_option
 def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
-    """Write prototxts of any kind in canonical form, in place, each comment with what it stands by.
+    """Format prototxts in place, in one canonical form; comments stay with their fields.
 
-    A folder stands for the *.prototxt below it, - for standard input to standard output. Unless all files can
-    be read, none is written.
+    A folder stands for every *.prototxt below it, - for standard input and output. If a file cannot be read,
+    none is written.
     """
     if paths == ("-",):
         text = read_stdin(max_bytes)
@@ -74,28 +79,31 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
         echo(f"0 would change, {len(rewrites)} unchanged")
 
 
-@click.command()
-@click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
-@click.option(
-    "--write", "-w", is_flag=True, help="Write each file in place; what is up to date is not touched."
+@click.command(
+    epilog=examples(
+        "caffe-recipes upgrade old.prototxt > new.prototxt",
+        "caffe-recipes upgrade --write models/*.prototxt",
+    )
 )
+@click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
+@click.option("--write", "-w", is_flag=True, help="Write each file in place, unless it is up to date.")
 @click.option(
     "--out",
     "-o",
     metavar="FILE",
     type=PATH_TEXT,
-    help="Write the one upgraded file there; - is standard output.",
+    help="Write the upgraded file here; - is standard output.",
 )
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 and say what would change.")
-@click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
+@click.option("--check", is_flag=True, help="Write nothing; list what would change, and exit 1.")
+@click.option("--diff", is_flag=True, help="Write nothing; print a diff.")
 @max_bytes_option
 def upgrade(
     paths: tuple[str, ...], write: bool, out: str | None, check: bool, diff: bool, max_bytes: int
 ) -> None:
-    """Turn old nets and solvers into today's form, as Caffe does itself when it reads them.
+    """Upgrade V0 and V1 nets and old solvers to today's form, as Caffe does when it reads them.
 
-    One file goes to standard output, several need --write. What was changed is said on standard error.
-    Comments are kept. Unless all files can be upgraded, none is written.
+    One file goes to standard output; several need --write. Comments are kept, and what was changed is
+    reported on standard error. If a file cannot be upgraded, none is written.
     """
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0

@@ -8,7 +8,7 @@ import click
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import NUMBER, RECIPE
+from caffe_recipes.cli.options import NUMBER, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, recipe_schema
@@ -17,32 +17,40 @@ from caffe_recipes.review.inspect.show import recipe_values, render_list, render
 from caffe_recipes.review.naming import recipe_named
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes recipes",
+    )
+)
 def recipes() -> None:
-    """List the recipes that ship, by the name that the other commands take."""
+    """List the recipes that ship; the other commands take these names."""
     echo(render_list(map(load_recipe, shipped_recipes())))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes show stampede2-64n-72ep",
+    )
+)
 @click.argument("recipes", metavar="NAME|FILE.yaml...", nargs=-1, required=True, type=RECIPE)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of all values, unrounded.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all values unrounded.")
 @click.option(
     "--images-per-s",
     metavar="N",
     type=NUMBER,
     callback=run_options.read_speed,
-    help="Estimate minutes at this speed [default: the reported one]",
+    help="Estimate minutes at this speed [default: the speed that the recipe's source reports]",
 )
 @click.option(
     "--dialect",
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="Show the recipe as it is for another Caffe.",
+    help="Show the recipe as generated for this Caffe.",
 )
 @consent.run_code
 def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
-    """Show what recipes train, on what, and how: shape, rates by phase, snapshots, reported results."""
+    """Show a recipe on a page: net, data, shape, rates by phase, snapshots, reported results."""
     loaded = [translate_whole(load_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
@@ -50,7 +58,11 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
     echo("\n\n\n".join(render_recipe(recipe, images_per_s) for recipe in loaded))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes schema > recipe.schema.json",
+    )
+)
 def schema() -> None:
-    """Print the JSON schema of a recipe's YAML, for editors that complete and check by one."""
+    """Print the JSON schema of a recipe's YAML, for editors that complete and check with it."""
     click.echo(json.dumps(recipe_schema(), indent=2))

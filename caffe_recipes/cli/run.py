@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Seconds, Whole, gather
+from caffe_recipes.cli.options import RECIPE, Seconds, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
@@ -35,7 +35,12 @@ class GivenChain:
     overwrite: bool
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes run digits-local",
+        "caffe-recipes run mine.yaml --hostfile hosts --on-failure replace --detach",
+    )
+)
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @run_options.hostfile
 @run_options.profile
@@ -52,15 +57,15 @@ class GivenChain:
     default=float(STOP_GRACE_S),
     show_default=True,
     show_envvar=True,
-    help="For Caffe to end where it is stopped short of its schedule's end; then it is killed.",
+    help="How long Caffe may take to exit where it is stopped before its schedule's end; then it is killed.",
 )
 @click.option(
     "--on-failure",
     type=click.Choice(ON_FAILURE),
     default="stop",
     show_default=True,
-    help="After a failed launch: stop; retry; or replace a dead host by a spare, a further line of the "
-    "hostfile, and retry.",
+    help="After a failed launch: stop, retry, or replace a dead host with a spare (a further line of the "
+    "hostfile) and retry.",
 )
 @click.option(
     "--retries",
@@ -68,46 +73,48 @@ class GivenChain:
     metavar="N",
     default=RETRIES,
     show_default=True,
-    help="Of each phase, at most.",
+    help="Retries of each phase, at most.",
 )
 @click.option(
     "--checkpoint-every",
     type=Whole(min=1),
     metavar="N",
-    help="Snapshot every N iterations, keep the newest two here, and resume a phase from them.",
+    help="Snapshot every N iterations, keep the newest two here, and resume from them.",
 )
 @click.option(
     "--stall-s",
     type=Seconds(min=1),
     metavar="SECONDS",
-    help="Silence of the log after which a launch is given up [default: by the log's own pace]",
+    help="Give up a launch after this long without progress in the log [default: by the log's own pace]",
 )
 @click.option(
     "--side-by-side",
     is_flag=True,
-    help="Train branches on the last hosts of the hostfile, beside the others; it needs twice the recipe's.",
+    help="Train branches at the same time, on the last hosts of the hostfile: twice the recipe's nodes.",
 )
-@click.option("--until", metavar="PHASE", help="Stop when this phase is finished; called again, it goes on.")
-@click.option("--new", is_flag=True, help="Start another run, whatever became of the latest.")
-@click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
+@click.option("--until", metavar="PHASE", help="Stop after this phase; run again to resume.")
+@click.option("--new", is_flag=True, help="Start a new run instead of resuming the latest.")
+@click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe.")
 @click.option(
     "--max-requeues",
     type=Whole(min=0),
     metavar="N",
-    help="In a Slurm job: when SIGUSR1 tells that its time is over, have it queued again, at most N times.",
+    help="In a Slurm job: when SIGUSR1 announces its time limit, requeue it, at most N times.",
 )
-@click.option("--detach", is_flag=True, help="Return once it trains; it goes on without this terminal.")
+@click.option(
+    "--detach", is_flag=True, help="Return once it trains; the run continues without this terminal."
+)
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
 @gather(GivenChain, "chain")
 def run(
     typed: run_options.GivenRun, policy: Policy, chain: GivenChain, max_requeues: int | None, detach: bool
 ) -> None:
-    """Train a recipe's chain: preflight, stage, the phases, evaluate. Called again, it goes on where it was.
+    """Train a recipe's chain: preflight, stage, each phase, evaluate. Run it again to resume.
 
-    The state of each run, its logs and its verified snapshots are kept in runs/<recipe>-<n>/. Ctrl-C asks
-    Caffe for a snapshot, from which the same command goes on, and stops; a second one stops at once. SIGUSR1,
-    as a batch system sends it before a job's time is over, asks for the same.
+    State, logs and verified snapshots of each run are kept in runs/<recipe>-<n>/. Ctrl-C asks Caffe for a
+    snapshot and stops; a second one stops at once. SIGUSR1, which a batch system sends before a job's time
+    limit, does the same.
     """
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None

@@ -42,7 +42,7 @@ hostfile = click.option(
     "--hostfile",
     type=PATH,
     metavar="FILE",
-    help="Hosts, one a line, or folded [default: hostfile, if there, else the Slurm job's]",
+    help="Hosts, one a line, or folded as c[1-4] [default: ./hostfile, else the Slurm job's hosts]",
 )
 
 
@@ -51,12 +51,12 @@ profile = click.option(
     type=PATH_TEXT,
     metavar="NAME|FILE.yaml",
     shell_complete=complete_profile,
-    help="The machine: its launcher, modules, folders and rates [default: as the recipe says]",
+    help="The machine: its launcher, modules, folders and rates [default: the recipe's]",
 )
 
 
 caffe = click.option(
-    "--caffe", metavar="PATH", type=PATH_TEXT, help="The Caffe binary, instead of the recipe's trainer."
+    "--caffe", metavar="PATH", type=PATH_TEXT, help="The Caffe binary [default: the recipe's trainer]"
 )
 
 
@@ -66,7 +66,8 @@ caffe_root = click.option(
     metavar="DIR",
     envvar="CAFFE_ROOT",
     show_envvar=True,
-    help="The working directory of the trainer, seen by all hosts [default: the profile's, else this folder]",
+    help="Working directory of the trainer, on a file system that all hosts see [default: the profile's, "
+    "else the current folder]",
 )
 
 
@@ -77,12 +78,12 @@ runs_root = click.option(
     envvar="CAFFE_ROOT",
     default=".",
     show_envvar=True,
-    help="The folder that holds `runs`; with --on a path there [default: the current folder]",
+    help="The folder that holds runs/; with --on a path on that host [default: the current folder]",
 )
 
 
 on = click.option(
-    "--on", metavar="HOST", help="Read the run on this host, by ssh; it needs sh and coreutils."
+    "--on", metavar="HOST", help="Read the run on this host, over ssh; the host needs sh and coreutils."
 )
 
 
@@ -92,14 +93,12 @@ lmdb_source = click.option(
     metavar="DIR",
     envvar="LMDB_SOURCE",
     show_envvar=True,
-    help="The training LMDB to stage on hosts that lack it [default: the recipe's source]",
+    help="Where the training LMDB is copied from [default: the recipe's source]",
     callback=lambda context, option, given: given.absolute() if given else None,
 )
 
 
-how = click.option(
-    "--how", type=click.Choice(list(WAYS)), help="The way of staging, instead of the quickest."
-)
+how = click.option("--how", type=click.Choice(list(WAYS)), help="How to stage [default: the quickest way]")
 
 
 dialect = click.option(
@@ -107,7 +106,7 @@ dialect = click.option(
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe that --caffe, or the recipe's trainer, is; for another the recipe is <recipe>-<dialect>.",
+    help="The Caffe that trains; other than the default, the recipe is named <recipe>-<dialect>.",
 )
 
 

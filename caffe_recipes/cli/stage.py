@@ -7,7 +7,7 @@ from collections import Counter
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import RECIPE, gather
+from caffe_recipes.cli.options import RECIPE, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import RunFailed
@@ -15,19 +15,25 @@ from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes stage mine.yaml --hostfile hosts --lmdb-source $SCRATCH/lmdb",
+        "caffe-recipes stage mine.yaml --hostfile hosts --clean",
+    )
+)
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @run_options.hostfile
 @run_options.profile
 @run_options.caffe_root
 @run_options.lmdb_source
 @run_options.how
-@click.option("--clean", is_flag=True, help="Take away what was staged and is not in use, and nothing else.")
+@click.option("--clean", is_flag=True, help="Remove the staged copies that are not in use, and nothing else.")
 @gather(run_options.GivenRun, "typed")
 def stage(typed: run_options.GivenRun, clean: bool) -> None:
-    """Put a recipe's training LMDB on every host that lacks it, spares too, whole or not at all.
+    """Copy a recipe's training LMDB to every host that lacks it, spares included.
 
-    What is there and right is not sent again; what is there and not ours is never replaced.
+    Each copy is verified, and is put in place whole or not at all. A copy that is right is not sent again; a
+    file that `stage` did not put there is never replaced.
     """
     loaded = typed.load()
     root = typed.find_root(None if clean else loaded)

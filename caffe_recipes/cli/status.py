@@ -7,7 +7,7 @@ import json
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import RUN
+from caffe_recipes.cli.options import RUN, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.run.console import SafeConsole
 from caffe_recipes.run.monitor.status import (
@@ -23,15 +23,21 @@ from caffe_recipes.run.monitor.status import (
 from caffe_recipes.terminal import printable
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes status",
+        "caffe-recipes status digits-local-1 --json",
+    )
+)
 @click.argument("run", type=RUN, required=False)
 @run_options.runs_root
 @run_options.on
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of runs, or the one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of runs, or the one that is named.")
 def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> None:
-    """Say where all runs stand, or all that is known of one; nothing is written or locked.
+    """Show where all runs and their Slurm jobs stand, or everything about one run.
 
-    RUN is a run's folder, its name (`digits-local-1`), or a recipe's name or YAML, whose latest run is meant.
+    RUN is a run's folder or name (digits-local-1), or a recipe's name or YAML, which stands for its latest
+    run. Nothing is written or locked.
     """
     options = StatusOptions(caffe_root, on)
     if run is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, gather
+from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import parse_limit
@@ -55,70 +55,85 @@ class _Handed:
         )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes submit mine.yaml --profile cluster.yaml --dry-run",
+        "caffe-recipes submit mine.yaml --profile cluster.yaml --split --spares 2",
+    )
+)
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @run_options.profile
 @run_options.caffe
 @run_options.caffe_root
 @run_options.dialect
-@click.option("--dry-run", is_flag=True, help="Print the commands and the scripts, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @consent.run_code
-@click.option("--split", is_flag=True, help="A job for each phase, each behind the one before.")
+@click.option("--split", is_flag=True, help="Submit a job for each phase, each dependent on the one before.")
 @click.option(
     "--time",
     "time_s",
     metavar="LIMIT",
     envvar="SBATCH_TIMELIMIT",
     callback=_read_time,
-    help="Of each job: minutes, or days-hours:minutes:seconds [default: by the recipe's images/s]",
+    help="Time limit of each job, as sbatch takes it: minutes, or days-hours:minutes:seconds "
+    "[default: estimated from the recipe's images/s]",
 )
 @click.option(
     "--partition",
     metavar="NAME",
     envvar="SBATCH_PARTITION",
-    help="[default: the profile's, or the only one of it that fits]",
+    help="Partition [default: the profile's, or the only one of it that fits]",
 )
-@click.option("--account", metavar="NAME", envvar="SBATCH_ACCOUNT", help="What pays [default: the profile's]")
-@click.option("--qos", metavar="NAME", envvar="SBATCH_QOS", help="[default: the profile's]")
+@click.option(
+    "--account", metavar="NAME", envvar="SBATCH_ACCOUNT", help="Account to charge [default: the profile's]"
+)
+@click.option(
+    "--qos", metavar="NAME", envvar="SBATCH_QOS", help="Quality of service [default: the profile's]"
+)
 @click.option(
     "--constraint",
     metavar="FEATURES",
     envvar="SBATCH_CONSTRAINT",
-    help="Of the nodes [default: the profile's]",
+    help="Features that the nodes must have [default: the profile's]",
 )
-@click.option("--after", type=Whole(min=1), metavar="JOB", help="Begin once this job has ended well.")
+@click.option("--after", type=Whole(min=1), metavar="JOB", help="Start only after this job has succeeded.")
 @click.option(
-    "--mail", "mail_user", metavar="ADDRESS", help="Where Slurm writes when a job ends, fails or is requeued."
+    "--mail",
+    "mail_user",
+    metavar="ADDRESS",
+    help="Address that Slurm mails when a job ends, fails or is requeued.",
 )
 @click.option(
     "--spares",
     type=Whole(min=0),
     metavar="N",
     default=0,
-    help="Ask for N nodes more, which take the place of dead ones.",
+    help="Ask for N more nodes, to replace dead ones.",
 )
-@click.option("--include-failed", is_flag=True, help="Try nodes again that failed before.")
+@click.option("--include-failed", is_flag=True, help="Also use nodes that failed before.")
 @run_options.lmdb_source
 @run_options.how
 @click.option(
-    "--on-failure", type=click.Choice(ON_FAILURE), help="As of `run` [default: replace if --spares]"
+    "--on-failure",
+    type=click.Choice(ON_FAILURE),
+    help="As for `run` [default: replace with --spares, else stop]",
 )
-@click.option("--retries", type=Whole(min=0), metavar="N", help="As of `run`.")
-@click.option("--checkpoint-every", type=Whole(min=1), metavar="N", help="As of `run`.")
-@click.option("--stall-s", type=Seconds(min=1), metavar="SECONDS", help="As of `run`.")
+@click.option("--retries", type=Whole(min=0), metavar="N", help="As for `run`.")
+@click.option("--checkpoint-every", type=Whole(min=1), metavar="N", help="As for `run`.")
+@click.option("--stall-s", type=Seconds(min=1), metavar="SECONDS", help="As for `run`.")
 @click.option(
     "--sbatch-option",
     "sbatch_options",
     metavar="OPTION",
     multiple=True,
-    help="Of sbatch, as --sbatch-option=--reservation=course; may be given again.",
+    help="An option for sbatch, e.g. --sbatch-option=--reservation=course; may be repeated.",
 )
 @click.option(
     "--out",
     "jobs_in",
     type=PATH,
     metavar="DIR",
-    help="Holds jobs/, as for `generate` [default: this folder, else the Caffe root]",
+    help="The folder that holds jobs/, as for `generate` [default: the current folder, else the Caffe root]",
 )
 @gather(run_options.GivenRun, "typed")
 @gather(_Handed, "handed")
@@ -126,10 +141,11 @@ class _Handed:
 def submit(
     typed: run_options.GivenRun, handed: _Handed, options: SubmitOptions, jobs_in: Path | None, dry_run: bool
 ) -> None:
-    """Submit a recipe's chain to Slurm: one job, or with --split one a phase; each goes on where it was.
+    """Submit a recipe's chain to Slurm: as one job, or with --split as a job for each phase.
 
-    The scripts in jobs/ must be what `generate` writes. What is submitted already is not submitted again.
-    SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count as given.
+    A job that is requeued resumes where it stopped. What is already submitted is not submitted again. The
+    scripts in jobs/ must be what `generate` writes. SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS,
+    SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count like the options of the same name.
     """
     if not dry_run:
         consent.allow_code()

@@ -9,7 +9,7 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, gather
+from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
@@ -34,37 +34,58 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     return channels, height, width
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "caffe-recipes summary train_val.prototxt",
+        "caffe-recipes summary stampede2-64n-72ep:train_val --graph resnet50.svg",
+    )
+)
 @click.argument("net", metavar="FILE|NAME[:net]", type=RECIPE_OR_PROTOTXT)
 @click.option(
     "--phase",
     type=click.Choice(["TRAIN", "TEST"]),
     callback=lambda context, option, phase: pb.Phase.Value(phase) if phase else None,
-    help="[default: TRAIN, or TEST of a deployed net]",
+    help="The phase to count [default: TRAIN, or TEST of a deployed net]",
 )
 @click.option(
-    "--level", type=Whole(-(2**31), 2**31 - 1), metavar="N", help="Level that the layers' rules ask for."
+    "--level",
+    type=Whole(-(2**31), 2**31 - 1),
+    metavar="N",
+    help="The net's level, where layers include or exclude by it.",
 )
 @click.option(
-    "--stage", "stages", multiple=True, metavar="NAME", help="Stage that the layers' rules ask for."
+    "--stage",
+    "stages",
+    multiple=True,
+    metavar="NAME",
+    help="A stage of the net, where layers include or exclude by it.",
 )
-@click.option("--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images, instead of the net's.")
 @click.option(
-    "--input", "image", callback=_image, metavar="C,H,W", help="Size of images that nothing here tells."
+    "--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images per batch, instead of the net's."
 )
-@click.option("--caffe-root", type=PATH, metavar="DIR", help="Folder that Caffe is started in.")
+@click.option(
+    "--input",
+    "image",
+    callback=_image,
+    metavar="C,H,W",
+    help="Size of the images, e.g. 3,256,256, where no file here has it.",
+)
+@click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
 @click.option(
-    "--graph", type=PATH, metavar="FILE.svg", help="Draw the graph, too; both phases unless --phase."
+    "--graph", type=PATH, metavar="FILE.svg", help="Also draw the graph; of both phases without --phase."
 )
 @consent.run_code
-@click.option("--max-bytes", type=Whole(1), default=MOST_BYTES, help="Read files of more than 16 MB.")
+@click.option(
+    "--max-bytes", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes [default: 16000000]"
+)
 @gather(SummaryOptions, "options")
 def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
     """Print a net layer by layer: shapes, parameters, multiply-adds, activations; then the totals.
 
-    FILE is a net's prototxt, or a solver's, whose net is looked for; NAME is a recipe's, and :net one of its.
+    FILE is the prototxt of a net, or of a solver, whose net is looked up. NAME is a recipe's, and NAME:NET
+    one of its nets.
     """
     if graph is not None and graph.suffix != ".svg":
         raise InputError(graph, "is no .svg file", "graphs are drawn as SVG")

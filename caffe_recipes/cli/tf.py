@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli.options import PATH, RECIPE
+from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -20,15 +20,29 @@ _RECIPE = "tf-256n-90ep"
 
 @click.group()
 def tf() -> None:
-    """Read what runs of TensorFlow and Horovod leave behind."""
+    """Read the logs of TensorFlow and Horovod runs."""
 
 
-@tf.command()
+@tf.command(
+    epilog=examples(
+        "caffe-recipes tf log evaluation.log",
+    )
+)
 @click.argument("log", metavar="FILE", type=PATH)
-@click.option("--recipe", metavar="NAME|FILE.yaml", type=RECIPE, default=_RECIPE, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print a list of all evaluations.")
+@click.option(
+    "--recipe",
+    metavar="NAME|FILE.yaml",
+    type=RECIPE,
+    default=_RECIPE,
+    show_default=True,
+    help="The recipe whose run this is.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all evaluations.")
 def log(log: Path, recipe: str, as_json: bool) -> None:
-    """Print the accuracy in an evaluation's log, and say if it is of another run than the recipe's."""
+    """Print the accuracies in an evaluation's log.
+
+    An evaluation that does not belong to the recipe's run is reported as such.
+    """
     loaded = load_recipe(recipe)
     if loaded.tensorflow is None:
         raise InputError(recipe, "has no run of TensorFlow", f"give one that has, as {_RECIPE}")

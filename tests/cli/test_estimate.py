@@ -98,4 +98,4 @@ def test_a_count_given_twice_is_one_estimate() -> None:
 def test_no_nodes_are_refused() -> None:
     done = estimate(RECIPE, "--nodes", 0)
     assert done.returncode == 2
-    assert "0 is not in the range" in done.stderr
+    assert "0 is too small; give 1 or more" in done.stderr

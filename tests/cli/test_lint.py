@@ -99,7 +99,7 @@ def test_rules_lists_all_and_explain_one() -> None:
         (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
         ([".", "--ranks", "2"], "Error: .: holds no .prototxt file"),
         (["digits-local", "--ranks", "2"], "Error: --ranks is for files: a recipe states its own"),
-        (["x.prototxt", "--ranks", "0"], "0 is not in the range"),
+        (["x.prototxt", "--ranks", "0"], "0 is too small; give 1 or more"),
         (["x.prototxt", "--dialect", "caffe2"], "'caffe2' is not one of"),
         (["x.prototxt", "--caffe-root", "nowhere"], "'nowhere' does not exist"),
         (["x.prototxt", "--script", "nowhere.sh"], "Error: nowhere.sh: cannot be read"),

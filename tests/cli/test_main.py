@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from caffe_recipes.cli.main import COMMANDS
+from caffe_recipes.cli.main import COMMANDS, commands
 from caffe_recipes.recipe.shipped import shipped_recipes
 
 PROGRAM = "import sys; from caffe_recipes.cli.main import main; sys.argv[0] = 'caffe-recipes'; main()"
@@ -40,6 +41,51 @@ def test_help_lists_every_command() -> None:
         assert lazy.help in done.stdout
 
 
+def every_command(
+    group: click.Group = commands, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+EVERY = [pytest.param(path, command, id=" ".join(path)) for path, command in every_command()]
+
+
+@pytest.mark.parametrize(("path", "command"), EVERY)
+def test_each_command_has_examples_that_it_takes(path: tuple[str, ...], command: click.Command) -> None:
+    head, *lines = (command.epilog or "").removeprefix("\b\n").splitlines()
+    assert head == "Examples:"
+    for line in lines:
+        assert len(line) < 80
+        words = shlex.split(line.partition(" > ")[0])
+        assert words[: len(path) + 1] == ["caffe-recipes", *path]
+        context = click.Context(command, info_name=path[-1])
+        parser = command.make_parser(context)
+        parser.parse_args(words[len(path) + 1 :])  # raises for an option that the command does not have
+
+
+@pytest.mark.parametrize(("path", "command"), EVERY)
+def test_each_option_is_explained_and_no_range_is_shown(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    context = click.Context(command, info_name=path[-1], terminal_width=80)
+    text = command.get_help(context)
+    assert "<=x" not in text
+    assert "x>=" not in text
+    assert "..." not in (command.help or "").splitlines()[0]
+    assert max(map(len, text.splitlines())) <= 80
+    for option in command.params:
+        if isinstance(option, click.Option):
+            explained = (option.help or "").partition("[")[0].strip()
+            assert explained, option.opts
+
+
 def test_version_is_the_package_s() -> None:
     done = call("--version")
     assert done.returncode == 0
@@ -56,14 +102,14 @@ def test_version_is_the_package_s() -> None:
         (["generate", "--cheque", "x"], "Error: No such option '--cheque'"),
         (
             ["new", "--images", "1000000000000"],
-            "Error: Invalid value for '--images': 1000000000000 is not in",
+            "Error: Invalid value for '--images': 1000000000000 is too large",
         ),
         (["run", "--retries"], "Error: Option '--retries' requires an argument"),
         (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
         (["show", "digits-local", "--images-per-s", "nan"], "Error: --images-per-s: nan is no speed; give"),
         (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
-        (["data", "check", "nowhere", "--classes", "0"], "0 is not in the range"),
+        (["data", "check", "nowhere", "--classes", "0"], "0 is too small; give 1 or more"),
         (["data", "build", "imagenet"], "'imagenet' is not"),
     ],
 )

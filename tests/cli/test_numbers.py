@@ -46,5 +46,7 @@ def test_a_time_passes(text: str) -> None:
 
 
 def test_bounds_are_told() -> None:
-    with pytest.raises(click.BadParameter, match="-1 is not in the range 0<=x<=2147483647"):
+    with pytest.raises(click.BadParameter, match="-1 is too small; give 0 or more"):
         WHOLE.convert("-1", None, None)
+    with pytest.raises(click.BadParameter, match="2147483648 is too large; give 2147483647 or less"):
+        WHOLE.convert(str(2**31), None, None)

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from caffe_recipes.cli.main import COMMANDS, commands
 from caffe_recipes.errors import InputError
 
-SAID = r"'{}' is no (path|name|run); is a variable unset\?"
+SAID = r"'{}' is not a (path|name|run); is a variable unset\?"
 
-# The text that commands take and that is no path, and what is read with checks of its own.
+# The text that commands take and that is not a path, and what is read with checks of its own.
 NO_PATHS = {
     "--account",
     "--constraint",
@@ -83,10 +83,10 @@ def test_an_unset_variable_writes_nothing_and_the_option_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(commands, ["generate", "digits-local", "--out", ""])
-    assert str(done.exception) == "--out: '' is no path; is a variable unset?"
+    assert str(done.exception) == "--out: '' is not a path; is a variable unset?"
     assert not list(tmp_path.iterdir())
 
 
 def test_diff_takes_no_empty_path_behind_its_dashes() -> None:
     done = CliRunner().invoke(commands, ["diff", "HEAD", "--", ""])
-    assert str(done.exception) == "PATH: '' is no path; is a variable unset?"
+    assert str(done.exception) == "PATH: '' is not a path; is a variable unset?"

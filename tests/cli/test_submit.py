@@ -82,7 +82,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
         (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is no address"),
         (["small.yaml", "--on-failure", "replace"], "Error: --on-failure: replace needs spares, and there"),
         (["small.yaml", "--lmdb-source", "none"], "none: no such folder; give the LMDB's folder with --lmdb"),
-        (["small.yaml", "--lmdb-source", ""], "Error: --lmdb-source: '' is no path; is a variable unset?"),
+        (["small.yaml", "--lmdb-source", ""], "Error: --lmdb-source: '' is not a path; is a variable unset?"),
         (["small.yaml", "--time", "soon"], "Error: --time: 'soon' is no time of Slurm's; write minutes"),
         (["small.yaml", "--time", "UNLIMITED"], "Error: --time: 'UNLIMITED' is no time limit; write it"),
         (["small.yaml", "--caffe-root", "none", "--out", "."], "Error: none: no such folder; give the Caffe"),
