@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
@@ -29,6 +30,10 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
         for rule, (severity, looks_for) in explain_rule(name).items():
             echo(explain(rule, severity, looks_for))
         ctx.exit()
+
+
+def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    return [CompletionItem(rule) for rule in all_rules() if rule.startswith(typed)]
 
 
 @click.command(
@@ -91,7 +96,13 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_show_rules, help="List all rules."
 )
 @click.option(
-    "--explain", metavar="ID", is_eager=True, expose_value=False, callback=_explain, help="Explain one rule."
+    "--explain",
+    metavar="ID",
+    shell_complete=_complete_rule,
+    is_eager=True,
+    expose_value=False,
+    callback=_explain,
+    help="Explain one rule.",
 )
 @gather(LintOptions, "options")
 def lint(targets: tuple[str, ...], options: LintOptions, as_json: bool, fail_on: str) -> None:

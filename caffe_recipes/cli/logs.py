@@ -9,7 +9,7 @@ from collections.abc import Callable
 import click
 
 from caffe_recipes.cli import run_options
-from caffe_recipes.cli.options import RUN, Whole, examples
+from caffe_recipes.cli.options import RUN, Whole, complete_phase, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 
@@ -30,7 +30,10 @@ from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
     help="Print new lines as they come, through all phases, until the run ends.",
 )
 @click.option(
-    "--phase", metavar="NAME", help="The log of this phase [default: the one that trains, or trained last]"
+    "--phase",
+    metavar="NAME",
+    shell_complete=complete_phase,
+    help="The log of this phase [default: the one that trains, or trained last]",
 )
 @click.option("--rank", type=Whole(min=0), metavar="N", help="Print the lines of this rank only.")
 @click.option("--job", is_flag=True, help="Print the output of the Slurm job that runs, or ran last.")

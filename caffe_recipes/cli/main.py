@@ -82,6 +82,11 @@ TASKS = {
         "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs and TFRecords."),
         "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read the logs of TensorFlow and Horovod runs."),
     },
+    "Setup": {
+        "doctor": _Lazy("caffe_recipes.cli.setup", "doctor", "Check what this machine has and lacks."),
+        "profiles": _Lazy("caffe_recipes.cli.setup", "profiles", "List the machines that ship as profiles."),
+        "completion": _Lazy("caffe_recipes.cli.setup", "completion", "Print a shell's completion script."),
+    },
 }
 COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in commands_of.items()}
 

@@ -23,7 +23,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import CaffeRecipesError, InputError
 
 
 class GivenPath(click.Path):
@@ -119,8 +119,46 @@ class RunName(Name):
         return sorted({*submitted, *(path.parent.name for path in runs.glob("*/journal.jsonl"))})
 
 
+def complete_phase(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Return the phases of the recipe, or of the run, that the command line names."""
+    from caffe_recipes.recipe.source import load_recipe
+
+    # Behind an option that still lacks its value, click leaves arguments unread.
+    words = [context.params.get("recipe"), context.params.get("run"), *context.args]
+    given = next((str(word) for word in words if word), "")
+    for name in (given, _NUMBERED.sub("", given)):
+        try:
+            phases = load_recipe(name).phases
+        except CaffeRecipesError:
+            continue
+        return [CompletionItem(phase.name) for phase in phases if phase.name.startswith(typed)]
+    return []
+
+
+class NetName(Name):
+    """What `summary` reads: a recipe's name, with a net's behind a colon, or a prototxt."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete a recipe's nets behind the colon, and names and files before it."""
+        recipe, colon, net = incomplete.rpartition(":")
+        if not colon:
+            return super().shell_complete(ctx, param, incomplete)
+        from caffe_recipes.recipe.source import load_recipe
+
+        try:
+            nets = load_recipe(recipe).nets
+        except CaffeRecipesError:
+            return []
+        return [CompletionItem(f"{recipe}:{name}") for name in nets if name.startswith(net)]
+
+
+# The number behind the recipe in a run's name.
+_NUMBERED = re.compile(r"-[0-9]+$")
 RECIPE = Name(".yaml", ".yml")
 RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
+NET = NetName(".prototxt")
 PROTOTXT = Name(".prototxt", shipped=False)
 RUN = RunName(".yaml", ".yml")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import RECIPE, Seconds, Whole, examples, gather
+from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
@@ -92,7 +92,12 @@ class GivenChain:
     is_flag=True,
     help="Train branches at the same time, on the last hosts of the hostfile: twice the recipe's nodes.",
 )
-@click.option("--until", metavar="PHASE", help="Stop after this phase; run again to resume.")
+@click.option(
+    "--until",
+    metavar="PHASE",
+    shell_complete=complete_phase,
+    help="Stop after this phase; run again to resume.",
+)
 @click.option("--new", is_flag=True, help="Start a new run instead of resuming the latest.")
 @click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe.")
 @click.option(

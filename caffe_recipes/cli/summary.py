@@ -9,7 +9,7 @@ import click
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
-from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
+from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
@@ -40,7 +40,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
         "caffe-recipes summary stampede2-64n-72ep:train_val --graph resnet50.svg",
     )
 )
-@click.argument("net", metavar="FILE|NAME[:net]", type=RECIPE_OR_PROTOTXT)
+@click.argument("net", metavar="FILE|NAME[:net]", type=NET)
 @click.option(
     "--phase",
     type=click.Choice(["TRAIN", "TEST"]),

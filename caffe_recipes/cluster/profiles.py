@@ -160,6 +160,21 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return parse_profile(*_read(str(name_or_path)))
 
 
+def find_shipped(name: str) -> Traversable:
+    """Return the file of a profile that ships; raises InputError for an unknown name."""
+    shipped = shipped_profiles()
+    if name not in shipped:
+        raise _refuse_unknown(name, "")
+    return shipped[name]
+
+
+def _refuse_unknown(name: str, also: str) -> InputError:
+    shipped = shipped_profiles()
+    near = difflib.get_close_matches(name, shipped, n=1)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    return InputError("", f"unknown profile '{name[:80]}'", f"{meant}there are {', '.join(shipped)}{also}")
+
+
 def find_key(name_or_path: str | Path, key: str) -> str:
     """Return the `file:line` of a key of a profile that can be read; raises InputError."""
     return parse_yaml(*_read(str(name_or_path)), "profile", InputError).place((key,))
@@ -209,10 +224,7 @@ def _read(name: str) -> tuple[str, str | Path]:
         return shipped[name].read_text("utf-8"), f"{name}.yaml"
     path = Path(name)
     if not name.endswith((".yaml", ".yml")) and not path.is_file():
-        near = difflib.get_close_matches(name, shipped, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
-        hint = f"{meant}there are {', '.join(shipped)}, or give a .yaml file"
-        raise InputError("", f"unknown profile '{name[:80]}'", hint)
+        raise _refuse_unknown(name, ", or give a .yaml file")
     try:
         with path.open("rb") as file:
             most = limit("yaml-bytes")

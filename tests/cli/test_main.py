@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_each_command_has_examples_that_it_takes(path: tuple[str, ...], command:
     assert head == "Examples:"
     for line in lines:
         assert len(line) < 80
-        words = shlex.split(line.partition(" > ")[0])
+        words = shlex.split(re.split(" [>|] ", line)[0])
         assert words[: len(path) + 1] == ["caffe-recipes", *path]
         context = click.Context(command, info_name=path[-1])
         parser = command.make_parser(context)

@@ -122,3 +122,22 @@ def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: 
 
 def test_a_folder_that_may_not_be_read_offers_no_files(tmp_path: Path) -> None:
     assert Name("x")._files(str(tmp_path / "none" / "x")) == []
+
+
+def test_phases_are_completed_of_the_recipe_or_run_that_is_named(tmp_path: Path) -> None:
+    assert complete("caffe-recipes run digits-local --until cyc", tmp_path) == [
+        f"plain,cyc{n}" for n in (1, 2, 3)
+    ]
+    assert complete("caffe-recipes logs digits-local-7 --phase col", tmp_path) == ["plain,collapse"]
+    assert complete("caffe-recipes logs nowhere-7 --phase col", tmp_path) == [""]
+
+
+def test_nets_are_completed_behind_their_recipe(tmp_path: Path) -> None:
+    found = complete("caffe-recipes summary stampede2-64n-72ep:train_val_", tmp_path)
+    assert found == ["plain,stampede2-64n-72ep:train_val_noaug"]
+    assert complete("caffe-recipes summary nowhere:t", tmp_path) == [""]
+
+
+def test_rules_and_profiles_are_completed(tmp_path: Path) -> None:
+    assert complete("caffe-recipes lint --explain join", tmp_path) == ["plain,join-jump"]
+    assert complete("caffe-recipes profiles slu", tmp_path) == ["plain,slurm"]

@@ -1,0 +1,80 @@
+"""`caffe-recipes doctor`, `profiles` and `completion`: what a machine and a shell need before a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+from click.shell_completion import get_completion_class
+
+from caffe_recipes.cli import run_options
+from caffe_recipes.cli.options import PATH_TEXT, examples
+from caffe_recipes.cli.streams import echo, paint
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.profiles import find_shipped, load_profile, shipped_profiles
+from caffe_recipes.run.preflight.doctor import COMMANDS_WITH_NEEDS, Machine, examine
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    epilog=examples("caffe-recipes doctor", "caffe-recipes doctor run", "caffe-recipes doctor submit --json")
+)
+@click.argument("commands", metavar="[COMMAND]...", nargs=-1, type=click.Choice(COMMANDS_WITH_NEEDS))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(commands: tuple[str, ...], as_json: bool) -> None:
+    """Check what this machine has: launcher, MPI, Caffe, torch, threads, /tmp, ssh, Slurm.
+
+    For whatever is missing, it names the commands that need it, and the line that installs it. With COMMANDs,
+    only what these need is checked, and the exit code is 1 if they cannot work. `preflight` checks the
+    hosts of a run.
+    """
+    symptoms = list(examine(Machine(LocalHost()), commands))
+    if as_json:
+        click.echo(json.dumps([asdict(symptom) for symptom in symptoms], indent=1))
+    else:
+        width = max(len(symptom.name) for symptom in symptoms)
+        for symptom in symptoms:
+            mark, colour = (
+                ("ok", "green") if symptom.is_found else ("missing", "red") if symptom.is_fatal else ("-", "")
+            )
+            echo(f"{paint(f'{mark:7}', colour)} {symptom.name:{width}}  {symptom.what}")
+            if not symptom.is_found:
+                only = f", for {symptom.only_for}" if symptom.only_for else ""
+                echo(f"{'':{width + 10}}needed by: {', '.join(symptom.commands)}{only}")
+                echo(f"{'':{width + 10}}install:   {symptom.install}")
+    if commands and any(symptom.is_fatal for symptom in symptoms):
+        sys.exit(1)
+
+
+@click.command(epilog=examples("caffe-recipes profiles", "caffe-recipes profiles slurm > cluster.yaml"))
+@click.argument("name", required=False, type=PATH_TEXT, shell_complete=run_options.complete_profile)
+def profiles(name: str | None) -> None:
+    """List the machines that ship as profiles, or print the YAML of one, to edit for your own."""
+    if name is not None:
+        click.echo(find_shipped(name).read_text("utf-8"), nl=False)
+        return
+    loaded = [load_profile(each) for each in shipped_profiles()]
+    width = max(len(profile.name) for profile in loaded)
+    for profile in loaded:
+        echo(f"{profile.name:{width}}  {profile.title}")
+
+
+@click.command(
+    epilog=examples(
+        "caffe-recipes completion bash > /etc/bash_completion.d/caffe-recipes",
+        "caffe-recipes completion zsh > ~/.zfunc/_caffe-recipes",
+        "caffe-recipes completion fish | source",
+    )
+)
+@click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script with which a shell completes commands, options, recipes, runs, phases and rules."""
+    kind = get_completion_class(shell)
+    assert kind
+    program = "caffe-recipes"
+    source = kind(context.find_root().command, {}, program, "_CAFFE_RECIPES_COMPLETE").source()
+    click.echo(source, nl=False)

@@ -1,0 +1,252 @@
+"""What this machine has of what the commands need, and how to install what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.run.context import find_launcher, search_path
+from caffe_recipes.units import describe_bytes
+
+# What a node's /tmp should have room for: a recipe's snapshots, and of ImageNet the LMDB too.
+_TMP_BYTES = 2 * 10**9
+_ASK_S = 10.0
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine as the doctor sees it: programs are started on `host`, which is local."""
+
+    host: Host
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    home: Path = field(default_factory=Path.home)
+    tmp: Path = Path("/tmp")
+
+    def find(self, program: str) -> str | None:
+        """Return the path of a program on PATH."""
+        return shutil.which(program, path=self.environment.get("PATH", os.defpath))
+
+    def version(self, argv: Sequence[str]) -> str:
+        """Return the version number in a program's first words, or nothing."""
+        try:
+            done = self.host.run(list(argv), _ASK_S)
+        except CaffeRecipesError:
+            return ""
+        found = re.search(r"\d+(?:\.\d+)+\w*", f"{done.stdout}\n{done.stderr}")
+        return found[0] if found else ""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What was found of one need. `commands` need it; `install` is the line that provides what is missing.
+
+    `only_for` says when they do, where that is not always.
+    """
+
+    name: str
+    is_found: bool
+    what: str
+    commands: tuple[str, ...]
+    install: str = ""
+    only_for: str = ""
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether its commands cannot work without it."""
+        return not self.is_found and not self.only_for
+
+
+@dataclass(frozen=True)
+class _Need:
+    name: str
+    commands: tuple[str, ...]
+    find: Callable[[Machine], str | None]
+    missing: str
+    install: str
+    only_for: str = ""
+
+
+def _launcher(machine: Machine) -> str | None:
+    try:
+        program = find_launcher(search_path(ours_first=False))
+    except CaffeRecipesError:
+        return None
+    return f"{program} {machine.version([program, '-version'])}".rstrip()
+
+
+def _package(*names: str) -> Callable[[Machine], str | None]:
+    """Return what finds installed packages by their metadata: importing torch takes seconds."""
+
+    def find(machine: Machine) -> str | None:
+        versions = []
+        for name in names:
+            try:
+                versions.append(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                return None
+        return ", ".join(versions)
+
+    return find
+
+
+def _program(name: str, *asks: str) -> Callable[[Machine], str | None]:
+    """Return what finds a program, with its version."""
+
+    def find(machine: Machine) -> str | None:
+        path = machine.find(name)
+        return None if path is None else " ".join(filter(None, (path, machine.version([path, *asks]))))
+
+    return find
+
+
+def _caffe(machine: Machine) -> str | None:
+    root = machine.environment.get("CAFFE_ROOT")
+    built = Path(root, "build/tools/caffe") if root else None
+    if built is not None and os.access(built, os.X_OK):
+        return str(built)
+    return machine.find("caffe")
+
+
+def _threads(machine: Machine) -> str | None:
+    cores = len(os.sched_getaffinity(0))
+    given = {name: machine.environment[name] for name in _THREADS if machine.environment.get(name)}
+    too_many = [name for name, value in given.items() if value.isdecimal() and int(value) > cores]
+    if too_many:
+        return None
+    told = ", ".join(f"{name}={value}" for name, value in given.items()) or "set by each recipe"
+    return f"{cores} core{'s' if cores != 1 else ''}; threads: {told}"
+
+
+def _tmp(machine: Machine) -> str | None:
+    free = shutil.disk_usage(machine.tmp).free
+    is_fit = os.access(machine.tmp, os.W_OK | os.X_OK) and free >= _TMP_BYTES
+    return f"{describe_bytes(free)} free in {machine.tmp}" if is_fit else None
+
+
+def _ssh(machine: Machine) -> str | None:
+    program = machine.find("ssh")
+    folder = machine.home / ".ssh"
+    has_agent = bool(machine.environment.get("SSH_AUTH_SOCK"))
+    try:
+        keys = sorted(path.stem for path in folder.glob("id_*.pub"))
+    except OSError:
+        keys = []
+    if program is None or not (keys or has_agent):
+        return None
+    return f"{program}; {'an agent' if has_agent else f'~/.ssh/{keys[0]}'}"
+
+
+_RUNS = ("run", "preflight")
+_NEEDS = (
+    _Need(
+        "launcher",
+        _RUNS,
+        _launcher,
+        "no mpiexec.hydra on PATH",
+        "pip install 'caffe-recipes[local]', or load your cluster's MPI module",
+    ),
+    _Need(
+        "mpi4py",
+        ("stage", "run"),
+        _package("mpi4py"),
+        "not installed",
+        "pip install 'caffe-recipes[engine]'",
+        "staging by a chain",
+    ),
+    _Need(
+        "Caffe",
+        _RUNS,
+        _caffe,
+        "no caffe on PATH, nor build/tools/caffe in $CAFFE_ROOT",
+        "build SURFsara's Caffe, then export CAFFE_ROOT=its folder",
+        "recipes trained by Caffe",
+    ),
+    _Need(
+        "torch",
+        ("run", "ensemble", "caffe-torch"),
+        _package("torch", "numpy"),
+        "not installed",
+        "pip install 'caffe-recipes[engine]'",
+        "recipes with `trainer: caffe-torch`",
+    ),
+    _Need(
+        "threads",
+        ("run", "caffe-torch"),
+        _threads,
+        f"one of {', '.join(_THREADS)} is above the number of cores",
+        "unset it: the recipe's omp_num_threads counts",
+    ),
+    _Need(
+        "images",
+        ("data",),
+        _package("opencv-python-headless"),
+        "OpenCV is not installed",
+        "pip install 'caffe-recipes[data]'",
+    ),
+    _Need(
+        "digits",
+        ("data", "run"),
+        _package("scikit-learn"),
+        "scikit-learn is not installed",
+        "pip install 'caffe-recipes[local]'",
+        "the digits recipes",
+    ),
+    _Need(
+        "plots",
+        ("plot", "estimate"),
+        _package("matplotlib"),
+        "matplotlib is not installed",
+        "pip install 'caffe-recipes[plot]'",
+    ),
+    _Need(
+        "/tmp",
+        ("run", "stage"),
+        _tmp,
+        f"cannot be written, or has less than {describe_bytes(_TMP_BYTES)} free",
+        "free space in /tmp",
+    ),
+    _Need(
+        "ssh",
+        ("run", "stage"),
+        _ssh,
+        "no ssh client with a key or an agent",
+        "apt-get install openssh-client; ssh-keygen -t ed25519, and ssh-copy-id HOST",
+        "more than one host",
+    ),
+    _Need(
+        "Slurm",
+        ("submit", "cancel", "status"),
+        _program("sbatch", "--version"),
+        "no sbatch on PATH",
+        "run on a login node of the cluster, or load its slurm module",
+    ),
+    _Need(
+        "git",
+        ("diff",),
+        _program("git", "--version"),
+        "no git on PATH",
+        "apt-get install git",
+        "git revisions",
+    ),
+)
+COMMANDS_WITH_NEEDS = tuple(sorted({command for need in _NEEDS for command in need.commands}))
+
+
+def examine(machine: Machine, commands: Sequence[str] = ()) -> Iterator[Symptom]:
+    """Look for what `commands` need on this machine, or all commands if none is named; nothing is changed."""
+    for need in _NEEDS:
+        if commands and not set(commands) & set(need.commands):
+            continue
+        found = need.find(machine)
+        install = "" if found else need.install
+        yield Symptom(
+            need.name, found is not None, found or need.missing, need.commands, install, need.only_for
+        )

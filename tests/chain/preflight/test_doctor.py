@@ -1,0 +1,95 @@
+"""`doctor`: what this machine has, for which commands, and what installs the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.run.preflight.doctor import COMMANDS_WITH_NEEDS, Machine, Symptom, examine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with one program, sbatch, and an empty home."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sbatch = programs / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho slurm-wlm 23.11.4\n")
+    sbatch.chmod(0o755)
+    return Machine(LocalHost(), {"PATH": str(programs)}, tmp_path / "home", tmp_path)
+
+
+def find(machine: Machine, name: str) -> Symptom:
+    (found,) = (symptom for symptom in examine(machine) if symptom.name == name)
+    return found
+
+
+def test_a_program_is_found_with_its_version(machine: Machine) -> None:
+    slurm = find(machine, "Slurm")
+    assert slurm.is_found
+    assert slurm.what.endswith("bin/sbatch 23.11.4")
+    assert slurm.install == ""
+
+
+@pytest.mark.parametrize("name", ["Caffe", "ssh", "git"])
+def test_what_is_missing_comes_with_its_commands_and_the_line_that_installs_it(
+    machine: Machine, name: str
+) -> None:
+    symptom = find(machine, name)
+    assert not symptom.is_found
+    assert symptom.commands
+    assert symptom.install
+    assert symptom.only_for
+    assert not symptom.is_fatal
+
+
+def test_a_missing_package_keeps_its_commands_from_working(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.metadata
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    plots = find(machine, "plots")
+    assert plots.is_fatal
+    assert plots.install == "pip install 'caffe-recipes[plot]'"
+
+
+def test_caffe_is_looked_for_in_its_root(machine: Machine, tmp_path: Path) -> None:
+    built = tmp_path / "build" / "tools" / "caffe"
+    built.parent.mkdir(parents=True)
+    built.touch(0o755)
+    machine = Machine(machine.host, {**machine.environment, "CAFFE_ROOT": str(tmp_path)}, tmp_path, tmp_path)
+    assert find(machine, "Caffe").what == str(built)
+
+
+def test_more_threads_than_cores_are_reported(machine: Machine) -> None:
+    assert find(machine, "threads").is_found
+    crowded = Machine(machine.host, {**machine.environment, "OMP_NUM_THREADS": "99999"}, machine.home)
+    assert find(crowded, "threads").is_fatal
+
+
+def test_ssh_needs_a_key_or_an_agent(machine: Machine, tmp_path: Path) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.touch(0o755)
+    assert not find(machine, "ssh").is_found
+    (machine.home / ".ssh").mkdir(parents=True)
+    (machine.home / ".ssh" / "id_ed25519.pub").touch()
+    assert find(machine, "ssh").what == f"{ssh}; ~/.ssh/id_ed25519"
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_NEEDS)
+def test_only_what_a_command_needs_is_looked_for(machine: Machine, command: str) -> None:
+    found = list(examine(machine, [command]))
+    assert found
+    assert all(command in symptom.commands for symptom in found)
+
+
+def test_nothing_is_changed(machine: Machine, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    list(examine(machine))
+    assert sorted(tmp_path.rglob("*")) == before
