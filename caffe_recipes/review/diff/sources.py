@@ -297,7 +297,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
     return TextFile(
-        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: _read_if_there(path, max_bytes)
+        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_there(path, max_bytes)
     )
 
 
@@ -326,7 +326,7 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
 
 
-def _read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
+def read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
     """Read a file, of one that is too large so much that it shows; None where there is none."""
     try:
         return read_bytes(path, max_bytes + 1)
@@ -351,7 +351,7 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     files = {
         path: _read_or_error(root / path, max_bytes) for path in sorted(paths) if _is_wanted(path, wanted)
     }
-    return Tree(spec.text, f"{root}/", _texts(files), lambda path: _read_if_there(root / path, max_bytes))
+    return Tree(spec.text, f"{root}/", _texts(files), lambda path: read_if_there(root / path, max_bytes))
 
 
 def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
@@ -423,7 +423,7 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
         if (top / path).is_file() and not (top / path).is_symlink()
     }
     before = Tree(old.text, f"{old.text}:", _read_all(blobs, max_bytes), _reader(old.oid))
-    return before, Tree(_WORKING_TREE, "", _texts(files), lambda path: _read_if_there(top / path, max_bytes))
+    return before, Tree(_WORKING_TREE, "", _texts(files), lambda path: read_if_there(top / path, max_bytes))
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:
