@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from caffe_recipes.caffe import pb
 
@@ -101,12 +101,58 @@ def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
         return missing
     if policy == "plateau":
         return []
-    for iteration in _telling_iterations(solver):
+    # Beside the telling iterations, a rate can leave the finite and positive numbers where `poly_cyc` ends.
+    places = filter(None, telling_iters(solver, solver.max_iter).values())
+    for iteration in sorted({0, *places, solver.lr_iter, solver.lr_iter + 1}):
+        if not 0 <= iteration < solver.max_iter:
+            continue
         rate = lr_at(solver, iteration)
         if not math.isfinite(rate) or rate < 0:
             what = f"the rate of lr_policy {policy} is {rate:.6g} at iteration {iteration}"
             return [RateFault("not finite", what)]
     return []
+
+
+@dataclass(frozen=True)
+class TellingRates:
+    """The rates that tell a schedule: the first, both sides of the warm-up's end, and the last update's.
+
+    `warmup_end` and `after_warmup` are None where no warm-up ends.
+    """
+
+    first: float
+    warmup_end: float | None
+    after_warmup: float | None
+    last: float
+
+
+def telling_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int | None]:
+    """Give the iterations of the telling rates, by the names of `TellingRates`; None where there is none.
+
+    >>> telling_iters(pb.SolverParameter(warmup_iter=4), 8)
+    {'first': 0, 'warmup_end': 3, 'after_warmup': 4, 'last': 7}
+    """
+    ends = 0 < solver.warmup_iter < iterations
+    return {
+        "first": 0 if iterations > 0 else None,
+        "warmup_end": solver.warmup_iter - 1 if ends else None,
+        "after_warmup": solver.warmup_iter if ends else None,
+        "last": iterations - 1 if iterations > 0 else None,
+    }
+
+
+def telling_rates(solver: pb.SolverParameter, iterations: int) -> TellingRates | None:
+    """Return the telling rates of one iteration or more; None for `plateau`, which depends on the losses.
+
+    >>> solver = pb.SolverParameter(lr_policy="poly", power=1, base_lr=1, max_iter=8, warmup_iter=4)
+    >>> telling_rates(solver, 8)
+    TellingRates(first=0.0, warmup_end=0.75, after_warmup=0.5, last=0.125)
+    """
+    if solver.lr_policy not in POLICIES:
+        return None
+    at = telling_iters(solver, iterations).items()
+    rates: dict[str, Any] = {name: None if place is None else lr_at(solver, place) for name, place in at}
+    return TellingRates(**rates)
 
 
 def _power(base: float, exponent: float) -> float:
@@ -199,9 +245,3 @@ def _missing(solver: pb.SolverParameter, field: str) -> RateFault:
         return RateFault("no lr_iter", what, "without it the rate is NaN")
     above = " above 0" if field == "stepsize" else ""
     return RateFault("incomplete policy", f"lr_policy {solver.lr_policy} needs {field}{above}")
-
-
-def _telling_iterations(solver: pb.SolverParameter) -> list[int]:
-    """The iterations of a run where its rate can leave the finite and positive numbers."""
-    ends = (0, solver.warmup_iter - 1, solver.warmup_iter, solver.lr_iter, solver.lr_iter + 1)
-    return sorted({i for i in (*ends, solver.max_iter - 1) if 0 <= i < solver.max_iter})

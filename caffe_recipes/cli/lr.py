@@ -7,7 +7,7 @@ import click
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.options import PROTOTXT, Whole, examples
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.review.inspect.schedules import load_solvers, render_rates
+from caffe_recipes.review.inspect.schedules import load_chain, render_rates
 
 
 @click.command(
@@ -32,6 +32,6 @@ def lr(solvers: tuple[str, ...], every: int, iterations: int | None, as_csv: boo
 
     Any solver will do. A rate has the fewest digits that give the same float32 again.
     """
-    loaded = [solver for path in solvers for solver in load_solvers(path, max_bytes, iterations)]
-    for text in render_rates(loaded, every, as_csv=as_csv):
+    chain = load_chain(solvers, max_bytes, iterations)
+    for text in render_rates(chain, every, as_csv=as_csv):
         echo(text, nl=False)

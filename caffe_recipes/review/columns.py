@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:

@@ -12,8 +12,7 @@ Two recipes: what they generate, and those of their own values that no prototxt 
 from __future__ import annotations
 
 import posixpath
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from caffe_recipes.caffe.prototxt import (
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
 from caffe_recipes.review.diff.documents import diff_documents
-from caffe_recipes.review.diff.messages import fingerprint
+from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
 from caffe_recipes.review.diff.nets import phase_of
 from caffe_recipes.review.diff.reading import kind_of, read_message
 from caffe_recipes.review.diff.solvers import (
@@ -48,9 +47,11 @@ def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
     A file that is gone and a new one of equal meaning are one file renamed.
     """
     common = old.files.keys() & new.files.keys()
-    gone = {path: data for path, data in old.files.items() if path not in common}
-    come = {path: data for path, data in new.files.items() if path not in common}
-    renamed = _find_renamed(gone, come) if gone and come else {}
+    gone = {path: old.files[path] for path in sorted(old.files.keys() - common)}
+    come = {path: new.files[path] for path in sorted(new.files.keys() - common)}
+    pairs = match_by_keys([*gone.items()], [*come.items()], [_meaning]) if gone and come else {}
+    origins, paths = [*gone], [*come]
+    renamed = {paths[j]: origins[i] for i, j in pairs.items()}
     found = [_compare_entry(path, old, new, compare) for path in common]
     found += [FileDiff(path, "renamed", renamed_from=origin) for path, origin in renamed.items()]
     found += [FileDiff(path, "removed") for path in gone.keys() - set(renamed.values())]
@@ -73,23 +74,9 @@ def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDif
         return FileDiff(path, "unreadable", note=str(error))
 
 
-def _find_renamed(
-    gone: Mapping[str, bytes | PrototxtError], come: Mapping[str, bytes | PrototxtError]
-) -> dict[str, str]:
-    """Give the new paths whose files mean what a file that is gone meant, with its old path."""
-    waiting: defaultdict[Hashable, list[str]] = defaultdict(list)
-    for path in sorted(gone, reverse=True):
-        waiting[_meaning(gone[path], path)].append(path)
-    found = {}
-    for path in sorted(come):
-        origins = waiting[_meaning(come[path], path)]
-        if origins:
-            found[path] = origins.pop()
-    return found
-
-
-def _meaning(data: bytes | PrototxtError, path: str) -> Hashable:
+def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
     """Give what is equal for files of equal meaning; what cannot be read equals nothing but its own bytes."""
+    path, data = file
     if isinstance(data, PrototxtError):
         return path, str(data)
     try:

@@ -15,16 +15,21 @@ from caffe_recipes.caffe import pb
 
 @dataclass(frozen=True)
 class Form:
-    """One way of writing: `key` tells it from the others, `turn` takes it out, in place, if it is there.
+    """One way of writing: `key` tells it from the others, `turn` takes it out, in place.
 
-    `fields` are those without which there is nothing to turn; `fits` whether turning may make a message
-    equal to another one.
+    The key is false where a message has not the form. `fields` are those without which there is nothing to
+    turn; `fits` whether turning may make a message equal to another one.
     """
 
     fields: frozenset[str]
     key: Callable[[Any], object]
     turn: Callable[[Any], None]
     fits: Callable[[Any], bool] = lambda other: True
+
+    def take_out(self, message: Any) -> None:  # noqa: ANN401 - a message
+        """Turn a message, in place, if it has the form."""
+        if self.key(message):
+            self.turn(message)
 
 
 def _without(*names: str) -> Callable[[Any], bool]:
@@ -39,10 +44,9 @@ def _sides(name: str) -> Form:
         return bool(message.HasField(high) and message.HasField(wide) and not getattr(message, name))
 
     def turn(message: Any) -> None:  # noqa: ANN401
-        if is_used(message):
-            getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
-            message.ClearField(high)
-            message.ClearField(wide)
+        getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
+        message.ClearField(high)
+        message.ClearField(wide)
 
     return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
 
@@ -67,10 +71,9 @@ def _square(name: str) -> Form:
         return bool(both and getattr(message, high) == getattr(message, wide))
 
     def turn(message: Any) -> None:  # noqa: ANN401
-        if is_used(message):
-            setattr(message, name, getattr(message, high))
-            message.ClearField(high)
-            message.ClearField(wide)
+        setattr(message, name, getattr(message, high))
+        message.ClearField(high)
+        message.ClearField(wide)
 
     return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
 
@@ -82,9 +85,8 @@ def _legacy(name: str) -> Form:
         return bool(message.HasField(name) and not message.HasField("axis"))
 
     def turn(message: Any) -> None:  # noqa: ANN401
-        if is_used(message):
-            message.axis = getattr(message, name)
-            message.ClearField(name)
+        message.axis = getattr(message, name)
+        message.ClearField(name)
 
     return Form(frozenset({name}), is_used, turn, _without(name))
 
@@ -97,10 +99,9 @@ def _excludes(layer: Any) -> bool:  # noqa: ANN401
 
 
 def _include(layer: Any) -> None:  # noqa: ANN401
-    if _excludes(layer):
-        other = pb.TEST if layer.exclude[0].phase == pb.TRAIN else pb.TRAIN
-        layer.ClearField("exclude")
-        layer.include.add(phase=other)
+    other = pb.TEST if layer.exclude[0].phase == pb.TRAIN else pb.TRAIN
+    layer.ClearField("exclude")
+    layer.include.add(phase=other)
 
 
 def _names_net_twice(solver: Any) -> bool:  # noqa: ANN401
@@ -116,10 +117,9 @@ def _names_net_twice(solver: Any) -> bool:  # noqa: ANN401
 
 
 def _name_net_once(solver: Any) -> None:  # noqa: ANN401
-    if _names_net_twice(solver):
-        solver.net = solver.train_net
-        solver.ClearField("train_net")
-        solver.ClearField("test_net")
+    solver.net = solver.train_net
+    solver.ClearField("train_net")
+    solver.ClearField("test_net")
 
 
 _FORMS: Mapping[str, tuple[Form, ...]] = {
@@ -146,7 +146,7 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
 def turn_all(message: Any) -> None:  # noqa: ANN401 - a message
     """Turn every form of a message, in place, but not those of its blocks."""
     for form in _FORMS.get(message.DESCRIPTOR.name, ()) if _has_form(message) else ():
-        form.turn(message)
+        form.take_out(message)
 
 
 def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - messages
@@ -163,8 +163,8 @@ def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - message
         if form.key(old) != form.key(new) and (form.fits(old) or form.fits(new)):
             if not is_copied:
                 old, new, is_copied = _copy(old), _copy(new), True
-            form.turn(old)
-            form.turn(new)
+            form.take_out(old)
+            form.take_out(new)
     return old, new
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe.prototxt import (
@@ -17,9 +15,6 @@ from caffe_recipes.caffe.prototxt import (
 from caffe_recipes.caffe.text.parser import parse_text
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import PrototxtError
-
-if TYPE_CHECKING:
-    pass
 
 
 def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:

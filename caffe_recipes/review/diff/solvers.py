@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import check_rates, lr_at
+from caffe_recipes.caffe.rates import check_rates, lr_at, telling_iters
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -48,10 +48,6 @@ class _Schedule:
     def epochs(self) -> float | None:
         images, batch = self.scale.images, self.scale.batch
         return self.iterations * self.solver.iter_size * batch / images if images and batch else None
-
-    @property
-    def warmup_end(self) -> int | None:
-        return self.solver.warmup_iter if 0 < self.solver.warmup_iter < self.iterations else None
 
     def rate(self, iteration: int) -> float:
         return lr_at(self.solver, iteration)
@@ -95,8 +91,9 @@ def diff_rates(
     both = _Schedule(old, scales[0]), _Schedule(new, scales[1])
     problems = find_rate_problem(old), find_rate_problem(new)
     found = []
-    for name, place in _PLACES.items():
-        at = tuple(place(schedule) for schedule in both)
+    places = [telling_iters(schedule.solver, schedule.iterations) for schedule in both]
+    for key, name in _NAMES.items():
+        at = [place[key] for place in places]
         rates = [
             None if problem or iteration is None else schedule.rate(iteration)
             for schedule, iteration, problem in zip(both, at, problems, strict=True)
@@ -125,10 +122,10 @@ def keeps_rate(
     >>> keeps_rate(step, steps), keeps_rate(step, step)
     (True, False)
     """
-    is_told = any(change.field.partition("[")[0] in _OF_RATE for change in diff_messages(old, new))
+    has_change = any(change.field.partition("[")[0] in _OF_RATE for change in diff_messages(old, new))
     has_problem = find_rate_problem(old) or find_rate_problem(new)
     trains = _Schedule(old, scales[0]).iterations and _Schedule(new, scales[1]).iterations
-    return bool(is_told and trains and not has_problem and not diff_rates(old, new, scales))
+    return bool(has_change and trains and not has_problem and not diff_rates(old, new, scales))
 
 
 _OF_RATE = frozenset({
@@ -136,11 +133,11 @@ _OF_RATE = frozenset({
     "warmup_iter", "warmup_start_lr",
 })  # fmt: skip
 
-_PLACES: dict[str, Callable[[_Schedule], int | None]] = {
-    "start": lambda schedule: 0 if schedule.iterations else None,
-    "end of warm-up": lambda schedule: schedule.warmup_end - 1 if schedule.warmup_end else None,
-    "after warm-up": lambda schedule: schedule.warmup_end,
-    "end": lambda schedule: schedule.iterations - 1 if schedule.iterations else None,
+_NAMES = {
+    "first": "start",
+    "warmup_end": "end of warm-up",
+    "after_warmup": "after warm-up",
+    "last": "end",
 }
 
 

@@ -84,14 +84,14 @@ def inner_folder() -> str:
     return _try("rev-parse", "--show-prefix") or ""
 
 
-def list_files(tree: str) -> dict[str, GitBlob]:
-    """Give the files of a commit or tree by path."""
+def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
+    """Give the files of a commit or tree that are to be compared, by path."""
     found = {}
     for line in _need("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
         if line:
             about, path = line.split(b"\t", 1)
             mode, _, oid, size = about.split()
-            if mode.decode() in _FILES:
+            if mode.decode() in _FILES and _is_wanted(os.fsdecode(path), limits):
                 found[os.fsdecode(path)] = GitBlob(oid.decode(), int(size))
     return found
 
@@ -297,7 +297,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
     return TextFile(
-        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: _read_if_there(path, max_bytes)
+        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_there(path, max_bytes)
     )
 
 
@@ -314,10 +314,6 @@ def _read_at(rev: str, path: str) -> bytes | None:
     return read_blobs([found[0]])[found[0]] if found and found[1] == "blob" else None
 
 
-def _reader(rev: str) -> Read:
-    return lambda path: _read_at(rev, path)
-
-
 def _read_disk(path: str | Path, max_bytes: int) -> bytes:
     try:
         return read_bytes(path, max_bytes + 1)
@@ -326,21 +322,16 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
 
 
-def _read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
+def read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
     """Read a file, of one that is too large so much that it shows; None where there is none."""
-    try:
-        return read_bytes(path, max_bytes + 1)
-    except (OSError, ValueError):
-        return None
+    data = _read_or_error(Path(path), max_bytes)
+    return None if isinstance(data, PrototxtError) else data
 
 
 def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     wanted = [posixpath.normpath(limit) for limit in limits]
     if spec.oid:
-        blobs = {path: blob for path, blob in list_files(spec.oid).items() if _is_wanted(path, wanted)}
-        return Tree(
-            spec.text, f"{spec.text}/", _read_all(blobs, max_bytes), lambda path: _read_in(spec.oid, path)
-        )
+        return _git_tree(spec, "/", list_files(spec.oid, wanted), max_bytes)
     root = Path(spec.text)
     paths = [
         (Path(folder) / name).relative_to(root).as_posix()
@@ -348,10 +339,13 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
         for name in names
         if ".git" not in Path(folder).relative_to(root).parts
     ]
-    files = {
-        path: _read_or_error(root / path, max_bytes) for path in sorted(paths) if _is_wanted(path, wanted)
-    }
-    return Tree(spec.text, f"{root}/", _texts(files), lambda path: _read_if_there(root / path, max_bytes))
+    kept = [path for path in sorted(paths) if _is_wanted(path, wanted)]
+    return _disk_tree(spec.text, f"{root}/", root, kept, max_bytes)
+
+
+def _disk_tree(label: str, prefix: str, root: Path, paths: Sequence[str], max_bytes: int) -> Tree:
+    files = {path: _read_or_error(root / path, max_bytes) for path in paths}
+    return Tree(label, prefix, _texts(files), lambda path: read_if_there(root / path, max_bytes))
 
 
 def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
@@ -378,52 +372,39 @@ def _is_wanted(path: str, limits: Sequence[str]) -> bool:
     return path in limits or (below and path.endswith(SUFFIXES))
 
 
-def _read_all(blobs: Mapping[str, GitBlob], max_bytes: int) -> dict[str, bytes | PrototxtError]:
+def _git_tree(spec: Spec, separator: str, blobs: Mapping[str, GitBlob], max_bytes: int) -> Tree:
+    """Read blobs of a revision, or of a folder in one, all in one go; those that are too large are told."""
     small = [blob.oid for blob in blobs.values() if blob.size_bytes <= max_bytes]
     data = read_blobs(small)
     too_large = f"is over {max_bytes:,} bytes"
-    return _texts(
-        {
-            path: data[blob.oid] if blob.oid in data else PrototxtError(path, too_large, "is it a prototxt?")
-            for path, blob in blobs.items()
-            if blob.oid in data or not path.endswith(".pt")
-        }
-    )
-
-
-def _read_in(tree: str, path: str) -> bytes | None:
-    blob = list_files(tree).get(path)
-    return read_blobs([blob.oid])[blob.oid] if blob else None
+    files = {
+        path: data[blob.oid] if blob.oid in data else PrototxtError(path, too_large, "is it a prototxt?")
+        for path, blob in blobs.items()
+        if blob.oid in data or not path.endswith(".pt")
+    }
+    return Tree(spec.text, f"{spec.text}{separator}", _texts(files), lambda path: _read_at(spec.oid, path))
 
 
 def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
     wanted = _from_top(limits)
-    before, after = (
-        {path: blob for path, blob in list_files(spec.oid).items() if _is_wanted(path, wanted)}
-        for spec in (old, new)
-    )
+    before, after = (list_files(spec.oid, wanted) for spec in (old, new))
     same = {path for path, blob in before.items() if after.get(path) == blob}
     _check_limits(wanted, [*before, *after])
-    trees = []
-    for spec, blobs in ((old, before), (new, after)):
-        changed = {path: blob for path, blob in blobs.items() if path not in same}
-        trees.append(Tree(spec.text, f"{spec.text}:", _read_all(changed, max_bytes), _reader(spec.oid)))
-    return trees[0], trees[1]
+    before, after = (
+        {path: blob for path, blob in blobs.items() if path not in same} for blobs in (before, after)
+    )
+    return _git_tree(old, ":", before, max_bytes), _git_tree(new, ":", after, max_bytes)
 
 
 def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
     """Compare a revision with the files that git tracks; as with git, new ones count once they are added."""
     top, wanted = top_folder(), _from_top(limits)
-    blobs = {path: blob for path, blob in list_files(old.oid).items() if _is_wanted(path, wanted)}
+    blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
     _check_limits(wanted, paths)
-    files = {
-        path: _read_or_error(top / path, max_bytes)
-        for path in paths
-        if (top / path).is_file() and not (top / path).is_symlink()
-    }
-    before = Tree(old.text, f"{old.text}:", _read_all(blobs, max_bytes), _reader(old.oid))
-    return before, Tree(_WORKING_TREE, "", _texts(files), lambda path: _read_if_there(top / path, max_bytes))
+    files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
+    before = _git_tree(old, ":", blobs, max_bytes)
+    return before, _disk_tree(_WORKING_TREE, "", top, files, max_bytes)
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from caffe_recipes.review.graph.boxes import Box, Graph
@@ -30,6 +30,11 @@ class Block:
     neck: int
     beside: tuple[int, ...]
 
+    @property
+    def boxes(self) -> tuple[int, ...]:
+        """All of its boxes."""
+        return (*self.core, *self.beside)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -38,6 +43,11 @@ class Stage:
     size: tuple[int, ...] | None
     blocks: tuple[Block, ...]
     is_continued: bool = False
+
+    @property
+    def boxes(self) -> set[int]:
+        """The boxes of all its blocks."""
+        return {box for block in self.blocks for box in block.boxes}
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,14 @@ def part_wires(graph: Graph) -> Wiring:
     return Wiring(tuple(wires), tuple(afar))
 
 
+def edges_into(edges: Iterable[Edge]) -> dict[int, list[Edge]]:
+    """Give the edges that end in each box."""
+    into: dict[int, list[Edge]] = {}
+    for edge in edges:
+        into.setdefault(edge.target, []).append(edge)
+    return into
+
+
 def with_notes(graph: Graph, wiring: Wiring) -> Graph:
     """Name in each box the blobs that it sends afar or gets from there."""
     sends: dict[int, dict[str, int]] = {}
@@ -71,10 +89,7 @@ def with_notes(graph: Graph, wiring: Wiring) -> Graph:
         gets.setdefault(edge.target, [])
         if f"← {edge.blob}" not in gets[edge.target]:
             gets[edge.target].append(f"← {edge.blob}")
-    boxes = [
-        Box(box.id, box.lines, box.kind, box.phase, box.size, (*gets.get(box.id, ()), *sends.get(box.id, ())))
-        for box in graph.boxes
-    ]
+    boxes = (replace(box, notes=(*gets.get(box.id, ()), *sends.get(box.id, ()))) for box in graph.boxes)
     return Graph(tuple(boxes), graph.edges)
 
 
@@ -145,9 +160,7 @@ def _necks(order: list[int], inner: list[Edge], first_reader: Mapping[int, int])
 def _beside(graph: Graph, edges: list[Edge], home: Mapping[int, int]) -> dict[int, int]:
     """Give each box that is not of the core the last block that it hangs on; the first if on none."""
     found: dict[int, int] = {}
-    into: dict[int, list[Edge]] = {}
-    for edge in edges:
-        into.setdefault(edge.target, []).append(edge)
+    into = edges_into(edges)
     for box in graph.boxes:
         if box.id not in home:
             hangs_on = [edge.source for edge in into.get(box.id, ())]

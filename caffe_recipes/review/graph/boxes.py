@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from caffe_recipes.review.inspect.summary import ReadNet
 
 MOST_CHARACTERS = 44
+TITLE, SMALL, HEADING = 11.0, 9.0, 13.0
+TITLE_LINE, LINE, NOTE_LINE, PHASE_LINE = 15.0, 12.0, 13.0, 14.0
+HEADING_HEIGHT = 30.0
+PADDING = 7.0
+_APART = 12.0
 
 # Widths of DejaVu Sans, the widest of the usual sans-serif fonts, in thousandths of the font's size.
 _WIDTHS = {
@@ -120,25 +125,13 @@ def _pooling(layer: pb.LayerParameter) -> str:
     return f"{method} global" if param.global_pooling else f"{method} {', '.join(_strided(param))}"
 
 
-def _eltwise(layer: pb.LayerParameter) -> str:
-    return pb.EltwiseParameter.EltwiseOp.Name(layer.eltwise_param.operation)
-
-
-def _data(layer: pb.LayerParameter) -> str:
-    return f"batch {layer.data_param.batch_size}"
-
-
-def _accuracy(layer: pb.LayerParameter) -> str:
-    return f"top {layer.accuracy_param.top_k}"
-
-
 _TELL: Mapping[str, Callable[[pb.LayerParameter], str]] = {
-    "Accuracy": _accuracy,
+    "Accuracy": lambda layer: f"top {layer.accuracy_param.top_k}",
     "Convolution": _convolution,
-    "Data": _data,
+    "Data": lambda layer: f"batch {layer.data_param.batch_size}",
     "Deconvolution": _convolution,
     "Dropout": lambda layer: f"{layer.dropout_param.dropout_ratio:.3g}",
-    "Eltwise": _eltwise,
+    "Eltwise": lambda layer: pb.EltwiseParameter.EltwiseOp.Name(layer.eltwise_param.operation),
     "InnerProduct": lambda layer: str(layer.inner_product_param.num_output),
     "LRN": lambda layer: str(layer.lrn_param.local_size),
     "LSTM": lambda layer: str(layer.recurrent_param.num_output),
@@ -147,7 +140,18 @@ _TELL: Mapping[str, Callable[[pb.LayerParameter], str]] = {
 }
 
 
-_JOINS = {"Concat", "Eltwise"}
+# The kinds of boxes that have a colour of their own, by type; losses and what reads no blob aside.
+_KINDS = {
+    "Accuracy": "end",
+    "Concat": "join",
+    "Convolution": "matrix",
+    "Deconvolution": "matrix",
+    "Eltwise": "join",
+    "InnerProduct": "matrix",
+    "LSTM": "matrix",
+    "Pooling": "pooling",
+    "RNN": "matrix",
+}
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,24 @@ class Box:
     phase: str
     size: tuple[int, ...] | None
     notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> float:
+        """The width that its longest line takes."""
+        first, *others = self.lines
+        widths = [text_width(shorten(first.name), TITLE, is_bold=True), text_width(first.what, SMALL)]
+        for line in others:
+            phase = text_width(f"{line.phase} only ", SMALL) if line.phase else 0
+            names = text_width(shorten(line.name), SMALL) + text_width(line.what, SMALL)
+            widths.append(names + _APART + phase)
+        widths += [text_width(note, SMALL) + _APART for note in self.notes]
+        return float(round(max(widths) + 2 * PADDING))
+
+    @property
+    def height(self) -> float:
+        """The height of its name, its type, a line for each other layer, notes and phase."""
+        lines = LINE * len(self.lines) + NOTE_LINE * len(self.notes) + PHASE_LINE * bool(self.phase)
+        return TITLE_LINE + lines + PADDING
 
 
 @dataclass(frozen=True)
@@ -312,40 +334,10 @@ def _kind(draft: _Draft) -> str:
     layer = draft.layers[0][0]
     if not layer.bottom:
         return "source"
-    if layer.type in _JOINS:
-        return "join"
-    if layer.type in ("Convolution", "Deconvolution", "InnerProduct", "LSTM", "RNN"):
-        return "matrix"
-    if layer.type == "Pooling":
-        return "pooling"
-    return "end" if layer.type.endswith("Loss") or layer.type == "Accuracy" else "other"
+    return "end" if layer.type.endswith("Loss") else _KINDS.get(layer.type, "other")
 
 
 def _size(draft: _Draft) -> tuple[int, ...] | None:
     size = (draft.shape or ())[2:]
     known = tuple(dim for dim in size if dim is not None)
     return known if len(known) == len(size) and any(dim > 1 for dim in known) else None
-
-
-TITLE, SMALL, HEADING = 11.0, 9.0, 13.0
-TITLE_LINE, LINE, NOTE_LINE, PHASE_LINE = 15.0, 12.0, 13.0, 14.0
-HEADING_HEIGHT = 30.0
-PADDING = 7.0
-_APART = 12.0
-
-
-def box_width(box: Box) -> float:
-    """Give the width that a box's longest line takes."""
-    first, *others = box.lines
-    widths = [text_width(shorten(first.name), TITLE, is_bold=True), text_width(first.what, SMALL)]
-    for line in others:
-        phase = text_width(f"{line.phase} only ", SMALL) if line.phase else 0
-        widths.append(text_width(shorten(line.name), SMALL) + _APART + phase + text_width(line.what, SMALL))
-    widths += [text_width(note, SMALL) + _APART for note in box.notes]
-    return float(round(max(widths) + 2 * PADDING))
-
-
-def box_height(box: Box) -> float:
-    """Give the height of a box: its name, its type, a line for each other layer, notes and phase."""
-    lines = TITLE_LINE + LINE * len(box.lines) + NOTE_LINE * len(box.notes) + PHASE_LINE * bool(box.phase)
-    return lines + PADDING

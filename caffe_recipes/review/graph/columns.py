@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from itertools import combinations, permutations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, count, permutations
 from typing import TYPE_CHECKING
 
-from caffe_recipes.review.graph.blocks import stage_title
+from caffe_recipes.review.graph.blocks import edges_into, stage_title
 from caffe_recipes.review.graph.boxes import (
     HEADING,
     HEADING_HEIGHT,
     SMALL,
-    box_height,
     text_width,
 )
 
@@ -46,26 +45,15 @@ class Cell:
     lane: float
 
 
-@dataclass
-class _Column:
-    """The cells so far."""
-
-    cells: dict[int, Cell]
-
-    def reach(self, rows: range) -> tuple[float, float]:
-        """Give the leftmost and rightmost lane in these rows; (0, -1) if they are empty."""
-        lanes = [cell.lane for cell in self.cells.values() if cell.row in rows]
-        return (min(lanes), max(lanes)) if lanes else (0.0, -1.0)
-
-
 def place_boxes(
-    blocks: Sequence[Block], edges: Sequence[Edge], sources: Collection[int]
+    blocks: Sequence[Block], into: Mapping[int, Sequence[Edge]], sources: Collection[int]
 ) -> tuple[dict[int, Cell], list[int]]:
-    """Give each box of a column its cell, and the row that each block begins in; `sources` read no blob."""
-    into: dict[int, list[Edge]] = {}
-    for edge in edges:
-        into.setdefault(edge.target, []).append(edge)
-    column, begins, row = _Column({}), [], 0
+    """Give each box of a column its cell, and the row that each block begins in.
+
+    `into` has the edges that end in each box; those from other columns do not count. `sources` read no blob.
+    """
+    cells: dict[int, Cell] = {}
+    begins, row = [], 0
     for block in blocks:
         begins.append(row)
         members = set(block.core)
@@ -73,11 +61,11 @@ def place_boxes(
         depths = _depths(block, inner, sources)
         lanes = _block_lanes(block, inner, depths)
         for box in block.core:
-            column.cells[box] = Cell(row + depths[box], lanes[box])
+            cells[box] = Cell(row + depths[box], lanes[box])
         row += depths[block.neck] + 1
     for block, begin in zip(blocks, begins, strict=True):
-        _place_beside(column, block, begin, [edge for box in block.beside for edge in into.get(box, ())])
-    return column.cells, begins
+        _place_beside(cells, block, begin, [edge for box in block.beside for edge in into.get(box, ())])
+    return cells, begins
 
 
 def _depths(block: Block, inner: Sequence[Edge], sources: Collection[int]) -> dict[int, int]:
@@ -142,9 +130,7 @@ def _apart(first: range, second: range) -> bool:
 
 def _outward(offset: float) -> Iterable[float]:
     """Yield lanes from the middle outwards, right before left."""
-    step = 0
-    while True:
-        step += 1
+    for step in count(1):
         yield offset + step
         yield -offset - step
 
@@ -173,22 +159,20 @@ def _paths(boxes: Sequence[int], edges: Sequence[Edge]) -> list[list[int]]:
     return paths
 
 
-def _place_beside(column: _Column, block: Block, begin: int, edges: Sequence[Edge]) -> None:
+def _place_beside(cells: dict[int, Cell], block: Block, begin: int, edges: Sequence[Edge]) -> None:
     """Stand what hangs on a block to its right, below what it hangs on, beyond all that is there."""
     depths: dict[int, int] = {}
     for box in block.beside:
         above = [edge.source for edge in edges if edge.target == box]
         rows = [
-            depths[one] if one in depths else column.cells[one].row
-            for one in above
-            if one in depths or one in column.cells
+            depths[one] if one in depths else cells[one].row for one in above if one in depths or one in cells
         ]
         depths[box] = max(rows, default=begin - 1) + 1
     for path in _paths(block.beside, edges):
-        _, right = column.reach(_rows(path, depths))
-        lane = max(right + 1, 0.0)
+        beside = _rows(path, depths)
+        right = max((cell.lane for cell in cells.values() if cell.row in beside), default=-1.0)
         for box in path:
-            column.cells[box] = Cell(depths[box], lane)
+            cells[box] = Cell(depths[box], max(right + 1, 0.0))
 
 
 Blob = tuple[int, str]
@@ -222,8 +206,8 @@ class Route:
     blob: str
     start: float
     row: int
-    hops: tuple[Hop, ...]
-    end: float
+    hops: tuple[Hop, ...] = ()
+    end: float = 0.0
     side: int = 0
 
     @property
@@ -301,38 +285,26 @@ class Field:
             track += 1
 
 
-@dataclass(frozen=True)
-class WireEnd:
-    """A blob that comes from a column to the left, down at `x`, for these boxes."""
-
-    key: Blob
-    x: float
-    targets: tuple[int, ...]
-
-
 def route_column(
-    ground: Field, edges: Sequence[Edge], entries: Sequence[WireEnd], starts: Mapping[Blob, float]
+    ground: Field,
+    edges: Sequence[Edge],
+    entering: Mapping[Blob, Sequence[int]],
+    starts: Mapping[Blob, float],
 ) -> list[Route]:
-    """Find the way of every wire that ends in a column."""
+    """Find the way of every wire that ends in a column; those of blobs `entering` it come from the left."""
+    cells = ground.cells
     wanted = [
-        (edge.source, edge.target, edge.blob, starts[edge.source, edge.blob], ground.cells[edge.source].row)
+        Route(edge.source, edge.target, edge.blob, starts[edge.source, edge.blob], cells[edge.source].row)
         for edge in edges
     ]
-    wanted += [(*_named(entry, target), entry.x, -1) for entry in entries for target in entry.targets]
-    ends = _ends(
-        ground, [(target, start, row, (source, blob)) for source, target, blob, start, row in wanted], starts
-    )
-    routes = []
-    for source, target, blob, start, row in sorted(
-        wanted, key=lambda one: (ground.cells[one[1]].row - one[4], one[:3])
-    ):
-        end, sides = ends[target, (source, blob)]
-        routes.append(_route(ground, Route(source, target, blob, start, row, (), end), sides))
-    return routes
-
-
-def _named(entry: WireEnd, target: int) -> tuple[int, int, str]:
-    return entry.key[0], target, entry.key[1]
+    wanted += [
+        Route(source, target, blob, -_FAR, -1)
+        for (source, blob), targets in entering.items()
+        for target in targets
+    ]
+    ends = _ends(ground, wanted, starts)
+    wanted.sort(key=lambda one: (cells[one.target].row - one.row, one.source, one.target, one.blob))
+    return [_route(ground, route, *ends[route.target, route.key]) for route in wanted]
 
 
 def find_starts(ground: Field, edges: Sequence[Edge], leaving: Iterable[Blob]) -> dict[Blob, float]:
@@ -353,70 +325,67 @@ def find_starts(ground: Field, edges: Sequence[Edge], leaving: Iterable[Blob]) -
 
 
 def _ends(
-    ground: Field, wanted: Sequence[tuple[int, float, int, Blob]], starts: Mapping[Blob, float]
+    ground: Field, wanted: Sequence[Route], starts: Mapping[Blob, float]
 ) -> dict[tuple[int, Blob], tuple[float, bool]]:
     """Give where each wire enters its box's top, and whether it may come from the side instead."""
-    into: dict[int, list[tuple[float, int, Blob]]] = {}
-    for target, start, row, key in wanted:
-        into.setdefault(target, []).append((start, row, key))
+    into: dict[int, list[Route]] = {}
+    for route in wanted:
+        into.setdefault(route.target, []).append(route)
     leaving: dict[tuple[int, float], list[Blob]] = {}
     for key, x in starts.items():
         leaving.setdefault((ground.cells[key[0]].row, x), []).append(key)
     ends = {}
     for target, arriving in into.items():
         middle, row = ground.x(target), ground.cells[target].row
-        straight = [one for one in arriving if one[0] == middle and one[1] == row - 1]
+        straight = [one for one in arriving if one.start == middle and one.row == row - 1]
         if len(arriving) <= 2 and len(straight) == 1:
             for one in arriving:
                 is_main = one in straight
-                ends[target, one[2]] = (middle if is_main else middle + ground.width / 4, not is_main)
+                ends[target, one.key] = (middle if is_main else middle + ground.width / 4, not is_main)
             continue
-        order = sorted(arriving)
+        order = sorted(arriving, key=lambda one: (one.start, one.row, one.key))
         step = min(ground.width // len(order), 40.0)
         for index, one in enumerate(order):
             x = middle + (index - (len(order) - 1) / 2) * step
             # Two wires that change places in one gap would meet below the box that one of them leaves.
-            is_below_another = any(key != one[2] for key in leaving.get((row - 1, x), ()))
-            ends[target, one[2]] = (x + _ASIDE if is_below_another else x, False)
+            is_below_another = any(key != one.key for key in leaving.get((row - 1, x), ()))
+            ends[target, one.key] = (x + _ASIDE if is_below_another else x, False)
     return ends
 
 
-def _route(ground: Field, route: Route, may_enter_side: bool) -> Route:
+def _route(ground: Field, wanted: Route, end: float, may_enter_side: bool) -> Route:
     """Choose the simplest way that is free, and take it: straight, at one end's place, or beside boxes."""
+    route = replace(wanted, end=end)
     first, last = route.row + 1, ground.cells[route.target].row - 1
-    start, end, key = route.start, route.end, route.key
+    start, key = route.start, route.key
     if first > last:
-        return _with(route, [] if start == end else [Hop(last, end)])
+        return route if start == end else replace(route, hops=(Hop(last, end),))
     # Above another box than its own it could meet a wire that comes to that one.
     below = ground.middles(last + 1, last + 1) - {ground.x(route.target)}
     is_above_another = any(abs(start - middle) < ground.width / 2 for middle in below)
     if route.row >= 0 and not is_above_another and ground.is_free(start, first, last, key):
         if start == end:
             ground.take(start, first, last + _TURN, key)
-            return _with(route, [])
-        return _enter(ground, route, start, [], may_enter_side)
+            return route
+        return _enter(ground, route, start, may_enter_side)
     if not may_enter_side and ground.is_free(end, first, last, key):
         ground.take(end, first, last + _TURN, key)
-        return _with(route, [Hop(first - 1, end)])
+        return replace(route, hops=(Hop(first - 1, end),))
     places = ground.beside(first, last + 1)
     x = next(place for place in places if ground.is_free(place, first, last, key))
-    return _enter(ground, route, x, [Hop(first - 1, x)], may_enter_side)
+    return _enter(ground, replace(route, hops=(Hop(first - 1, x),)), x, may_enter_side)
 
 
-def _enter(ground: Field, route: Route, x: float, hops: list[Hop], may_enter_side: bool) -> Route:
+def _enter(ground: Field, route: Route, x: float, may_enter_side: bool) -> Route:
     """Run down at `x`, and in from the side if that is wanted and no box stands between; else from above."""
     middle, row = ground.x(route.target), ground.cells[route.target].row
     if not may_enter_side or not ground.may_enter(row, x, middle):
         ground.take(x, route.row + 1, row - _TURN, route.key)
-        return _with(route, [*hops, Hop(row - 1, route.end)])
+        return replace(route, hops=(*route.hops, Hop(row - 1, route.end)))
     side = 1 if x > middle else -1
     ground.take(x, route.row + 1, row, route.key)
     ground.sides.append((row, min(x, middle), max(x, middle)))
-    return Route(route.source, route.target, route.blob, route.start, route.row, tuple(hops), x, side)
-
-
-def _with(route: Route, hops: list[Hop]) -> Route:
-    return Route(route.source, route.target, route.blob, route.start, route.row, tuple(hops), route.end)
+    return replace(route, end=x, side=side)
 
 
 _ROOM = 6.0
@@ -559,7 +528,7 @@ class ColumnPlan:
 
     def sides(self, stage: Stage) -> tuple[float, float]:
         """Give how far a stage's boxes and wires reach, left and right."""
-        members = {box for block in stage.blocks for box in (*block.core, *block.beside)}
+        members = stage.boxes
         half = self.ground.width / 2
         middles = [self.ground.x(box) for box in members]
         xs = [hop.x for route in self.routes if route.target in members for hop in route.hops]
@@ -583,7 +552,7 @@ class ColumnPlan:
         left, top = self.corners[route.target]
         if not route.side:
             return [*points, (x, top)]
-        middle = top + self._height(route.target) / 2
+        middle = top + self.graph.boxes[route.target].height / 2
         border = left + (self.ground.width if route.side > 0 else 0)
         return [*points, (x, middle), (border, middle)]
 
@@ -604,11 +573,8 @@ class ColumnPlan:
             x = first.hops[0].x if first.hops else first.end
             yield key, x + _LABEL, self.row_tops[0] - 5
 
-    def _height(self, box: int) -> float:
-        return box_height(self.graph.boxes[box])
-
     def _bottom(self, box: int) -> float:
-        return self.corners[box][1] + self._height(box)
+        return self.corners[box][1] + self.graph.boxes[box].height
 
     def _gap_height(self, gap: int) -> float:
         tracks = self.tracks[gap]
@@ -656,11 +622,10 @@ def plan_column(
 ) -> ColumnPlan:
     """Place a column's boxes and find its wires' ways; `width` is that of every box."""
     blocks = [block for stage in stages for block in stage.blocks]
-    cells, begins = place_boxes(blocks, edges, graph.sources)
+    cells, begins = place_boxes(blocks, edges_into(edges), graph.sources)
     ground = Field(cells, width + _BETWEEN_LANES, width)
     starts = find_starts(ground, edges, leaving)
-    entries = [WireEnd(key, -1e6, tuple(targets)) for key, targets in entering.items()]
-    routes = route_column(ground, edges, entries, starts)
+    routes = route_column(ground, edges, entering, starts)
     labels = {key: math.ceil(x + _LABEL + text_width(graph.shapes[key], SMALL)) for key, x in starts.items()}
     first_rows: dict[int, Stage] = {}
     index = 0
@@ -689,5 +654,5 @@ def row_heights(cells: Mapping[int, Cell], graph: Graph) -> dict[int, float]:
     """Give the height of each row: that of its tallest box."""
     heights: dict[int, float] = {}
     for box, cell in cells.items():
-        heights[cell.row] = max(heights.get(cell.row, 0.0), box_height(graph.boxes[box]))
+        heights[cell.row] = max(heights.get(cell.row, 0.0), graph.boxes[box].height)
     return heights

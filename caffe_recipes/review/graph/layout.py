@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.review.graph.blocks import (
     Stage,
+    edges_into,
     find_stages,
     part_wires,
     show_size,
@@ -21,8 +22,6 @@ from caffe_recipes.review.graph.blocks import (
 from caffe_recipes.review.graph.boxes import (
     HEADING,
     HEADING_HEIGHT,
-    box_height,
-    box_width,
     text_width,
 )
 from caffe_recipes.review.graph.columns import Blob, place_boxes, plan_column, row_heights
@@ -105,23 +104,18 @@ def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
     # A wire that comes down to a stage's first box passes its heading.
     heading = max(text_width(show_size(stage.size), HEADING, is_bold=True) for stage in stages)
     # Of this width, every place is a whole number, and sums are exact.
-    width = 4.0 * math.ceil(max(*map(box_width, graph.boxes), 2 * heading + 8) / 4)
+    width = 4.0 * math.ceil(max(*(box.width for box in graph.boxes), 2 * heading + 8) / 4)
     columns = _pack(graph, stages, wiring.wires)
     return _Page(graph, wiring, columns, width).finish(), wiring
 
 
 def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[list[Stage]]:
     """Stand stages in columns, short ones on top of each other; one that is too long goes on in the next."""
-    into: dict[int, list[Edge]] = {}
-    for edge in edges:
-        into.setdefault(edge.target, []).append(edge)
+    into = edges_into(edges)
     rough = {block.neck: 0.0 for stage in stages for block in stage.blocks}
     for stage in stages:
         for block in stage.blocks:
-            members = (*block.core, *block.beside)
-            cells, _ = place_boxes(
-                [block], [edge for box in members for edge in into.get(box, ())], graph.sources
-            )
+            cells, _ = place_boxes([block], into, graph.sources)
             rows = row_heights(cells, graph)
             core_rows = {cells[box].row for box in block.core}
             rough[block.neck] = sum(rows[row] + _ROUGH_GAP for row in core_rows)
@@ -156,52 +150,30 @@ class _Page:
     def __init__(self, graph: Graph, wiring: Wiring, columns: list[list[Stage]], width: float) -> None:
         self.graph, self.width = graph, width
         self.home = {
-            box: index
-            for index, stages in enumerate(columns)
-            for stage in stages
-            for block in stage.blocks
-            for box in (*block.core, *block.beside)
+            box: index for index, stages in enumerate(columns) for stage in stages for box in stage.boxes
         }
         self.edges = {(edge.source, edge.target, edge.blob): edge for edge in wiring.wires}
-        touching: list[list[Edge]] = [[] for _ in columns]
+        # What runs in the gutter right of each column: a blob, and the column it goes down or up to.
+        gutters: list[dict[tuple[Blob, int], None]] = [{} for _ in columns]
+        own: list[list[Edge]] = [[] for _ in columns]
+        entering: list[dict[Blob, list[int]]] = [{} for _ in columns]
+        leaving: list[dict[Blob, None]] = [{} for _ in columns]
         for edge in wiring.wires:
-            for column in {self.home[edge.source], self.home[edge.target]}:
-                touching[column].append(edge)
-        self.plans = [
-            plan_column(graph, stages, *self._edges_of(index, touching[index]), width)
-            for index, stages in enumerate(columns)
-        ]
-        self.gutters = self._gutters(wiring.wires)
-        self.axes, self.gutter_starts, self.page_width = self._stand()
-        self.bottoms: dict[Blob, int] = {}
-
-    def _edges_of(
-        self, index: int, wires: Sequence[Edge]
-    ) -> tuple[list[Edge], dict[Blob, list[int]], list[Blob]]:
-        """Give a column's own edges, what comes in by blob, and which blobs leave it."""
-        own, entering, leaving = [], dict[Blob, list[int]](), dict[Blob, None]()
-        for edge in wires:
-            source, target = self.home[edge.source], self.home[edge.target]
-            if source == target == index:
-                own.append(edge)
-            elif target == index:
-                entering.setdefault((edge.source, edge.blob), []).append(edge.target)
-            elif source == index:
-                leaving[edge.source, edge.blob] = None
-        return own, entering, list(leaving)
-
-    def _gutters(self, wires: Sequence[Edge]) -> list[list[tuple[Blob, int]]]:
-        """Give what runs in the gutter right of each column: a blob, and the column it goes down or up to."""
-        gutters: list[dict[tuple[Blob, int], None]] = [{} for _ in self.plans]
-        for edge in wires:
             source, target = self.home[edge.source], self.home[edge.target]
             if source == target:
+                own[source].append(edge)
                 continue
             key = (edge.source, edge.blob)
+            entering[target].setdefault(key, []).append(edge.target)
+            leaving[source][key] = None
             gutters[source][key, source] = None
             if target != source + 1:
                 gutters[target - 1][key, target] = None
-        return [list(gutter) for gutter in gutters]
+        parts = zip(columns, own, entering, map(list, leaving), strict=True)
+        self.plans = [plan_column(graph, *part, width) for part in parts]
+        self.gutters = [list(gutter) for gutter in gutters]
+        self.axes, self.gutter_starts, self.page_width = self._stand()
+        self.bottoms: dict[Blob, int] = {}
 
     def _stand(self) -> tuple[list[float], list[float], float]:
         """Give the middle of each column, where each gutter's first wire is, and the page's width."""
@@ -226,7 +198,7 @@ class _Page:
             axis = self.axes[index]
             for box, (x, y) in plan.corners.items():
                 placed = self.graph.boxes[box]
-                boxes.append(PlacedBox(placed, axis + x, y, self.width, box_height(placed)))
+                boxes.append(PlacedBox(placed, axis + x, y, self.width, placed.height))
             for stage, top, bottom in plan.bands:
                 left, right = plan.sides(stage)
                 left, right = left - 10, right + 10

@@ -21,10 +21,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.rates import POLICIES, lr_at
+from caffe_recipes.caffe.rates import POLICIES, lr_at, telling_rates
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.schedules import rates_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +77,7 @@ def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
 def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
     """Yield the jumps of a schedule that are finite numbers, from left to right in each stretch."""
     for stretch in schedule.stretches:
-        rates = rates_between(stretch.solver, stretch.iterations)
+        rates = telling_rates(stretch.solver, stretch.iterations)
         if rates is None:
             continue
         warmup_x = stretch.x_at(stretch.solver.warmup_iter)

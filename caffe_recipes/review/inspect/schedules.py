@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,26 +25,17 @@ from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.diff.compare import batch_of
+from caffe_recipes.review.diff.sources import read_if_there
+from caffe_recipes.review.lint.chain import Chain, read_links
+from caffe_recipes.review.lint.snapshot_rules import name_of
 from caffe_recipes.review.naming import need_named
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.recipe.model import Phase, Recipe
+    from caffe_recipes.review.lint.chain import Link
 
 Unit = Literal["epochs", "iterations"]
-
-
-@dataclass(frozen=True)
-class TellingRates:
-    """The rates that tell a schedule: the first, both sides of the warm-up's end, and the last update's.
-
-    `warmup_end` and `after_warmup` are None where no warm-up ends.
-    """
-
-    first: float
-    warmup_end: float | None
-    after_warmup: float | None
-    last: float
 
 
 @dataclass(frozen=True)
@@ -80,25 +72,6 @@ class PlottedSchedule:
     stretches: tuple[Stretch, ...]
 
 
-def rates_between(solver: pb.SolverParameter, iterations: int) -> TellingRates | None:
-    """Return the telling rates of so many iterations; None for `plateau`, whose rate depends on the losses.
-
-    >>> solver = pb.SolverParameter(lr_policy="poly", power=1, base_lr=1, max_iter=8, warmup_iter=4)
-    >>> rates_between(solver, 8)
-    TellingRates(first=0.0, warmup_end=0.75, after_warmup=0.5, last=0.125)
-    """
-    if solver.lr_policy not in POLICIES:
-        return None
-    warmup = solver.warmup_iter
-    ends = 0 < warmup < iterations
-    return TellingRates(
-        first=lr_at(solver, 0),
-        warmup_end=lr_at(solver, warmup - 1) if ends else None,
-        after_warmup=lr_at(solver, warmup) if ends else None,
-        last=lr_at(solver, iterations - 1),
-    )
-
-
 def rate_left(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> float | None:
     """Return the rate at which a snapshot leaves a solver: of the iteration it would go on with, or the last.
 
@@ -122,28 +95,29 @@ def rate_before(recipe: Recipe, phase: Phase) -> float | None:
     return rate_left(build_solver(recipe, start), phase.weights_iter or start.last_iter, start.last_iter)
 
 
-def load_solvers(
-    path: str | Path, max_bytes: int = MOST_BYTES, iterations: int | None = None
-) -> list[tuple[str, pb.SolverParameter]]:
-    """Read the solvers of a file, each with its name: one, or each of a MultiPhaseSolverParameter.
+def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: int | None = None) -> Chain:
+    """Read the solvers of files as one chain, in their order; their nets stay unread.
 
     A solver without max_iter gets `iterations` of them, if given.
 
     Raises InputError for what is no solver's file, and for a solver whose rate nobody can tell: without
     iterations, of an unknown policy, or of `plateau`.
     """
-    need_named(str(path), ["file"], "a solver's file")
-    document: Document[Message] = load_document(path, max_bytes=max_bytes)
-    solvers = list(_solvers_in(document))
-    if not solvers:
-        raise PrototxtError(
-            path, f"is a {document.message.DESCRIPTOR.name}, no solver", "give a solver's file"
-        )
-    for _, solver, field in solvers:
-        if iterations is not None and not solver.HasField("max_iter"):
-            solver.max_iter = iterations
-        _check_tellable(document, solver, field)
-    return [(name, solver) for name, solver, _ in solvers]
+    links: list[Link] = []
+    for path in paths:
+        need_named(path, ["file"], "a solver's file")
+        document: Document[Message] = load_document(path, max_bytes=max_bytes)
+        found = read_links(document, name_of(path))
+        if not found:
+            what = f"is a {document.message.DESCRIPTOR.name}, no solver"
+            raise PrototxtError(path, what, "give a solver's file")
+        for link in found:
+            solver = link.solver.message
+            if iterations is not None and not solver.HasField("max_iter"):
+                solver.max_iter = iterations
+            _check_tellable(document, link)
+            links.append(replace(link, last_iter=solver.max_iter))
+    return Chain(tuple(links))
 
 
 def load_schedules(
@@ -169,12 +143,9 @@ def load_schedules(
     groups = [[file] for file in files] if apart else [files] if files else []
     schedules = [schedule_recipe(load_recipe(name)) for name in recipes]
     for group in groups:
-        solvers = [
-            (_short_name(name), solver) for file in group for name, solver in load_solvers(file, max_bytes)
-        ]
         path = Path(group[0]).absolute()
         title = f"{path.parent.name}/{path.name}" if len(group) == 1 else path.parent.name
-        schedules.append(schedule_solvers(title, solvers, epochs_per_iter))
+        schedules.append(schedule_chain(title, load_chain(group, max_bytes), epochs_per_iter))
     return schedules
 
 
@@ -203,16 +174,14 @@ def schedule_recipe(recipe: Recipe) -> PlottedSchedule:
     return PlottedSchedule(recipe.name, "epochs", tuple(stretches))
 
 
-def schedule_solvers(
-    name: str, solvers: Sequence[tuple[str, pb.SolverParameter]], epochs_per_iter: float | None
-) -> PlottedSchedule:
-    """Return solvers one after another, over epochs if an iteration of one batch is known to make so many."""
+def schedule_chain(name: str, chain: Chain, epochs_per_iter: float | None) -> PlottedSchedule:
+    """Return phases one after another, over epochs if an iteration of one batch is known to make so many."""
     stretches: list[Stretch] = []
     begins, before, decay = 0.0, None, None
-    for part, solver in solvers:
+    for link in chain.links:
+        solver, end = link.solver.message, link.last_iter
         per_iter = epochs_per_iter * max(solver.iter_size, 1) if epochs_per_iter else 1.0
-        end = solver.max_iter
-        stretches.append(Stretch(part, solver, end, end, begins, per_iter, before, decay))
+        stretches.append(Stretch(link.name, solver, end, end, begins, per_iter, before, decay))
         begins = stretches[-1].x_at(end)
         before, decay = rate_left(solver, end, end), solver.weight_decay
     return PlottedSchedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
@@ -228,39 +197,22 @@ def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
     return next(lane for lane in range(1, len(others) + 2) if lane not in taken)
 
 
-def _short_name(name: str) -> str:
-    """Name a solver as its recipe's phase would be.
-
-    >>> _short_name("a/solver_cyc1.prototxt"), _short_name("solver.prototxt:params_pair[0]")
-    ('cyc1', 'solver[0]')
-    """
-    file, _, field = name.partition(".prototxt:params_pair")
-    return (Path(file).name.removesuffix(".prototxt").removeprefix("solver_") or "solver") + field
-
-
-def _solvers_in(document: Document[Message]) -> Iterable[tuple[str, pb.SolverParameter, str]]:
-    message = document.message
-    if isinstance(message, pb.SolverParameter):
-        yield document.path, message, ""
-    elif isinstance(message, pb.MultiPhaseSolverParameter):
-        for index, pair in enumerate(message.params_pair):
-            field = f"params_pair[{index}]"
-            yield f"{document.path}:{field}", pair.solver_params, f"{field}.solver_params."
-
-
-def _check_tellable(document: Document[Message], solver: pb.SolverParameter, field: str) -> None:
+def _check_tellable(document: Document[Message], link: Link) -> None:
+    """Refuse, at its place in its file, a solver whose rate nobody can tell."""
+    field = f"{link.part}.solver_params." if link.part else ""
+    solver = link.solver.message
     policy = solver.lr_policy
     if solver.max_iter <= 0:
-        said = f"max_iter is {solver.max_iter}" if solver.HasField("max_iter") else "max_iter is missing"
+        given = f"max_iter is {solver.max_iter}" if solver.HasField("max_iter") else "max_iter is missing"
         hint = "give max_iter; lr takes --iterations"
-        raise PrototxtError(document.where(f"{field}max_iter"), f"{said}: there is no iteration", hint)
+        raise PrototxtError(document.where(f"{field}max_iter"), f"{given}: there is no iteration", hint)
     where = document.where(f"{field}lr_policy")
     if policy == "plateau":
         what = "the rate of lr_policy plateau depends on the losses"
         raise PrototxtError(where, what, "read it in the log")
     if policy not in POLICIES:
-        said = f"lr_policy '{policy}' is unknown" if policy else "lr_policy is missing"
-        raise PrototxtError(where, said, nearest(policy, POLICIES))
+        what = f"lr_policy '{policy}' is unknown" if policy else "lr_policy is missing"
+        raise PrototxtError(where, what, nearest(policy, POLICIES))
     if policy == "step" and solver.stepsize <= 0:
         where = document.where(f"{field}stepsize")
         raise PrototxtError(where, "lr_policy step needs stepsize above 0", "give the iterations of a step")
@@ -296,31 +248,36 @@ def rate_rows(solver: pb.SolverParameter, every: int = 1) -> Iterator[tuple[int,
         yield iteration, float_text(lr_at(solver, iteration))
 
 
-def render_rates(
-    solvers: Sequence[tuple[str, pb.SolverParameter]], every: int = 1, *, as_csv: bool = False
-) -> Iterator[str]:
-    """Write the tables of named solvers, a few thousand lines at a time.
+def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Iterator[str]:
+    """Write the tables of a chain's solvers, a few thousand lines at a time.
 
     CSV is `iter,lr` for one solver, and `solver,iter,lr` for several. As text, each solver has a table of its
-    own, below its name if there are several.
+    own, below its file's path if there are several.
     """
     if as_csv:
-        yield from _csv_of(solvers, every)
+        yield from _csv_of(chain, every)
         return
-    for index, (name, solver) in enumerate(solvers):
-        if len(solvers) > 1:
-            yield f"\n{name}\n" if index else f"{name}\n"
+    for index, link in enumerate(chain.links):
+        if len(chain.links) > 1:
+            yield f"\n{_title(link)}\n" if index else f"{_title(link)}\n"
+        solver = link.solver.message
         width = max(len(str(solver.max_iter - 1)), len("iter"))
         yield f"{'iter':>{width}}  lr\n"
         yield from _joined(f"{iteration:{width}}  {rate}\n" for iteration, rate in rate_rows(solver, every))
 
 
-def _csv_of(solvers: Sequence[tuple[str, pb.SolverParameter]], every: int) -> Iterator[str]:
-    several = len(solvers) > 1
+def _title(link: Link) -> str:
+    """Name a solver by its file, and by its field in one of several."""
+    return f"{link.solver.path}:{link.part}" if link.part else link.solver.path
+
+
+def _csv_of(chain: Chain, every: int) -> Iterator[str]:
+    several = len(chain.links) > 1
     yield "solver,iter,lr\n" if several else "iter,lr\n"
-    for name, solver in solvers:
-        before = f"{_csv_cell(name)}," if several else ""
-        yield from _joined(f"{before}{iteration},{rate}\n" for iteration, rate in rate_rows(solver, every))
+    for link in chain.links:
+        before = f"{_csv_cell(_title(link))}," if several else ""
+        rows = rate_rows(link.solver.message, every)
+        yield from _joined(f"{before}{iteration},{rate}\n" for iteration, rate in rows)
 
 
 def _csv_cell(text: str) -> str:
@@ -368,8 +325,8 @@ def find_epochs_per_iter(
         )
     sizes = {size for size in batches.values() if size is not None}
     if len(sizes) > 1:
-        said = ", ".join(f"{size} of {file}" for file, size in batches.items())
-        raise InputError("", f"the nets beside the solvers have other batches: {said}", "give --batch")
+        among = ", ".join(f"{size} of {file}" for file, size in batches.items())
+        raise InputError("", f"the nets beside the solvers have other batches: {among}", "give --batch")
     return (ranks or 1) * (batch or sizes.pop()) / images
 
 
@@ -378,15 +335,6 @@ def batch_beside(file: str, max_bytes: int = MOST_BYTES) -> int | None:
 
     Raises PrototxtError for a solver that cannot be read.
     """
-    document: Document[Message] = load_document(file, max_bytes=max_bytes)
-    message = document.message
-    if isinstance(message, pb.MultiPhaseSolverParameter) and message.params_pair:
-        message = message.params_pair[0].solver_params
-    return batch_of(message, file, _read) if isinstance(message, pb.SolverParameter) else None
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError):
-        return None
+    links = read_links(load_document(file, max_bytes=max_bytes), file)
+    read = partial(read_if_there, max_bytes=max_bytes)
+    return batch_of(links[0].solver.message, file, read, max_bytes) if links else None

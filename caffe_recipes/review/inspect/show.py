@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from caffe_recipes.caffe.rates import telling_rates
 from caffe_recipes.recipe.graph import (
     find_evaluated,
     find_leaves,
@@ -26,11 +27,11 @@ from caffe_recipes.recipe.graph import (
 )
 from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.review.inspect.schedules import rate_before, rates_between
+from caffe_recipes.review.inspect.schedules import rate_before
 
 if TYPE_CHECKING:
+    from caffe_recipes.caffe.rates import TellingRates
     from caffe_recipes.recipe.model import Family, Mlsl, Phase, Recipe, Reported
-    from caffe_recipes.review.inspect.schedules import TellingRates
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
         net=phase.net,
         augmentation=_augmentation(recipe, phase.net),
         lr_policy=phase.lr_policy,
-        rates=rates_between(build_solver(recipe, phase), phase.last_iter),
+        rates=telling_rates(build_solver(recipe, phase), phase.last_iter),
         weight_decay=phase.weight_decay,
         iterations=phase.last_iter,
         epochs=images / recipe.data.train.images,

@@ -12,7 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import overload
+from typing import Any, TypeVar, overload
+
+from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import batch_size
@@ -90,6 +92,7 @@ def _merge(phase: int, *states: pb.NetState) -> NetState:
 
 Solver = Document[pb.SolverParameter]
 Net = Document[pb.NetParameter]
+M = TypeVar("M", bound=Message)
 
 _MOST_SNAPSHOTS = 1000
 
@@ -101,7 +104,7 @@ class Link:
     `resumes` is the solverstate that `--snapshot` gives, at the same place. `last_iter` is the iteration at
     which it ends: max_iter, unless it is stopped before. `ranks` are its own, None if it has those of all.
     `test_nets` are the files that its solver tests besides its net, `tested_images` how many images its test
-    data have, 0 if that is not known.
+    data have, 0 if that is not known. `part` is the field of a solver that shares its file with others.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Link:
     ranks: int | None = None
     test_nets: tuple[Net, ...] = ()
     tested_images: int = 0
+    part: str = ""
 
     @cached_property
     def sources(self) -> tuple[pb.LayerParameter, ...]:
@@ -150,6 +154,39 @@ class Chain:
     setting: ChainFacts = ChainFacts()
     is_whole: bool = True
     tested: tuple[Net, ...] = ()
+
+
+def read_links(document: Document[Any], name: str) -> list[Link]:
+    """Give a phase for each solver of a document, nets not read yet; none for a document of another kind.
+
+    `name` is that of the document's phase. Of several solvers each starts from the last snapshot of the one
+    before.
+    """
+    if isinstance(document.message, pb.SolverParameter):
+        return [Link(name, document, None, max(document.message.max_iter, 0))]
+    links: list[Link] = []
+    several = isinstance(document.message, pb.MultiPhaseSolverParameter)
+    for index, pair in enumerate(document.message.params_pair if several else ()):
+        part = f"params_pair[{index}]"
+        solver = part_of(document, f"{part}.solver_params", pair.solver_params)
+        weights = None
+        if links:
+            weights = f"{links[-1].solver.message.snapshot_prefix}_iter_{links[-1].last_iter}.caffemodel"
+        last_iter = max(solver.message.max_iter, 0)
+        links.append(Link(f"{name} {index + 1}", solver, None, last_iter, weights, part=part))
+    return links
+
+
+def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
+    """Take the message inside a document that a field path names, with its places and comments."""
+    start = f"{field}."
+    offsets = {
+        path.removeprefix(start): at for path, at in document.offsets.items() if path.startswith(start)
+    }
+    comments = {
+        path.removeprefix(start): c for path, c in document.comments.items() if path.startswith(start)
+    }
+    return Document(document.path, document.text, message, comments, offsets)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.cli.plot import plot
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.plots import Label, format_of, place_labels, render_plot
-from caffe_recipes.review.inspect.schedules import PlottedSchedule, schedule_solvers
+from caffe_recipes.review.inspect.schedules import PlottedSchedule, schedule_chain
+from caffe_recipes.review.lint.chain import Chain, Link
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
@@ -42,7 +44,8 @@ def texts_in(svg: Path) -> list[str]:
 
 def fixed(**fields: object) -> PlottedSchedule:
     solver = pb.SolverParameter(**{"lr_policy": "fixed", "base_lr": 1.0, "max_iter": 10} | fields)  # type: ignore[arg-type]
-    return schedule_solvers("a", [("x", solver)], None)
+    link = Link("x", Document("", "", solver, {}, {}), None, solver.max_iter)
+    return schedule_chain("a", Chain((link,)), None)
 
 
 def test_a_recipe_s_picture_names_its_phases_and_both_rates_of_each_jump(call: Call, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.cli.lr import lr
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.inspect import schedules
 from caffe_recipes.review.inspect.schedules import rate_rows, render_rates
+from caffe_recipes.review.lint.chain import Chain, Link
 
 Floats = npt.NDArray[np.float32]
 
@@ -194,7 +196,8 @@ def test_a_file_over_the_limit_is_refused_unless_more_is_allowed(write: Write) -
 
 def test_a_table_of_many_rows_is_whole(write: Write) -> None:
     solver = pb.SolverParameter(lr_policy="fixed", base_lr=1, max_iter=20_001)
-    text = "".join(render_rates([("a", solver)], as_csv=True))
+    chain = Chain((Link("a", Document("a", "", solver, {}, {}), None, solver.max_iter),))
+    text = "".join(render_rates(chain, as_csv=True))
     assert text.count("\n") == 20_002
     assert text.endswith("\n20000,1\n")
 

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect import plots, schedules
 from caffe_recipes.review.inspect.plots import Mark, curve_of, marks_of
 from caffe_recipes.review.inspect.schedules import (
+    load_chain,
     load_schedules,
-    load_solvers,
+    schedule_chain,
     schedule_recipe,
-    schedule_solvers,
 )
+from caffe_recipes.review.lint.chain import Chain, Link
 
 Write = Callable[[str, str], str]
 
@@ -36,6 +38,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return name
 
     return write_one
+
+
+def chain_of(**solvers: pb.SolverParameter) -> Chain:
+    return Chain(
+        tuple(
+            Link(name, Document("", "", solver, {}, {}), None, solver.max_iter)
+            for name, solver in solvers.items()
+        )
+    )
 
 
 def jumps(marks: list[Mark]) -> list[tuple[str, str]]:
@@ -99,10 +110,10 @@ def test_a_line_has_one_lane() -> None:
 def test_solvers_follow_one_another_over_iterations_or_epochs() -> None:
     first = pb.SolverParameter(lr_policy="fixed", base_lr=1, max_iter=100)
     second = pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=50, iter_size=2)
-    chained = schedule_solvers("a", [("x", first), ("y", second)], None)
+    chained = schedule_chain("a", chain_of(x=first, y=second), None)
     assert (chained.unit, [part.begins for part in chained.stretches]) == ("iterations", [0, 100])
     assert jumps(list(marks_of(chained))) == [("1", "0.5")]
-    aged = schedule_solvers("a", [("x", first), ("y", second)], 0.1)
+    aged = schedule_chain("a", chain_of(x=first, y=second), 0.1)
     assert aged.unit == "epochs"
     assert aged.stretches[1].begins == pytest.approx(10)
     assert aged.stretches[1].x_at(50) == pytest.approx(20)
@@ -112,20 +123,20 @@ def test_a_curve_has_both_sides_of_every_step() -> None:
     steps = pb.SolverParameter(
         lr_policy="multistep", base_lr=1, gamma=0.1, stepvalue=[7001, 9002], max_iter=10**4
     )
-    curve = curve_of(schedule_solvers("a", [("x", steps)], None).stretches[0])
+    curve = curve_of(schedule_chain("a", chain_of(x=steps), None).stretches[0])
     assert {7000, 7001, 9001, 9002, 9999} <= set(curve.xs)
     assert len(curve.xs) < 700
 
 
 def test_a_curve_of_any_length_has_few_points() -> None:
     endless = pb.SolverParameter(lr_policy="step", base_lr=1, gamma=0.1, stepsize=1, max_iter=2**31 - 1)
-    assert len(curve_of(schedule_solvers("a", [("x", endless)], None).stretches[0]).xs) < 2000
+    assert len(curve_of(schedule_chain("a", chain_of(x=endless), None).stretches[0]).xs) < 2000
 
 
 def test_a_plateau_has_a_place_but_no_points() -> None:
     unknown = pb.SolverParameter(lr_policy="plateau", base_lr=1, max_iter=10)
     known = pb.SolverParameter(lr_policy="fixed", base_lr=1, max_iter=10)
-    schedule = schedule_solvers("a", [("x", unknown), ("y", known)], None)
+    schedule = schedule_chain("a", chain_of(x=unknown, y=known), None)
     assert curve_of(schedule.stretches[0]).xs == ()
     assert list(marks_of(schedule)) == []
     assert schedule.stretches[1].begins == 10
@@ -133,17 +144,17 @@ def test_a_plateau_has_a_place_but_no_points() -> None:
 
 def test_rates_that_are_no_numbers_are_gaps_and_no_jumps() -> None:
     lost = pb.SolverParameter(lr_policy="poly_cyc", power=2, base_lr=1, max_iter=9, warmup_iter=4)
-    schedule = schedule_solvers("a", [("x", lost)], None)
+    schedule = schedule_chain("a", chain_of(x=lost), None)
     assert all(rate != rate for rate in curve_of(schedule.stretches[0]).rates[4:])
     assert list(marks_of(schedule)) == []
 
 
-def test_files_are_told_from_recipes_and_named_shortly(write: Write) -> None:
+def test_files_are_told_from_recipes_and_named_as_lint_names_their_phases(write: Write) -> None:
     one = write("nets/solver_one.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     two = write("nets/solver.txt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     (chained,) = load_schedules([one, two])
     assert chained.name == "nets"
-    assert [part.name for part in chained.stretches] == ["one", "solver.txt"]
+    assert [part.name for part in chained.stretches] == ["one", "solver"]
     first, second = load_schedules([one, two], apart=True)
     assert (first.name, second.name) == ("nets/solver_one.prototxt", "nets/solver.txt")
     recipe, solvers = load_schedules([one, "digits-local"], 0.5)
@@ -173,7 +184,7 @@ def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, sa
 
 def test_the_solvers_of_a_recipe_are_no_file() -> None:
     with pytest.raises(InputError, match="digits-local: is a recipe; give a solver's file"):
-        load_solvers("digits-local")
+        load_chain(["digits-local"])
 
 
 def test_a_recipe_s_name_goes_before_a_folder_of_that_name(write: Write) -> None:
