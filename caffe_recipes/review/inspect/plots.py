@@ -1,7 +1,7 @@
 """Schedules as a picture: learning rate and weight decay over epochs or iterations, for screen and print.
 
-A line's style tells schedules apart without colour; jumps are labelled with the rates on both sides. What a
-phase trains past the snapshot that the next one starts from is thin. Branches have lanes of their own.
+A line's style tells schedules apart without colour; jumps of more than 1 % are labelled with both rates.
+What a phase trains past the snapshot that the next one starts from is thin. Branches have lanes of their own.
 
 The points and the marks that a picture of a schedule is drawn from.
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.path import Path as MplPath
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
@@ -104,30 +106,16 @@ def _steps(solver: pb.SolverParameter, last: int) -> Sequence[int]:
     return list(solver.stepvalue) if solver.lr_policy == "multistep" else []
 
 
-_Point = tuple[float, float]
 _Place = tuple[float, float, str]
 
-# Points from the anchor, the nearest place first.
-_OFFSETS = (
-    (5, 3),
-    (5, -3),
-    (5, 9),
-    (5, -9),
-    (9, 15),
-    (9, -15),
-    (14, 22),
-    (20, 30),
-    (26, 40),
-    (32, 52),
-    (40, 64),
-)
+# Points from the anchor, the nearest place first: a label farther off would need a line to its anchor.
+_OFFSETS = ((5, 3), (5, -3), (5, 9), (5, -9), (7, 15), (7, -15), (9, 21), (9, -21))
 _PLACES: tuple[_Place, ...] = tuple(
     place
     for right, up in _OFFSETS
-    for place in ((right, up, "left"), (-right, up, "right"), (0, abs(up) + 7, "center"))
+    for place in ((right, up, "left"), (-right, up, "right"), (0, math.copysign(abs(up) + 7, up), "center"))
 )
-_MOST_LINE_POINTS = 4000  # of lines, that each place is held against
-_LEADER_FROM = 12  # points: a label farther off is led to its anchor by a line
+_CLEAR_PX = 1.5  # between a label and whatever else is drawn
 
 
 @dataclass(frozen=True)
@@ -140,16 +128,13 @@ class Label:
     colour: str
 
 
-def place_labels(
-    axes: Axes, labels: Sequence[Label], lines: Sequence[_Point], canvas: FigureCanvasAgg
-) -> None:
-    """Write each label in the best place beside its point; `lines` are points that lines go through.
+def place_labels(axes: Axes, labels: Sequence[Label], canvas: FigureCanvasAgg) -> None:
+    """Write each label in the nearest free place beside its point, and leave out those without one.
 
-    The axes' limits are final.
+    A place is free that is inside the axes, and touches neither a line, a marker nor a label before it. The
+    axes' limits and lines are final.
     """
-    some = list(lines)[:: len(lines) // _MOST_LINE_POINTS + 1]
-    drawn = [(float(x), float(y)) for x, y in axes.transData.transform(some)] if some else []
-    taken: list[Bbox] = []
+    lines, taken = _lines_px(axes), _markers_px(axes)
     for label in labels:
         text = axes.annotate(
             label.text,
@@ -157,41 +142,53 @@ def place_labels(
             (0, 0),
             textcoords="offset points",
             fontsize=7,
-            linespacing=1.15,
             color=label.colour,
             va="center",
             zorder=6,
         )
-        boxes = [_box_at(text, place, canvas) for place in _PLACES]
-        costs = [order + _cost(box, axes.bbox, taken, drawn) for order, box in enumerate(boxes)]
-        best = costs.index(min(costs))
-        taken.append(_box_at(text, _PLACES[best], canvas))
-        _draw_leader(axes, label, _PLACES[best], label.text.count("\n") + 1)
+        for place in _PLACES:
+            box = _box_at(text, place, canvas)
+            if _is_free(box, axes.bbox, taken, lines):
+                taken.append(box)
+                break
+        else:
+            text.remove()
+
+
+def _lines_px(axes: Axes) -> list[MplPath]:
+    return [line.get_transform().transform_path(line.get_path()) for line in axes.lines if _is_line(line)]
+
+
+def _is_line(line: Line2D) -> bool:
+    return line.get_linestyle() != "None" and len(line.get_xdata(orig=False)) > 1  # type: ignore[arg-type]
+
+
+def _markers_px(axes: Axes) -> list[Bbox]:
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for line in axes.lines:
+        if line.get_marker() not in ("None", None, ""):
+            radius = line.get_markersize() / 2 * axes.figure.dpi / 72
+            for x, y in line.get_transform().transform(line.get_xydata()):
+                boxes.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
+    return boxes
 
 
 def _box_at(text: Annotation, place: _Place, canvas: FigureCanvasAgg) -> Bbox:
-    """Move a text, and return what it covers, in pixels."""
+    """Move a text, and return what it covers with the space around it, in pixels."""
     right, up, align = place
     text.set_position((right, up))
     text.set_horizontalalignment(align)  # type: ignore[arg-type]  # one of the three words
-    return text.get_window_extent(canvas.get_renderer())  # type: ignore[no-untyped-call]
+    return text.get_window_extent(canvas.get_renderer()).padded(_CLEAR_PX)  # type: ignore[no-untyped-call]
 
 
-def _draw_leader(axes: Axes, label: Label, place: _Place, rows: int) -> None:
-    right, up, align = place
-    if abs(up) <= _LEADER_FROM:
-        return
-    end = (right, up - 4.5 * rows) if align == "center" else (right, up)
-    style = {"arrowstyle": "-", "linewidth": 0.4, "color": label.colour, "shrinkA": 0, "shrinkB": 2}
-    axes.annotate("", (label.x, label.y), end, textcoords="offset points", arrowprops=style)
-
-
-def _cost(box: Bbox, inside: Bbox, taken: Sequence[Bbox], drawn: Sequence[_Point]) -> float:
-    """Say how bad a place is: outside the axes or on a label is worst, on a line somewhat."""
-    outside = bool(box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
-    on_labels = sum(bool(box.overlaps(other)) for other in taken)
-    on_lines = sum(box.x0 <= x <= box.x1 and box.y0 <= y <= box.y1 for x, y in drawn)
-    return float(400 * outside + 1000 * on_labels + 8 * min(on_lines, 20))
+def _is_free(box: Bbox, inside: Bbox, taken: Sequence[Bbox], lines: Sequence[MplPath]) -> bool:
+    if not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1):
+        return False
+    if any(box.overlaps(other) for other in taken):
+        return False
+    return not any(line.intersects_bbox(box, filled=False) for line in lines)
 
 
 # What each format would say of the machine and the day.
@@ -201,7 +198,8 @@ _METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 _STYLES = ("solid", (0, (5, 1.5)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)))
-_COLOURS = ("black", "#b3331d", "#1f5a9c", "#3f7d20", "#7a4a9e")
+# Told apart by the colour-blind, dark enough for text, and as different in grey as five colours can be.
+_COLOURS = ("black", "#d55e00", "#0072b2", "#009e73", "#882255")
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "caffe-recipes",
     "font.size": 8,
@@ -212,7 +210,6 @@ _SETTINGS: dict[Any, Any] = {
     "ytick.major.width": 0.6,
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a $ in a path is meant
-    "axes.formatter.limits": (-5, 7),
 }
 
 
@@ -257,15 +254,21 @@ def line_colour(index: int) -> str:
 _GREYS = ("0.93", "0.84")
 _MOST_PARTS, _MOST_POINTS = 100, 6000
 _MOST_LABELS = 40  # of a page; beyond, those of the largest jumps
-_WIDTH_IN, _RATE_IN, _STRIP_IN = 7.2, 3.1, 0.34
+_REAL_JUMP = 0.01  # of the higher rate: a smaller one cannot be seen
+_ALIKE = 4  # times: schedules whose highest rates are nearer than that share an axis
+_MOST_PANELS = 6  # of a page; more schedules than these share a logarithmic axis
+_WIDTH_IN, _RATE_IN, _PANEL_IN, _STRIP_IN = 7.2, 3.1, 1.5, 0.34
+_TOP_IN, _BOTTOM_IN = 0.06, 0.45
 _LANE = 0.5  # of a strip: the blocks of one lane
 _DECAY_IN, _MOST_DECAY_IN, _TEXT_IN = 0.9, 2.2, 0.13
+_LEAST_LETTERS = 3  # of a phase's name that is shortened
 
 
 def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = False) -> bytes:
-    """Draw schedules of one unit on one axis; `kind` is svg, png or pdf, and the bytes are the same anywhere.
+    """Draw schedules of one unit; `kind` is svg, png or pdf, and the bytes are the same anywhere.
 
-    Raises InputError where matplotlib is missing, and where no iteration has a rate that can be drawn.
+    Schedules whose rates are of one scale share an axis, others have a panel each. Raises InputError where
+    matplotlib is missing, and where no iteration has a rate that can be drawn.
     """
     need_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
@@ -273,55 +276,99 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
         raise InputError(schedules[0].name, f"{parts} phases to draw", f"give {_MOST_PARTS} at most")
     samples = _MOST_POINTS // max(parts, 10)
     curves = [[curve_of(stretch, samples) for stretch in schedule.stretches] for schedule in schedules]
-    highest = max((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=math.nan)
-    if not math.isfinite(highest):
+    if not any(map(_highest, curves)):
         raise InputError(schedules[0].name, "no iteration has a rate above 0 to draw", "mend the schedule")
-    return render_figure(lambda: _draw(schedules, curves, highest, log=log), kind)
+    return render_figure(lambda: draw_schedules(schedules, curves, log=log), kind)
 
 
-def _draw(
-    schedules: Sequence[PlottedSchedule], curves: Sequence[Sequence[Curve]], highest: float, *, log: bool
+def _highest(curves: Sequence[Curve]) -> float:
+    """Return the highest rate of a schedule; 0 if none is above."""
+    return max((rate for curve in curves for rate in curve.rates if rate > 0), default=0.0)
+
+
+def draw_schedules(
+    schedules: Sequence[PlottedSchedule], curves: Sequence[Sequence[Curve]], *, log: bool
 ) -> Figure:
+    """Draw schedules with their sampled curves; one of them has a rate above 0."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    strips_in = _STRIP_IN * sum(map(_strips, schedules))
-    heights = [strips_in, _RATE_IN, _decay_in(_decays(schedules))]
-    figure = Figure(figsize=(_WIDTH_IN, sum(heights) + 0.75))
+    panels = _panels(curves, log=log)
+    log = log or (len(panels) == 1 and len(schedules) > _MOST_PANELS and not _is_alike(curves))
+    rate_in = _RATE_IN if len(panels) == 1 else _PANEL_IN
+    heights = [
+        height
+        for panel in panels
+        for height in (_STRIP_IN * sum(_strips(schedules[index]) for index in panel), rate_in)
+    ]
+    heights.append(_decay_in(_decays(schedules)))
+    height = sum(heights) + _TOP_IN + _BOTTOM_IN
+    figure = Figure(figsize=(_WIDTH_IN, height))
     canvas = FigureCanvasAgg(figure)
+    top, bottom = 1 - _TOP_IN / height, _BOTTOM_IN / height
     grid = figure.add_gridspec(
-        3, 1, height_ratios=heights, hspace=0.07, left=0.118, right=0.975, top=0.985, bottom=0.1
+        len(heights), 1, height_ratios=heights, hspace=0.07, left=0.118, right=0.975, top=top, bottom=bottom
     )
-    strips = figure.add_subplot(grid[0])
-    rate, decay = (figure.add_subplot(grid[row], sharex=strips) for row in (1, 2))
+    decay = figure.add_subplot(grid[len(heights) - 1])
     end = max(stretch.x_at(stretch.iterations) for schedule in schedules for stretch in schedule.stretches)
-    strips.set_xlim(0, end * 1.005)
-    _draw_strips(strips, schedules)
-    if len(schedules) == 1:
-        for axes in (rate, decay):
-            _shade(axes, schedules[0].stretches)
-    _scale_rates(rate, highest, curves, log=log)
-    for index, (schedule, parts) in enumerate(zip(schedules, curves, strict=True)):
-        _draw_rates(rate, schedule, parts, index)
+    decay.set_xlim(0, end * 1.005)
+    rates = []
+    for row, panel in enumerate(panels):
+        strips, rate = (figure.add_subplot(grid[2 * row + half], sharex=decay) for half in (0, 1))
+        _draw_strips(strips, [(index, schedules[index]) for index in panel], canvas)
+        if len(panel) == 1:
+            for axes in (rate, decay) if len(panels) == 1 else (rate,):
+                _shade(axes, schedules[panel[0]].stretches)
+        _draw_panel(rate, [(index, schedules[index], curves[index]) for index in panel], canvas, log=log)
+        rates.append(rate)
+    for index, schedule in enumerate(schedules):
         _draw_decays(decay, schedule, index)
     _scale_decays(decay, schedules)
-    rate.tick_params(labelbottom=False)
-    rate.set_ylabel("learning rate")
     decay.set_ylabel("weight decay")
     decay.set_xlabel(schedules[0].unit)
-    figure.align_ylabels((rate, decay))
-    labels = [label for index in range(len(schedules)) for label in _labels(schedules, curves, index)]
-    lines = [point for curve in chain(*curves) for point in zip(curve.xs, curve.rates, strict=True)]
-    place_labels(rate, labels, lines, canvas)
+    decay.xaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")
+    figure.align_ylabels((*rates, decay))
     return figure
 
 
-def _draw_strips(axes: Axes, schedules: Sequence[PlottedSchedule]) -> None:
+def _is_alike(curves: Sequence[Sequence[Curve]]) -> bool:
+    """Whether the highest rates of schedules are of one scale."""
+    highest = [high for high in map(_highest, curves) if high]
+    return max(highest) <= _ALIKE * min(highest)
+
+
+def _panels(curves: Sequence[Sequence[Curve]], *, log: bool) -> list[list[int]]:
+    """Return the schedules of each panel, by their numbers."""
+    is_shared = log or len(curves) > _MOST_PANELS or _is_alike(curves)
+    return [list(range(len(curves)))] if is_shared else [[index] for index in range(len(curves))]
+
+
+def _draw_panel(
+    axes: Axes,
+    schedules: Sequence[tuple[int, PlottedSchedule, Sequence[Curve]]],
+    canvas: FigureCanvasAgg,
+    *,
+    log: bool,
+) -> None:
+    """Draw the rates of the schedules that share an axis, each by its number's style, and their jumps."""
+    _scale_rates(axes, [curves for _, _, curves in schedules], log=log)
+    for index, schedule, curves in schedules:
+        _draw_rates(axes, schedule, curves, index)
+    axes.tick_params(labelbottom=False)
+    axes.set_ylabel("learning rate")
+    most = _MOST_LABELS // len(schedules)
+    labels = [label for index, schedule, _ in schedules for label in _labels(schedule, index, most)]
+    place_labels(axes, labels, canvas)
+
+
+def _draw_strips(
+    axes: Axes, schedules: Sequence[tuple[int, PlottedSchedule]], canvas: FigureCanvasAgg
+) -> None:
     """Draw a row for each schedule: its line's style, its name, its phases as blocks, branches beneath."""
-    axes.set_ylim(sum(map(_strips, schedules)), 0)
+    axes.set_ylim(sum(_strips(schedule) for _, schedule in schedules), 0)
     axes.axis("off")
     end, row = axes.get_xlim()[1], 0.0
-    for number, schedule in enumerate(schedules):
+    for number, schedule in schedules:
         style = line_style(number)
         axes.plot([0, end * 0.05], [row + 0.24] * 2, **style, linewidth=1.3)
         axes.text(end * 0.06, row + 0.26, schedule.name, va="center", fontsize=8, color=style["color"])
@@ -329,8 +376,24 @@ def _draw_strips(axes: Axes, schedules: Sequence[PlottedSchedule]) -> None:
             top = row + 0.5 + _LANE * lane
             for index, (stretch, left, right) in enumerate(_spans(schedule.stretches, lane)):
                 axes.fill_between([left, right], top, top + 0.45, color=_GREYS[index % 2], linewidth=0)
-                axes.text((left + right) / 2, top + 0.235, stretch.name, ha="center", va="center", fontsize=7)
+                _write_within(axes, stretch.name, left, right, top + 0.235, canvas)
         row += _strips(schedule)
+
+
+def _write_within(
+    axes: Axes, name: str, left: float, right: float, y: float, canvas: FigureCanvasAgg
+) -> None:
+    """Write a name between two places of the x axis: smaller or shortened where it is long, or not at all."""
+    (left_px, _), (right_px, _) = axes.transData.transform([(left, y), (right, y)])
+    text = axes.text((left + right) / 2, y, name, ha="center", va="center", fontsize=7)
+    shorter = (f"{name[:count]}…" for count in range(len(name) - 2, _LEAST_LETTERS - 1, -1))
+    for size, shown in ((7, name), (6, name), *((6, each) for each in shorter)):
+        text.set_text(shown)
+        text.set_fontsize(size)
+        width = text.get_window_extent(canvas.get_renderer()).width  # type: ignore[no-untyped-call]
+        if width + _CLEAR_PX <= right_px - left_px:
+            return
+    text.remove()
 
 
 def _lanes(schedule: PlottedSchedule) -> int:
@@ -355,12 +418,14 @@ def _shade(axes: Axes, stretches: Sequence[Stretch]) -> None:
             axes.axvspan(left, right, color="0.955", linewidth=0, zorder=0)
 
 
-def _scale_rates(axes: Axes, highest: float, curves: Sequence[Sequence[Curve]], *, log: bool) -> None:
+def _scale_rates(axes: Axes, curves: Sequence[Sequence[Curve]], *, log: bool) -> None:
+    highest = max(map(_highest, curves)) or 1.0
+    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
     if not log:
         axes.set_ylim(0, highest * 1.12)
         return
     # A rate that ends at 0 would stretch the axis without end; four decades hold all that trains.
-    lowest = min(rate for curve in chain(*curves) for rate in curve.rates if rate > 0)
+    lowest = min((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=highest)
     axes.set_yscale("log")
     axes.set_ylim(max(lowest, highest * 1e-4) * 0.8, highest * 2.5)
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
@@ -375,6 +440,8 @@ def _draw_rates(axes: Axes, schedule: PlottedSchedule, curves: Sequence[Curve], 
             curve.xs[taken - 1 :], curve.rates[taken - 1 :], color=style["color"], linewidth=0.5, zorder=2
         )
     for mark in marks_of(schedule):
+        if not _is_real(mark):
+            continue
         axes.plot([mark.x] * 2, [mark.before, mark.after], color=style["color"], linewidth=0.6, zorder=2)
         axes.plot(
             mark.x, mark.before, "o", color="white", markeredgecolor=style["color"], markersize=3.2, zorder=4
@@ -422,22 +489,17 @@ def _decay_in(values: Sequence[float]) -> float:
     return min(max(_TEXT_IN * math.log(high / low) / nearest, _DECAY_IN), _MOST_DECAY_IN)
 
 
-def _labels(
-    schedules: Sequence[PlottedSchedule], curves: Sequence[Sequence[Curve]], index: int
-) -> Iterator[Label]:
-    """Yield a label for each jump of a schedule; of several schedules, the highest point has its name too."""
-    schedule, colour = schedules[index], line_colour(index)
-    marks = sorted(marks_of(schedule), key=lambda mark: -abs(mark.after - mark.before))[
-        : _MOST_LABELS // len(schedules)
+def _labels(schedule: PlottedSchedule, index: int, most: int) -> list[Label]:
+    """Return a label for each real jump of a schedule, or the `most` largest; the largest first."""
+    real = [mark for mark in marks_of(schedule) if _is_real(mark)]
+    real.sort(key=lambda mark: -abs(mark.after - mark.before))
+    return [
+        Label(mark.x, max(mark.before, mark.after), _jump(mark), line_colour(index)) for mark in real[:most]
     ]
-    texts = {
-        (mark.x, max(mark.before, mark.after)): _jump(mark) for mark in sorted(marks, key=lambda mark: mark.x)
-    }
-    points = [point for curve in curves[index] for point in zip(curve.xs, curve.rates, strict=True)]
-    if len(schedules) > 1 and points:
-        top = max(texts or points, key=lambda point: point[1])
-        texts[top] = f"{schedule.name}\n{texts[top]}" if top in texts else schedule.name
-    yield from (Label(x, y, text, colour) for (x, y), text in texts.items())
+
+
+def _is_real(mark: Mark) -> bool:
+    return abs(mark.after - mark.before) > _REAL_JUMP * max(abs(mark.after), abs(mark.before))
 
 
 def _jump(mark: Mark) -> str:
