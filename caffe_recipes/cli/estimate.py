@@ -145,7 +145,8 @@ def estimate(
     shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
     estimates = estimate_shapes(recipe, shapes, speed.known(recipe))
     if sweep.plot:
-        write_file(sweep.plot, render_sweep_plot(estimates, kind))
+        swept = [text.partition("=")[0] for text in sweep.sweeps]
+        write_file(sweep.plot, render_sweep_plot(estimates, kind, swept))
         echo(f"wrote {sweep.plot}", err=True)
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))

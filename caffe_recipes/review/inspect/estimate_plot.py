@@ -1,9 +1,14 @@
-"""A sweep as a picture: time and node-hours over nodes, a line for all local batches that take the same."""
+"""A sweep as a picture: time and node-hours over what is swept.
+
+Over nodes there is a line for all local batches that take the same time.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,28 +22,56 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from caffe_recipes.recipe.estimate import Estimate
+    from caffe_recipes.recipe.pace import Shape
     from caffe_recipes.units import Unit
 
 
 _WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
 _LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
 _MOST_LINES = 8
+_NOTE_IN, _NOTE_LETTERS = 0.13, 105  # a line below the picture
+_DIP = 0.98  # of the speed of a node on both sides
 _SAME = 0.002  # as iterations are whole
 _ALIKE = 0.01  # as near as two thin lines can be told apart
 _DIGIT_IN, _GAP_IN = 0.075, 0.1  # of a tick's label
 
 
-def render_sweep_plot(estimates: Sequence[Estimate], kind: str) -> bytes:
-    """Draw a sweep; `kind` is svg, png or pdf. What is beyond what is known has an open mark.
+@dataclass(frozen=True)
+class _Axis:
+    """What is swept: its name on the axis, and its value in a shape."""
+
+    title: str
+    value: Callable[[Shape], int]
+
+
+_AXES = {
+    "nodes": _Axis("nodes", lambda shape: shape.nodes),
+    "batch_per_rank": _Axis("images per rank", lambda shape: shape.batch_per_rank),
+    "global_batch": _Axis("images per iteration", lambda shape: shape.global_batch),
+}
+
+
+def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[str] = ("nodes",)) -> bytes:
+    """Draw a sweep of these keys; `kind` is svg, png or pdf. What is beyond what is known has an open mark.
+
+    The x axis has the nodes, unless there is one number of them and another key is swept. Where a line dips,
+    a note below the picture says why.
 
     Raises InputError for more local batches than lines can be told apart, and where matplotlib is missing.
     """
     need_matplotlib()
-    lines = _merge(group_lines(estimates))
+    nodes = {each.shape.nodes for each in estimates}
+    other = next((key for key in swept if key != "nodes"), None)
+    if len(nodes) == 1 and other:
+        axis = _AXES[other]
+        (count,) = nodes
+        lines = {f"{count:,} node{'s' if count != 1 else ''}": list(estimates)}
+    else:
+        axis, lines = _AXES["nodes"], _merge(group_lines(estimates))
     if len(lines) > _MOST_LINES:
         what = f"{len(lines)} local batches to draw"
         raise InputError(estimates[0].recipe, what, f"sweep {_MOST_LINES} at most")
-    return render_figure(lambda: _draw(estimates, lines), kind)
+    return render_figure(lambda: _draw(estimates, lines, axis), kind)
 
 
 def _merge(lines: dict[str, list[Estimate]]) -> dict[str, list[Estimate]]:
@@ -66,12 +99,16 @@ def _lies_on(line: Sequence[Estimate], other: Sequence[Estimate]) -> bool:
     )
 
 
-def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Figure:
+def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis: _Axis) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_IN, _TIMES_IN + _HOURS_IN + 0.75))
+    notes = [textwrap.fill(note, _NOTE_LETTERS) for line in lines.values() for note in _explain_dips(line)]
+    notes_in = _NOTE_IN * sum(note.count("\n") + 1 for note in notes)
+    height = _TIMES_IN + _HOURS_IN + 0.75 + notes_in
+    figure = Figure(figsize=(_WIDTH_IN, height))
     FigureCanvasAgg(figure)
+    figure.text(_LEFT, 0.06 / height, "\n".join(notes), fontsize=7, va="bottom")
     grid = figure.add_gridspec(
         2,
         1,
@@ -79,20 +116,20 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Fi
         hspace=0.08,
         left=_LEFT,
         right=_RIGHT,
-        top=0.95,
-        bottom=0.085,
+        top=1 - 0.28 / height,
+        bottom=(0.47 + notes_in) / height,
     )
     unit = unit_of(median(each.total_s for each in estimates))
     times = figure.add_subplot(grid[0])
     hours = figure.add_subplot(grid[1], sharex=times)
     for index, (name, line) in enumerate(lines.items()):
-        _draw_line(times, line, lambda each: each.total_s / unit.seconds, index, name)
-        _draw_line(hours, line, lambda each: each.node_hours, index, name)
-    label = "of it training" if len(lines) == 1 else "of the first one training"
-    _draw_training(times, next(iter(lines.values())), unit, label)
+        _draw_line(times, axis, line, lambda each: each.total_s / unit.seconds, index, name)
+        _draw_line(hours, axis, line, lambda each: each.node_hours, index, name)
+    label = "training alone" if len(lines) == 1 else "training alone, of the first line"
+    _draw_training(times, axis, next(iter(lines.values())), unit, label)
     if any(each.pace.notes for line in lines.values() for each in line):
-        _mark(times, [], [], "white", line_colour(0), label="beyond what is known")
-    _scale(times, estimates)
+        _mark(times, [], [], "white", line_colour(0), label="extrapolated")
+    _scale(times, axis, estimates)
     times.tick_params(labelbottom=False)
     times.set_title(estimates[0].recipe, fontsize=8, loc="left")
     times.set_ylabel(unit.name)
@@ -100,19 +137,35 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Fi
     hours.set_ylabel("node-hours")
     hours.set_ylim(0, 1.1 * max(each.node_hours for each in estimates))
     hours.yaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")
-    hours.set_xlabel("nodes")
+    hours.set_xlabel(axis.title)
     hours.grid(axis="y", linewidth=0.3, color="0.75")
     figure.align_ylabels((times, hours))
     return figure
 
 
+def _explain_dips(line: Sequence[Estimate]) -> list[str]:
+    """Say why a node is slower somewhere than with fewer and with more nodes or images."""
+    speeds = [each.pace.images_per_s / each.shape.nodes for each in line]
+    found = []
+    for before, here, after, each in zip(speeds, speeds[1:], speeds[2:], line[1:], strict=False):
+        if here < _DIP * min(before, after):
+            why = each.pace.notes[-1] if each.pace.notes else each.pace.kind
+            found.append(f"slower at {each.shape.nodes:,} nodes: {why}")
+    return found
+
+
 def _draw_line(
-    axes: Axes, line: Sequence[Estimate], value: Callable[[Estimate], float], index: int, name: str
+    axes: Axes,
+    axis: _Axis,
+    line: Sequence[Estimate],
+    value: Callable[[Estimate], float],
+    index: int,
+    name: str,
 ) -> None:
-    nodes, values = [each.shape.nodes for each in line], [value(each) for each in line]
+    xs, values = [axis.value(each.shape) for each in line], [value(each) for each in line]
     colour = line_colour(index)
-    axes.plot(nodes, values, **line_style(index), linewidth=1.3, label=name, zorder=3)
-    for each, x, y in zip(line, nodes, values, strict=True):
+    axes.plot(xs, values, **line_style(index), linewidth=1.3, label=name, zorder=3)
+    for each, x, y in zip(line, xs, values, strict=True):
         fill = "white" if each.pace.notes else colour
         _mark(axes, [x], [y], fill, colour)
 
@@ -121,31 +174,30 @@ def _mark(axes: Axes, x: list[float], y: list[float], fill: str, edge: str, labe
     axes.plot(x, y, "o", color=fill, markeredgecolor=edge, markersize=3.2, zorder=4, label=label)
 
 
-def _draw_training(axes: Axes, line: Sequence[Estimate], unit: Unit, label: str) -> None:
+def _draw_training(axes: Axes, axis: _Axis, line: Sequence[Estimate], unit: Unit, label: str) -> None:
     """Draw, thin, the training alone, and what it would be if every node were as fast as among the fewest."""
-    nodes = [each.shape.nodes for each in line]
+    xs = [axis.value(each.shape) for each in line]
     training = [each.duration.training_s / unit.seconds for each in line]
-    ideal = [training[0] * nodes[0] / each for each in nodes]
+    ideal = [training[0] * line[0].shape.nodes / each.shape.nodes for each in line]
     # One would lie on the other.
     is_linear = all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(training, ideal, strict=True))
-    label += ": linear scaling" if is_linear and len(nodes) > 1 else ""
-    axes.plot(nodes, training, color="black", linewidth=0.5, label=label, zorder=2)
-    if is_linear:
+    is_swept = axis is _AXES["nodes"]
+    label += ": linear scaling" if is_linear and is_swept and len(xs) > 1 else ""
+    axes.plot(xs, training, color="black", linewidth=0.5, label=label, zorder=2)
+    if is_linear or not is_swept:
         return
-    axes.plot(
-        nodes, ideal, color="0.6", linewidth=0.5, linestyle=(0, (1, 2)), label="linear scaling", zorder=1
-    )
+    axes.plot(xs, ideal, color="0.6", linewidth=0.5, linestyle=(0, (1, 2)), label="linear scaling", zorder=1)
 
 
-def _scale(axes: Axes, estimates: Sequence[Estimate]) -> None:
+def _scale(axes: Axes, axis: _Axis, estimates: Sequence[Estimate]) -> None:
     from matplotlib.ticker import LogLocator
 
-    nodes = sorted({each.shape.nodes for each in estimates})
+    xs = sorted({axis.value(each.shape) for each in estimates})
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
-    axes.set_xticks(find_ticks(nodes))
+    axes.set_xticks(find_ticks(xs))
     axes.xaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")
     axes.grid(axis="y", linewidth=0.3, color="0.75")

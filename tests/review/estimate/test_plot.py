@@ -34,12 +34,17 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
     shapes = [Shape(nodes, 1, batch) for nodes in (256, 512) for batch in (16, 32)]
     texts = texts_in(render_sweep_plot(sweep(*shapes), "svg"))
     assert {"stampede2-64n-72ep", "nodes", "minutes", "node-hours", "256", "512"} <= texts
-    assert {"16 images a rank", "32 images a rank", "of the first one training", "linear scaling"} <= texts
+    assert {
+        "16 images a rank",
+        "32 images a rank",
+        "training alone, of the first line",
+        "linear scaling",
+    } <= texts
 
 
 def test_a_shared_global_batch_is_one_line() -> None:
     texts = texts_in(render_sweep_plot(sweep(Shape(256, 1, 32), Shape(512, 1, 16)), "svg"))
-    assert {"8,192 images an iteration", "of it training"} <= texts
+    assert {"8,192 images an iteration", "training alone"} <= texts
 
 
 def test_batches_that_take_the_same_time_share_a_line() -> None:
@@ -49,10 +54,29 @@ def test_batches_that_take_the_same_time_share_a_line() -> None:
     assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images a rank" in texts_in(svg)
 
 
+@pytest.mark.parametrize(
+    ("key", "title"), [("batch_per_rank", "images per rank"), ("global_batch", "images per iteration")]
+)
+def test_what_is_swept_is_on_the_axis(key: str, title: str) -> None:
+    shapes = [Shape(256, 1, batch) for batch in (8, 16, 32)]
+    texts = texts_in(render_sweep_plot(sweep(*shapes), "svg", (key,)))
+    ticks = {"8", "16", "32"} if key == "batch_per_rank" else {"2,048", "4,096", "8,192"}
+    assert {title, "256 nodes", *ticks} <= texts
+    assert "nodes" not in texts
+
+
+def test_a_dip_is_explained_below_the_picture() -> None:
+    shapes = [Shape(nodes, 2, 32) for nodes in (128, 256, 512)]
+    estimates = estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, Known())
+    slow, texts = estimates[1], texts_in(render_sweep_plot(estimates, "svg"))
+    assert slow.pace.images_per_s / 256 < 0.9 * estimates[0].pace.images_per_s / 128
+    assert any(text.startswith("slower at 256 nodes: ") for text in texts)
+
+
 def test_open_marks_are_explained_where_there_are_some() -> None:
     known, beyond = (render_sweep_plot(sweep(Shape(256, 1, 32), Shape(n, 1, 32)), "svg") for n in (512, 2048))
-    assert "beyond what is known" not in texts_in(known)
-    assert "beyond what is known" in texts_in(beyond)
+    assert "extrapolated" not in texts_in(known)
+    assert "extrapolated" in texts_in(beyond)
 
 
 def test_a_training_that_scales_linearly_is_one_line_with_that() -> None:
@@ -60,8 +84,8 @@ def test_a_training_that_scales_linearly_is_one_line_with_that() -> None:
     texts = texts_in(
         render_sweep_plot(estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, Known()), "svg")
     )
-    assert "of it training: linear scaling" in texts
-    assert not {"of it training", "linear scaling"} & texts
+    assert "training alone: linear scaling" in texts
+    assert not {"training alone", "linear scaling"} & texts
 
 
 def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
