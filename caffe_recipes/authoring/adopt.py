@@ -16,10 +16,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from caffe_recipes.authoring.adopt_files import (
-    NOTHING,
     Adopted,
+    AdoptOptions,
     Begin,
-    Said,
     batch_of,
     count_classes,
     data_values,
@@ -121,7 +120,7 @@ def _place(field: FieldDescriptor) -> str:
 
 
 def _check(solver: Solver, values: Mapping[str, Any]) -> None:
-    """Let the model of a phase judge the values; what is wrong is told by the solver's file and line."""
+    """Let the model of a phase judge the values; what is wrong has the solver's file and line."""
     lines: dict[Location, int] = {(): 1}
     for key in values:
         place = solver.where(key if key in solver.offsets else f"{key}[0]")
@@ -136,7 +135,7 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 def adopt(
     folder: Path,
-    said: Said = NOTHING,
+    options: AdoptOptions,
     *,
     name: str | None = None,
     script: Path | None = None,
@@ -146,30 +145,30 @@ def adopt(
 
     Raises InputError or PrototxtError, with file and field, for what a recipe cannot say.
     """
-    found = read_folder(folder, script, said.caffe_root)
+    found = read_folder(folder, script, options.caffe_root)
     first = found.links[0].net
     assert first is not None  # read_folder finds the net of each
-    values, comments, notes = _values(found, first, said, name)
-    classes, counted = said.classes, count_classes(first)
+    values, comments, notes = _values(found, first, options, name)
+    classes, counted = options.classes, count_classes(first)
     if classes and classes != counted and has_classifier(first):
         raise InputError("--classes", f"the net tells {counted:,} apart, not {classes:,}", "leave it out")
     classes = classes or counted
     if not classes:
         raise InputError(first.path, "has no layer that tells classes apart", "give --classes N")
-    recipe, origin = _with_net(values, found, first, classes, home, _options(said))
+    recipe, origin = _with_net(values, found, first, classes, home, _given_options(options))
     comments |= {("net",): [origin]}
     _check_same(recipe, found)
     return NewRecipe(recipe, write_recipe(recipe, comments), (*found.notes, *notes, f"net: {origin}"))
 
 
 def _values(
-    found: Adopted, first: Net, said: Said, name: str | None
+    found: Adopted, first: Net, options: AdoptOptions, name: str | None
 ) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
     """Return a recipe's values but for its net, the comments that say where they are from, and notes."""
     folder = found.folder.absolute().name
     trainer, trainer_from = find_trainer(found)
-    data, data_notes = _data(found, first, said)
-    cluster, cluster_notes = find_cluster(found, said, batch_of(first))
+    data, data_notes = _data(found, first, options)
+    cluster, cluster_notes = find_cluster(found, options, batch_of(first))
     prototxt_dir, mended = _prototxt_dir(found)
     phases, notes = [], [*cluster_notes, *data_notes, *mended]
     comments: dict[Location, list[str]] = {
@@ -180,12 +179,12 @@ def _values(
         ("data",): data_notes,
     }
     for index, link in enumerate(found.links):
-        phase, said_of = phase_values(found, index)
+        phase, solver_notes = phase_values(found, index)
         phases.append(phase)
-        notes += said_of
+        notes += solver_notes
         why = found.begins[index].why
         file = Path(link.solver.path).name
-        comments[("phases", index)] = [f"{file}: {why}" if why else file, *said_of]
+        comments[("phases", index)] = [f"{file}: {why}" if why else file, *solver_notes]
     values = {
         "name": name or _NAME.sub("-", folder).strip("._-") or "adopted",
         "title": f"{first.message.name or 'A net'} in {_phases(len(phases))}, adopted from {folder}",
@@ -199,12 +198,12 @@ def _values(
     evaluation = _evaluation(found, data)
     if evaluation:
         values["evaluation"] = evaluation
-    return values, {place: said for place, said in comments.items() if said}, notes
+    return values, {place: lines for place, lines in comments.items() if lines}, notes
 
 
-def _options(said: Said) -> dict[str, str]:
+def _given_options(options: AdoptOptions) -> dict[str, str]:
     """Return the option that an iteration of more images than there are is from, if one is given."""
-    given = [option for option, value in (("--ranks", said.ranks), ("--images", said.images)) if value]
+    given = [option for option, value in (("--ranks", options.ranks), ("--images", options.images)) if value]
     return {"cluster.batch_per_rank": given[0]} if given else {}
 
 
@@ -212,13 +211,15 @@ def _phases(count: int) -> str:
     return "1 phase" if count == 1 else f"{count} phases"
 
 
-def _data(found: Adopted, first: Net, said: Said) -> tuple[dict[str, Any], list[str]]:
+def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:
     """Return the data of the first net; of TEST, of the first net that has any."""
     data = data_values(first)
     tested = next((test for net in found.nets.values() if (test := data_values(net)["test"])), None)
     data["test"] = tested or {"lmdb": "none", "batch_size": 1}
     source = tested["lmdb"] if tested else ""
-    train, test, notes = find_images(found, said, data["train"]["lmdb"], source, data["test"]["batch_size"])
+    train, test, notes = find_images(
+        found, options, data["train"]["lmdb"], source, data["test"]["batch_size"]
+    )
     data["train"]["images"], data["test"]["images"] = train, test
     if tested is None:
         notes.append("no net has data for TEST: `test` stands for none")
@@ -275,7 +276,7 @@ def _with_net(
             recipe = make_recipe(_with(values, guess), str(found.folder))
             if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
                 return recipe, f"equal to what the builder {guess['builder']} makes"
-        except CaffeRecipesError:  # a guess; what is really wrong is told below
+        except CaffeRecipesError:  # a guess; what is really wrong is raised below
             continue
     own = own_net(first, classes, home)
     recipe = make_recipe(_with(values, own), str(found.folder), home, options)
@@ -292,20 +293,20 @@ def _with(values: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> None:
-    """Refuse a recipe that does not generate the files again, but for what is told."""
+    """Refuse a recipe that does not generate the files again, but for what the notes mention."""
     for name, net in found.nets.items():
         made = build_net(recipe, name)
         if made != net.message:
             raise _other(net, net.message, made)
     for link, phase in zip(found.links, recipe.phases, strict=True):
         solver = build_solver(recipe, phase)
-        given = _as_told(link, recipe)
+        given = _as_generated(link, recipe)
         if solver != given:
             raise _other(link.solver, given, solver)
 
 
-def _as_told(link: Link, recipe: Recipe) -> pb.SolverParameter:
-    """Return a solver with what is told to be written otherwise: the net's folder, a snapshot for none."""
+def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
+    """Return a solver as a recipe writes it: the net in the recipe's folder, a snapshot at its end."""
     solver = pb.SolverParameter()
     solver.CopyFrom(link.solver.message)
     solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))

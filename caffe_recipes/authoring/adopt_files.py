@@ -137,8 +137,8 @@ def _order(folder: Path, solvers: Sequence[Solver], script: Script) -> tuple[lis
 def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     field = net_field(solver.message)
     if field != "net":
-        said = f"{field}: a recipe's solvers name their net by `net`" if field else "net: is missing"
-        raise InputError(solver.where(field), said, "write the net in a file of its own, and name it so")
+        what = f"{field}: a recipe's solvers name their net by `net`" if field else "net: is missing"
+        raise InputError(solver.where(field), what, "write the net in a file of its own, and name it so")
     place = find_net(solver, field, caffe_root, "")
     if place.file is None:
         what = f"net: {solver.message.net} is neither here nor beside the solver"
@@ -337,8 +337,8 @@ _IMAGENET_IMAGES = {"training": 1_281_167, "test": 50_000}
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the user says of the machine and the data; None is not said."""
+class AdoptOptions:
+    """What the user states of the machine and the data; None is not stated."""
 
     ranks: int | None = None
     ranks_per_node: int | None = None
@@ -346,9 +346,6 @@ class Said:
     test_images: int | None = None
     classes: int | None = None
     caffe_root: Path | None = None
-
-
-NOTHING = Said()
 
 
 def find_trainer(found: Adopted) -> tuple[str, str]:
@@ -359,13 +356,15 @@ def find_trainer(found: Adopted) -> tuple[str, str]:
     return "./build/tools/caffe", "a guess: the path of the published scripts"
 
 
-def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[str, Any], list[str]]:
+def find_cluster(
+    found: Adopted, options: AdoptOptions, batch_per_rank: int
+) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of the cluster, and where they are from. InputError for ranks of no whole nodes."""
     script, notes = found.script, []
     basis = find_basis(found.links)
     counted = round(basis.batch / batch_per_rank) if basis else 0
-    if said.ranks:
-        ranks, origin = said.ranks, "as given"
+    if options.ranks:
+        ranks, origin = options.ranks, "as given"
     elif script.ranks:
         ranks, origin = script.ranks, f"by {found.script_name}"
     elif basis and counted * batch_per_rank == basis.batch:
@@ -377,13 +376,13 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
     times = {max(link.solver.message.iter_size, 1) for link in found.links}
     if basis and round(basis.batch) not in {ranks * batch_per_rank * each for each in times}:
         notes.append(_contradiction(basis.batch, ranks, batch_per_rank))
-    each = said.ranks_per_node or script.ranks_per_node
+    each = options.ranks_per_node or script.ranks_per_node
     if each is None:
         each = 1
         if ranks > 1:
             notes.append("1 rank on each node: a guess (--ranks-per-node)")
     if ranks % each:
-        given, other = ("--ranks", "--ranks-per-node") if said.ranks else ("--ranks-per-node", "--ranks")
+        given, other = ("--ranks", "--ranks-per-node") if options.ranks else ("--ranks-per-node", "--ranks")
         what = f"{ranks:,} ranks are no whole nodes of {each:,}"
         raise InputError(given, what, f"give another, or another {other}")
     if script.omp_num_threads is None:
@@ -399,20 +398,20 @@ def find_cluster(found: Adopted, said: Said, batch_per_rank: int) -> tuple[dict[
 
 
 def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
-    """Say what the comments tell of an iteration, and what the ranks make of it.
+    """Say which images an iteration has by the comments, and by the ranks.
 
     >>> _contradiction(4096.0, 3, 32)
     'warning: the comments say 4,096 images an iteration, that is 128 ranks of 32; 3 make 96'
     """
     counted = round(batch / batch_per_rank)
     are = f", that is {counted:,} rank{'s' if counted > 1 else ''} of {batch_per_rank:,}"
-    said = f"the comments say {batch:,.0f} images an iteration"
+    commented = f"the comments say {batch:,.0f} images an iteration"
     made = f"{ranks:,} make{'s' if ranks == 1 else ''} {ranks * batch_per_rank:,}"
-    return f"warning: {said}{are if counted * batch_per_rank == batch else ''}; {made}"
+    return f"warning: {commented}{are if counted * batch_per_rank == batch else ''}; {made}"
 
 
 def find_images(
-    found: Adopted, said: Said, train: str, test: str, test_batch: int
+    found: Adopted, options: AdoptOptions, train: str, test: str, test_batch: int
 ) -> tuple[int, int, list[str]]:
     """Return the training and test images, and where the numbers are from. InputError where none is known."""
     basis = find_basis(found.links)
@@ -423,13 +422,13 @@ def find_images(
     )
     commented = round(basis.images) if basis else 0
     rows = (
-        ("training", said.images, train, commented, "by the comments"),
-        ("test", said.test_images, test, tested * test_batch, "by test_iter x batch_size"),
+        ("training", options.images, train, commented, "by the comments"),
+        ("test", options.test_images, test, tested * test_batch, "by test_iter x batch_size"),
     )
     for word, given, source, other, why in rows:
         origins = (
             (given, "as given"),
-            (count_records(source, said.caffe_root), f"counted in {source}"),
+            (count_records(source, options.caffe_root), f"counted in {source}"),
             (other, why),
             (_IMAGENET_IMAGES[word] if _IMAGENET.search(source) else 0, f"a guess: ImageNet's, by {source}"),
             (test_batch if word == "test" else 0, "a guess: one batch (--test-images)"),

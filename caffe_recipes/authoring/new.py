@@ -17,9 +17,9 @@ from caffe_recipes.authoring.shape import (
     check_batch_per_rank,
     check_classes,
     find_shape,
+    find_unstated,
     find_warnings,
     node_values,
-    tell_unsaid,
 )
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.config import Location
@@ -86,7 +86,7 @@ def collapse_lines() -> list[str]:
     ]
 
 
-def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
+def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
     """Say of a phase, and of its keys, by which rule they are so."""
     batch, images = recipe.cluster.global_batch, recipe.data.train.images
     epochs = f"{epochs_of(phase.max_iter, batch, images):.2f} epochs"
@@ -99,7 +99,7 @@ def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Pla
         about[("warmup_start_lr",)] = ["As in both published recipes, after Goyal et al., arXiv:1706.02677."]
         return about | peak
     cycles = schedule.cycles
-    said = {
+    texts = {
         "main": ["with power 1 (section IV-D).", _HORIZON],
         "init": [f"with power 1 (section VI), to {cycles.linear_to:g} of the peak.", _LINEAR, _HORIZON],
         "decay": [f"with power 2, to {cycles.square_to:g} of the peak (section VI).", _HORIZON],
@@ -109,7 +109,7 @@ def said_of_phase(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Pla
         "collapse": [_COLLAPSED],
     }[name]
     is_first = recipe.phases[0] is phase
-    about[()] = [f"{epochs} {said[0]}", *said[1:]]
+    about[()] = [f"{epochs} {texts[0]}", *texts[1:]]
     return about | (peak if is_first else {})
 
 
@@ -182,7 +182,7 @@ def make_new(wish: Wish) -> NewRecipe:
     planned = _plan(wish, schedule)
     name = wish.name or f"resnet{wish.depth}-{wish.batch}-{wish.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
-    node, said_of_node = node_values(wish.profile, ranks_per_node)
+    node, node_notes = node_values(wish.profile, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
     phases = [
         {
@@ -201,10 +201,10 @@ def make_new(wish: Wish) -> NewRecipe:
         title += f", {len(find_leaves(draft))} collapses for an ensemble"
     recipe = make_recipe(values | {"title": title}, name)
     warnings = tuple(_warnings(wish, recipe))
-    comments = _comments(wish, recipe, schedule, said_of_node, warnings)
+    comments = _comments(wish, recipe, schedule, node_notes, warnings)
     notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
-    told = (*notes, *(f"warning: {one}" for one in warnings), *tell_unsaid(wish.profile))
-    return NewRecipe(recipe, write_recipe(recipe, comments), told)
+    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_unstated(wish.profile))
+    return NewRecipe(recipe, write_recipe(recipe, comments), messages)
 
 
 def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
@@ -364,7 +364,7 @@ def _divisor(images: int) -> int:
 
 
 def _comments(
-    wish: Wish, recipe: Recipe, schedule: Schedule, said_of_node: list[str], warnings: tuple[str, ...]
+    wish: Wish, recipe: Recipe, schedule: Schedule, node_notes: list[str], warnings: tuple[str, ...]
 ) -> dict[Location, list[str]]:
     """Say where each number is from."""
     joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
@@ -377,7 +377,7 @@ def _comments(
         ("net",): ["zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
         ("data",): ["The transformation is that of the published nets."],
-        ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *said_of_node],
+        ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],
         ("solver", "momentum"): ["Section IV-B."],
         ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
         ("phases",): [
@@ -388,6 +388,6 @@ def _comments(
     }
     for index, phase in enumerate(recipe.phases):
         comments |= {
-            ("phases", index, *at): lines for at, lines in said_of_phase(recipe, phase, schedule).items()
+            ("phases", index, *at): lines for at, lines in phase_lines(recipe, phase, schedule).items()
         }
     return comments

@@ -214,10 +214,10 @@ def make_recipe(
     folder: Path = Path(),
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> Recipe:
-    """Make a recipe of plain values; RecipeError for what contradicts itself, told by its key.
+    """Make a recipe of plain values; RecipeError for what contradicts itself, with its key.
 
-    `options` gives, by keys, the options that their values are from, as `name` is from --name: the error is
-    told of the option then.
+    `options` gives, by keys, the options that their values are from, as `name` is from --name: the error
+    names the option then.
     """
     text = render_yaml(values, {})
     if not _is_utf8(text):
@@ -279,7 +279,7 @@ def write_new(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """A recipe that was made, its YAML, and what is to be told of it."""
+    """A recipe that was made, its YAML, and the notes to print with it."""
 
     recipe: Recipe
     text: str

@@ -54,11 +54,11 @@ _SAME_RATE = 0.001  # relative: rates are written in six digits
 _ROUNDED = 0.01  # relative: epochs that rounded iterations take away or add unnoticed
 
 
-def tell_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
+def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
     """Say what is other, and what the source had that this has not; `epochs` are those that were wanted."""
-    told = [*_machine(source, made), *_schedule(source, made)]
-    if told:
-        yield ", ".join(told)
+    changes = [*_machine(source, made), *_schedule(source, made)]
+    if changes:
+        yield ", ".join(changes)
     yield from _against_rules(source, made)
     yield from _rounding(source, made, epochs)
     if source.tensorflow:
@@ -239,14 +239,14 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     _check_places(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
-    notes = tuple(tell_changes(recipe, made, change.epochs or model_epochs(recipe)))
+    notes = tuple(describe_changes(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_unruly(recipe, made))
     comments: dict[Location, list[str]] = {
         (): [f"`caffe-recipes rescale` of {recipe.name}.", *notes, *warnings]
     }
-    told = (*notes, *(f"warning: {warning}" for warning in warnings))
-    return NewRecipe(made, write_recipe(made, comments), told)
+    messages = (*notes, *(f"warning: {warning}" for warning in warnings))
+    return NewRecipe(made, write_recipe(made, comments), messages)
 
 
 def _reshape(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
     """Return what of the source's accepted findings there still is; and what few iterations bring."""
     found = _findings(made)
     accept = [one for one in recipe.accept if any(_accepts(one, finding) for finding in found)]
-    kept = [_retold(one, recipe, made).model_dump(exclude_none=True) for one in accept]
+    kept = [_renumbered(one, recipe, made).model_dump(exclude_none=True) for one in accept]
     before = {(one.id, one.phase) for one in _findings(recipe)}
     for one in found:
         is_old = (one.id, one.phase) in before or any(_accepts(each, one) for each in accept)
@@ -376,15 +376,15 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
     return kept
 
 
-def _retold(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
+def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
     """Return an accepted finding whose reason has the new recipe's iterations where it has the old one's."""
     named = {phase.name: phase.last_iter for phase in made.phases}
-    told = {
+    numbers = {
         str(phase.last_iter): str(named[phase.name])
         for phase in recipe.phases
         if phase.name in named and one.phase in (None, phase.name)
     }
-    reason = re.sub(r"(?<![\d^.,])\d+(?![.,]?\d)", lambda found: told.get(found[0], found[0]), one.reason)
+    reason = re.sub(r"(?<![\d^.,])\d+(?![.,]?\d)", lambda found: numbers.get(found[0], found[0]), one.reason)
     return one.model_copy(update={"reason": reason})
 
 

@@ -118,16 +118,16 @@ def find_threads(profile: Profile | None) -> int | None:
 
 
 def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a cluster that a machine decides, and what is to be said of them."""
+    """Return the keys of a cluster that a machine decides, and notes on them."""
     threads = find_threads(profile)
     if threads is None:
-        said = "omp_num_threads: as no --profile says more."
+        threads_note = "omp_num_threads: as no --profile says more."
     else:
-        said = f"omp_num_threads: the profile's {threads} of a node over {ranks_per_node} ranks."
+        threads_note = f"omp_num_threads: the profile's {threads} of a node over {ranks_per_node} ranks."
     values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
     if profile is None:
-        return values, [said]
-    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}.", said]
+        return values, [threads_note]
+    node, notes = profile.node, [f"Its nodes are those of the profile {profile.name}.", threads_note]
     if profile.kmp_affinity:
         values["kmp_affinity"] = profile.kmp_affinity
     if profile.mlsl and profile.mlsl.num_servers:
@@ -141,7 +141,7 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     return values | {"copy_with": profile.copy_with}, notes
 
 
-def tell_unsaid(profile: Profile | None) -> Iterator[str]:
+def find_unstated(profile: Profile | None) -> Iterator[str]:
     """Yield what of the machine the recipe, and its run.sh, do not hold."""
     if find_threads(profile) is None:
         who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
-from caffe_recipes.authoring.adopt_files import Said
+from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.new import Wish, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
@@ -69,7 +69,7 @@ out = click.option(
 
 
 def give_recipe(made: NewRecipe, path: Path | None) -> None:
-    """Print a recipe's YAML, or write it; what is to be said of it goes to standard error."""
+    """Print a recipe's YAML, or write it; its notes go to standard error."""
     notes = list(made.notes)
     if path is not None:
         write_new(path, made.text)
@@ -271,13 +271,15 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     type=FOLDER,
     help="The folder that Caffe is started in, from which `net:` paths lead.",
 )
-@gather(Said, "said")
-def adopt(folder: Path, said: Said, out: Path | None, name: str | None, script: Path | None) -> None:
+@gather(AdoptOptions, "options")
+def adopt(
+    folder: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None
+) -> None:
     """Turn existing solvers and nets into a recipe that generates them again, equal as messages.
 
     What the files do not say is taken from the options, else the script, else comments; else it is guessed,
     and the guess is reported.
     """
     home = out.parent if out else Path()
-    made = adopt_folder(folder, said, name=choose_name(name, out), script=script, home=home)
+    made = adopt_folder(folder, options, name=choose_name(name, out), script=script, home=home)
     give_recipe(made, out)

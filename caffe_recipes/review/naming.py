@@ -134,8 +134,8 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
             text, "there is no such file", f"did you mean '{near[0]}'?" if near else "check the path"
         )
     near = difflib.get_close_matches(text[:200], shipped_names(), n=1)
-    said = f"did you mean '{near[0]}'?" if near else hint or "`caffe-recipes recipes` lists the recipes"
-    return InputError("", f"'{text}' is no {kinds}", said)
+    advice = f"did you mean '{near[0]}'?" if near else hint or "`caffe-recipes recipes` lists the recipes"
+    return InputError("", f"'{text}' is no {kinds}", advice)
 
 
 def shipped_names() -> list[str]:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.authoring import adopt_files
 from caffe_recipes.authoring.adopt import adopt
-from caffe_recipes.authoring.adopt_files import Said
+from caffe_recipes.authoring.adopt_files import AdoptOptions
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt, render_prototxt
@@ -159,14 +159,14 @@ def test_the_published_folders_are_generated_again_equal_as_messages(name: str, 
         assert isinstance(collapse, pb.SolverParameter)
         # The slip that is mended, and told.
         collapse.net = collapse.net.replace("resnet_50_448nodes", "resnet50_448nodes")
-    made = adopt(PUBLISHED / name, home=tmp_path)
+    made = adopt(PUBLISHED / name, AdoptOptions(), home=tmp_path)
     assert generated(made, tmp_path) == theirs
     assert made.recipe.net.builder == "resnet50"
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")
 def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_told(tmp_path: Path) -> None:
-    made = adopt(PUBLISHED / "resnet50_448nodes", home=tmp_path)
+    made = adopt(PUBLISHED / "resnet50_448nodes", AdoptOptions(), home=tmp_path)
     assert made.recipe.phase("collapse").weights_iter == 7638
     said = "\n".join(made.notes)
     assert "collapse starts from iteration 7638 of main: a guess, of 20 snapshots the one whose rate" in said
@@ -177,7 +177,9 @@ def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_told
 @pytest.mark.parametrize("name", COMMITTED)
 def test_what_a_recipe_generated_becomes_that_recipe_again(name: str) -> None:
     script = ROOT / "jobs" / name / "run.sh"
-    made = adopt(ROOT / "prototxt" / name, Said(images=load_recipe(name).data.train.images), script=script)
+    made = adopt(
+        ROOT / "prototxt" / name, AdoptOptions(images=load_recipe(name).data.train.images), script=script
+    )
     ours, theirs = made.recipe, load_recipe(name)
     assert list(map(settings_of, ours.phases)) == list(map(settings_of, theirs.phases))
     assert (ours.net, dict(ours.nets)) == (theirs.net, dict(theirs.nets))
@@ -194,7 +196,7 @@ def test_the_order_and_the_weights_are_those_of_a_script_s_commands(small: Path)
         f"    mpirun -n 8 -ppn 2 ./bin/{solver}cyc3.prototxt --weights=digits_cyc1_iter_270.caffemodel\n"
         f"    mpirun -n 8 -ppn 2 ./bin/{solver}collapse.prototxt --weights=digits_init_iter_560.caffemodel\n"
     )
-    recipe = adopt(small, Said(images=1438)).recipe
+    recipe = adopt(small, AdoptOptions(images=1438)).recipe
     assert [(phase.name, phase.weights) for phase in recipe.phases] == [
         ("init", None), ("cyc1", None), ("cyc3", None), ("collapse", "init"),
     ]  # fmt: skip
@@ -210,7 +212,7 @@ def test_servers_are_counted_where_no_cores_are_named(small: Path) -> None:
         "    export MLSL_NUM_SERVERS=2\n"
         "    mpirun -n 8 -ppn 2 ./caffe train --solver=models/small/solver_init.prototxt\n"
     )
-    cluster = adopt(small, Said(images=1438), script=script).recipe.cluster
+    cluster = adopt(small, AdoptOptions(images=1438), script=script).recipe.cluster
     assert cluster.mlsl is not None
     assert (cluster.mlsl.num_servers, cluster.mlsl.server_affinity) == (2, ())
 
@@ -218,21 +220,21 @@ def test_servers_are_counted_where_no_cores_are_named(small: Path) -> None:
 def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: Path) -> None:
     for name in ("train_val", "train_val_noaug"):
         change(small / f"{name}.prototxt", "num_output: 8", "num_output: 9")
-    made = adopt(small, Said(images=1438), home=tmp_path)
+    made = adopt(small, AdoptOptions(images=1438), home=tmp_path)
     assert made.recipe.net.prototxt == "small/train_val.prototxt"
     assert generated(made, tmp_path) == messages(small)
 
 
 def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Path) -> None:
     change(small / "solver_cyc1.prototxt", "snapshot: 270", "")
-    made = adopt(small, Said(images=1438))
+    made = adopt(small, AdoptOptions(images=1438))
     assert "cyc1 is written with snapshot 270, where Caffe makes its last one anyway" in made.notes
 
 
 def test_nets_without_a_folder_are_told_to_be_written_with_one(small: Path) -> None:
     for path in small.glob("solver*"):
         change(path, "models/small/", "")
-    made = adopt(small, Said(images=1438))
+    made = adopt(small, AdoptOptions(images=1438))
     assert "the solvers name their nets without a folder: they are written with ./" in made.notes
     assert made.recipe.prototxt_dir == "."
 
@@ -243,13 +245,13 @@ def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
     (small / "train_val.prototxt").rename(small / "train_val.pt")
     said = r"solver_init.prototxt: net: .*train_val.pt.*, and a recipe makes it .*train_val.prototxt"
     with pytest.raises(CaffeRecipesError, match=said):
-        adopt(small, Said(images=1438))
+        adopt(small, AdoptOptions(images=1438))
 
 
 def test_guesses_are_told(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
-    said = "\n".join(adopt(small, Said(images=1438)).notes)
+    said = "\n".join(adopt(small, AdoptOptions(images=1438)).notes)
     for guess in (
         "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
         "cyc1 starts from the last snapshot of init: a guess",
@@ -271,7 +273,7 @@ def test_what_a_recipe_cannot_say_is_told_with_field_and_file(
 ) -> None:
     change(small / f"{file}.prototxt", before, after)
     with pytest.raises(CaffeRecipesError, match=said) as raised:
-        adopt(small, Said(images=1438))
+        adopt(small, AdoptOptions(images=1438))
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
 
@@ -285,7 +287,7 @@ def test_two_folders_of_nets_are_refused(
     change(small / "solver_cyc1.prototxt", "models/small/train_val.", "models/other/train_val2.")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CaffeRecipesError, match=r"solver_cyc1.prototxt:\d+:1: net: lies in models/other"):
-        adopt(small, Said(images=1438))
+        adopt(small, AdoptOptions(images=1438))
 
 
 def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
@@ -293,7 +295,7 @@ def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
     with pytest.raises(
         CaffeRecipesError, match=r"the order of .*solver_odd.prototxt cannot be told; give --script"
     ):
-        adopt(small)
+        adopt(small, AdoptOptions())
 
 
 def test_a_phase_that_resumes_is_refused_where_the_script_says_so(small: Path, tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_a_phase_that_resumes_is_refused_where_the_script_says_so(small: Path, t
         "caffe train --solver=small/solver_cyc1.prototxt --snapshot=digits_init_iter_560.solverstate\n"
     )
     with pytest.raises(CaffeRecipesError, match=r"run.sh:2: cyc1 resumes digits_init_iter_560.solverstate"):
-        adopt(small, Said(images=1438), script=script)
+        adopt(small, AdoptOptions(images=1438), script=script)
 
 
 def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
@@ -312,24 +314,24 @@ def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
     change(small / "train_val.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
     change(small / "train_val_noaug.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
     with pytest.raises(CaffeRecipesError, match="nowhere_lmdb: nothing says how many images it holds"):
-        adopt(small)
+        adopt(small, AdoptOptions())
 
 
 def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="--ranks: 7 ranks are no whole nodes of 2"):
-        adopt(small, Said(images=1438, ranks=7, ranks_per_node=2))
+        adopt(small, AdoptOptions(images=1438, ranks=7, ranks_per_node=2))
 
 
 def test_ranks_that_the_comments_contradict_are_warned_of(small: Path) -> None:
     said = "warning: the comments say 64 images an iteration, that is 2 ranks of 32; 3 make 96"
-    assert said in adopt(small, Said(ranks=3)).notes
-    assert not [note for note in adopt(small, Said(ranks=2)).notes if note.startswith("warning:")]
-    assert not [note for note in adopt(small).notes if note.startswith("warning:")]
+    assert said in adopt(small, AdoptOptions(ranks=3)).notes
+    assert not [note for note in adopt(small, AdoptOptions(ranks=2)).notes if note.startswith("warning:")]
+    assert not [note for note in adopt(small, AdoptOptions()).notes if note.startswith("warning:")]
 
 
 def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="holds no solver"):
-        adopt(tmp_path)
+        adopt(tmp_path, AdoptOptions())
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:

@@ -420,8 +420,8 @@ def _diff_scalar(
 ) -> Iterator[Change]:
     is_set = old.HasField(field.name), new.HasField(field.name)
     values = getattr(old, field.name), getattr(new, field.name)
-    told = way.defaults or _says_either(field, old, new, way)
-    if not _same(*values) or (is_set[0] != is_set[1] and told):
+    matters = way.defaults or _says_either(field, old, new, way)
+    if not _same(*values) or (is_set[0] != is_set[1] and matters):
         sides = zip((old, new), values, is_set, way.types, strict=True)
         a, b = (
             NOT_SET if not given and is_asked(m, field, type_) else _given(field, value, given)

@@ -358,7 +358,7 @@ class _Nets:
 def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = False) -> list[Change]:
     """Give what changed in meaning between two nets, in the order of the new one.
 
-    A blob that only got another name is told where it is made, and not again where it is read.
+    A blob that only got another name is reported where it is made, and not again where it is read.
 
     >>> def layer(name, pad):
     ...     return pb.LayerParameter(name=name, convolution_param=pb.ConvolutionParameter(pad=[pad]))
@@ -382,12 +382,12 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
         Sharing(before, after, matching.pairs),
         defaults,
     )
-    told = set(old.input) if len(old.input) == len(new.input) else set()
-    return [*diff_messages(old, new, defaults=defaults, skip={"layer"}), *_diff_layers(nets, told)]
+    reported = set(old.input) if len(old.input) == len(new.input) else set()
+    return [*diff_messages(old, new, defaults=defaults, skip={"layer"}), *_diff_layers(nets, reported)]
 
 
-def _diff_layers(nets: _Nets, told: set[str]) -> Iterator[Change]:
-    """Walk the new net; what was removed comes where it stood. `told` are blobs whose new name is told."""
+def _diff_layers(nets: _Nets, reported: set[str]) -> Iterator[Change]:
+    """Walk the new net; what was removed comes where it stood. `reported` are blobs with a known new name."""
     old_of = {j: i for i, j in nets.matching.pairs.items()}
     stays = [*sorted(nets.matching.in_place), len(nets.old)]
     next_stay = dict(pairwise(stays))
@@ -397,7 +397,7 @@ def _diff_layers(nets: _Nets, told: set[str]) -> Iterator[Change]:
         if i is None:
             yield _whole("added", nets.new, j)
             continue
-        yield from _diff_pair(nets, i, j, told)
+        yield from _diff_pair(nets, i, j, reported)
         if i in next_stay:
             yield from _removed(nets, range(i + 1, next_stay[i]))
 
@@ -419,13 +419,13 @@ def _whole(kind: str, layers: Sequence[pb.LayerParameter], index: int) -> Change
     )
 
 
-def _diff_pair(nets: _Nets, i: int, j: int, told: set[str]) -> Iterator[Change]:
+def _diff_pair(nets: _Nets, i: int, j: int, reported: set[str]) -> Iterator[Change]:
     old, new = nets.old[i], nets.new[j]
     is_moved = i not in nets.matching.in_place
     if old == new and not is_moved:
         return
     title = title_of(new)
-    tops = list(_renamed_tops(nets, old, new, told))
+    tops = list(_renamed_tops(nets, old, new, reported))
     if old.name != new.name:
         a, b = title_of(old), title
         same = [(old.name, new.name) == (x, y) for _, x, y in tops]
@@ -447,12 +447,12 @@ def _diff_pair(nets: _Nets, i: int, j: int, told: set[str]) -> Iterator[Change]:
 
 
 def _renamed_tops(
-    nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter, told: set[str]
+    nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter, reported: set[str]
 ) -> Iterator[tuple[int, str, str]]:
     if len(old.top) == len(new.top):
         for place, (a, b) in enumerate(zip(old.top, new.top, strict=True)):
-            if nets.blobs.get(a) == b and a not in told:
-                told.add(a)
+            if nets.blobs.get(a) == b and a not in reported:
+                reported.add(a)
                 yield place, a, b
 
 
@@ -474,7 +474,7 @@ def _with_shared_names(
 ) -> tuple[pb.LayerParameter, dict[int, str]]:
     """Take out of both layers, of the new one in place, the names of weights that are shared as they were.
 
-    Returns the old layer, and what is to be said of each weight that is shared with other layers now.
+    Returns the old layer, and a note on each weight that is shared with other layers now.
     """
     notes: dict[int, str] = {}
     if "param" not in {field.name for field, _ in (*old.ListFields(), *new.ListFields())}:
@@ -499,13 +499,13 @@ def _with_shared_names(
 
 def _shared_note(nets: _Nets, j: int, a: str, b: str) -> str:
     """Say which layers a weight of layer `j` is shared with no more, and which it is shared with now."""
-    said = []
+    parts = []
     for what, layers in zip(("no longer", "now"), nets.sharing.find_changed(a, b), strict=True):
         others = [layer for layer in layers if 0 <= layer != j]
         names = [title_of(nets.new[layer]) for layer in others[:_MOST_PARTNERS]]
         more = [f"{len(others) - len(names)} more"] if len(others) > len(names) else []
-        said += [f"{what} shared with {', '.join([*names, *more])}"] if names else []
-    return "; ".join(said)
+        parts += [f"{what} shared with {', '.join([*names, *more])}"] if names else []
+    return "; ".join(parts)
 
 
 def _read_by(nets: _Nets, blob: str) -> str:

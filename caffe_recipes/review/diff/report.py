@@ -36,7 +36,7 @@ Paint = Callable[[str, str], str]
 def render_comparison(comparison: Comparison, paint: Paint = lambda text, colour: text) -> str:
     """Write a comparison as text; `paint(text, colour)` may put colours in. Empty where both are equal.
 
-    Files with the very same changes are told of together.
+    Files with the very same changes are reported together.
     """
     lines = [f"recipe: {_change_line(change, paint)}" for change in comparison.values]
     groups: defaultdict[Hashable, list[FileDiff]] = defaultdict(list)
@@ -93,7 +93,7 @@ def _change_lines(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
     layers: defaultdict[Hashable, list[str]] = defaultdict(list)
     for change in changes:
         layers[_sort_of(change)].append(change.layer)
-    told = set()
+    shown = set()
     for kind, run in groupby(changes, key=lambda change: change.kind):
         row = list(run)
         if kind in ("added", "removed") and len(row) >= _ROW:
@@ -103,8 +103,8 @@ def _change_lines(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
             sort = _sort_of(change)
             if not change.layer or len(layers[sort]) < _FOLDED:
                 yield _change_line(change, paint)
-            elif sort not in told:
-                told.add(sort)
+            elif sort not in shown:
+                shown.add(sort)
                 yield f"{change.field} {_old_to_new(change, paint)} in {_named(layers[sort])}"
 
 

@@ -133,7 +133,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     times.tick_params(labelbottom=False)
     times.set_title(estimates[0].recipe, fontsize=8, loc="left")
     times.set_ylabel(unit.name)
-    times.legend(frameon=False, fontsize=7)
+    times.legend(framealpha=1, edgecolor="none", fontsize=7)
     hours.set_ylabel("node-hours")
     hours.set_ylim(0, 1.1 * max(each.node_hours for each in estimates))
     hours.yaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")

@@ -264,21 +264,21 @@ def _runs() -> Iterator[TableRow]:
 
 
 def _compare_run(recipe: Recipe) -> TableRow:
-    said, cluster = recipe.reported, recipe.cluster
-    table = TABLE_VI if said.cpus else TABLE_V
+    reported, cluster = recipe.reported, recipe.cluster
+    table = TABLE_VI if reported.cpus else TABLE_V
     found = find_throughput(table, cluster.nodes, cluster.ranks_per_node * cluster.batch_per_rank)
     return TableRow(
-        table=f"Table {said.table}",
-        row=said.row or 0,
+        table=f"Table {reported.table}",
+        row=reported.row or 0,
         what="minutes",
         batch=cluster.global_batch,
-        workers=said.cpus or cluster.nodes,
+        workers=reported.cpus or cluster.nodes,
         computed=training_minutes(recipe, found.images_per_s),
-        printed=said.minutes or math.nan,
+        printed=reported.minutes or math.nan,
         epoch_s=found.epoch_s,
         iterations=total_iterations(recipe),
         epochs=total_epochs(recipe),
-        printed_epochs=said.epochs,
+        printed_epochs=reported.epochs,
         how=found.how,
         remark="; ".join(each.why for each in recipe.differences if each.key == "minutes"),
     )

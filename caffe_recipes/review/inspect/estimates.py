@@ -134,8 +134,8 @@ def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
 
 def _measured_on(recipe: Recipe) -> str | None:
     """Name the machine of the paper's run that a recipe is, if it is one."""
-    said = recipe.reported
-    return "marenostrum4" if said.cpus else "stampede2-knl" if said.table else None
+    reported = recipe.reported
+    return "marenostrum4" if reported.cpus else "stampede2-knl" if reported.table else None
 
 
 def _node_of(profile: Profile) -> tuple[int | None, int | None]:
@@ -207,14 +207,14 @@ def _check_run(recipe: Recipe, path: Path) -> None:
         frozen = json.loads(read_within(path / "recipe.json", "json-bytes"))
     except (OSError, ValueError, RecursionError):  # a log, or a folder of logs alone
         return
-    there, here = _tell_shape(frozen), _tell_shape(recipe.model_dump(mode="json"))
+    there, here = _run_shape(frozen), _run_shape(recipe.model_dump(mode="json"))
     for what, value in here.items():
         if there[what] not in (None, value):
-            told = f"is a run of {what} {there[what]}, and {recipe.name}'s is {value}"
-            raise InputError(path, told, f"give logs of {recipe.name}'s own shape")
+            problem = f"is a run of {what} {there[what]}, and {recipe.name}'s is {value}"
+            raise InputError(path, problem, f"give logs of {recipe.name}'s own shape")
 
 
-def _tell_shape(values: object) -> dict[str, object]:
+def _run_shape(values: object) -> dict[str, object]:
     """Take from a recipe's JSON values what its speed stands or falls with."""
     recipe = values if isinstance(values, dict) else {}
     net, cluster = (part if isinstance(part := recipe.get(key), dict) else {} for key in ("net", "cluster"))

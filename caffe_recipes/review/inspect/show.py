@@ -101,7 +101,7 @@ def horovod_lines(recipe: Recipe) -> Iterator[str]:
     found, run, cluster = horovod_arithmetic(recipe), recipe.tensorflow, recipe.cluster
     if found is None or run is None:
         return
-    told = run.schedule
+    schedule = run.schedule
     yield f"{found.workers} workers x {cluster.batch_per_rank} images = {found.batch:,} images a step"
     yield f"{found.images_per_epoch:,} / {found.batch:,} = {found.steps_per_epoch:.2f} steps an epoch"
     yield (
@@ -115,8 +115,9 @@ def horovod_lines(recipe: Recipe) -> Iterator[str]:
         f"{found.end_learning_rate:g}"
     )
     yield (
-        f"rate {told.learning_rate:g} to {told.end_learning_rate:g} in {told.warmup_steps} steps, "
-        f"{found.warmup_epochs:.2f} epochs, then linearly to 0 in {told.steps - told.warmup_steps:,}"
+        f"rate {schedule.learning_rate:g} to {schedule.end_learning_rate:g} in {schedule.warmup_steps} "
+        f"steps, {found.warmup_epochs:.2f} epochs, then linearly to 0 in "
+        f"{schedule.steps - schedule.warmup_steps:,}"
     )
     if found.minutes is not None and found.images_per_s:
         yield (
@@ -309,8 +310,8 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     leaves = find_leaves(recipe)
     if len(leaves) > 1:
         ages = ((images_before(recipe, leaf) + images_of(recipe, leaf)) / train.images for leaf in leaves)
-        told = ", ".join(f"{leaf.name} {age:.2f}" for leaf, age in zip(leaves, ages, strict=True))
-        yield "models", f"{told} epochs old at their ends; all phases train {total_epochs(recipe):.2f}"
+        named = ", ".join(f"{leaf.name} {age:.2f}" for leaf, age in zip(leaves, ages, strict=True))
+        yield "models", f"{named} epochs old at their ends; all phases train {total_epochs(recipe):.2f}"
     elif total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
         yield (
             "model",
@@ -350,21 +351,21 @@ def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,g}"
 
 
-def _reported(said: Reported, before: str) -> str:
+def _reported(reported: Reported, before: str) -> str:
     texts = (
-        (said.table, "Table {}"),
-        (said.row, "row {}"),
-        (said.batch, "batch {:,}"),
-        (said.nodes, "{:,} nodes"),
-        (said.cpus, "{:,} sockets"),
-        (said.iterations, "{:,} iterations"),
-        (said.epochs, "{:g} epochs"),
-        (said.images_per_s, "{:,g} images/s"),
-        (said.images_per_s_per_node, "{:g} images/s per node"),
-        (said.minutes, "about {:g} minutes"),
-        (said.loss, "loss {:g}"),
-        (said.top1_percent, "top-1 {:g} %"),
-        (said.top5_percent, "top-5 {:g} %"),
+        (reported.table, "Table {}"),
+        (reported.row, "row {}"),
+        (reported.batch, "batch {:,}"),
+        (reported.nodes, "{:,} nodes"),
+        (reported.cpus, "{:,} sockets"),
+        (reported.iterations, "{:,} iterations"),
+        (reported.epochs, "{:g} epochs"),
+        (reported.images_per_s, "{:,g} images/s"),
+        (reported.images_per_s_per_node, "{:g} images/s per node"),
+        (reported.minutes, "about {:g} minutes"),
+        (reported.loss, "loss {:g}"),
+        (reported.top1_percent, "top-1 {:g} %"),
+        (reported.top5_percent, "top-5 {:g} %"),
     )
     parts = [text.format(value) for value, text in texts if value is not None]
     return before + ", ".join(parts) if parts else ""
