@@ -37,8 +37,11 @@ from caffe_recipes.review.lint.net_view import (
     is_loss,
     same_path,
     select_phases,
+    shapes_fit,
+    show_layers,
     show_names,
     show_number,
+    show_transform,
 )
 from caffe_recipes.review.lint.rules import Explanation, chain_rule, finding, handover_rule, path_rule
 from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump
@@ -220,9 +223,9 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     for net, phases in views:
         if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deployed(phases[0]):
             continue
-        ours = _learned_in(net, pb.TEST)
+        ours = _learned_in(net, NetState(pb.TEST))
         beside = [one for one in trained if Path(one[0].path).parent == Path(net.path).parent]
-        known = [(other, phase, _learned_in(other, pb.TRAIN)) for other, phase in beside]
+        known = [(other, phase, _learned_in(other, NetState(pb.TRAIN))) for other, phase in beside]
         alike = [
             one for one in known if ours and one[2] and 2 * len(ours.keys() & one[2].keys()) >= len(ours)
         ]
@@ -278,19 +281,14 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
 def _before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
     """Name the layers from which the last that a deploy net has too is computed."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
-    waiting, found = common[-1:], set[int]()
-    while waiting:
-        i = waiting.pop()
-        if i not in found:
-            found.add(i)
-            made = [phase.maker(i, b) for b in range(len(phase.layers[i].bottom))]
-            waiting += [one[0] for one in made if one is not None and one[0] >= 0]
-    return [phase.layers[i].name for i in sorted(found)]
+    layers = {layer for one in common[-1:] for layer, _ in phase.behind((one, 0)) if layer >= 0}
+    return [phase.layers[i].name for i in sorted(layers)]
 
 
-def _learned_in(net: Net, phase: int) -> _Learned | None:
+def _learned_in(net: Net, state: NetState) -> _Learned | None:
+    """Give what a net learns; None where its shapes do not fit, which is a rule of the net's own."""
     try:
-        layers = infer_shapes(net.message, phase).layers
+        layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
     except PrototxtError:
         return None
     return {each.layer.name: each.learned for each in layers if each.learned is None or each.learned}
@@ -307,24 +305,15 @@ def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} blob{'' if len(ours) == 1 else 's'}, not {len(theirs)}"
     for one, other in zip(ours, theirs, strict=True):
-        if len(one) != len(other) or any(
-            a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None
-        ):
+        if not shapes_fit(one, other):
             return f"{show_shape(one)}, not {show_shape(other)}"
     return ""
 
 
 def _learned(link: Link) -> _Learned | None:
-    """Give what a phase's net learns; None where its shapes do not fit, which is a rule of the net's own."""
     if link.net is None:
         return None
-    net = link.net.message
-    state = train_state(link.solver.message, net)
-    try:
-        layers = infer_shapes(net, state.phase, level=state.level, stages=state.stages).layers
-    except PrototxtError:
-        return None
-    return {each.layer.name: each.learned for each in layers if each.learned is None or each.learned}
+    return _learned_in(link.net, train_state(link.solver.message, link.net.message))
 
 
 @handover_rule(
@@ -394,7 +383,7 @@ def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned
 
 
 def _layers(names: list[str]) -> str:
-    return f"layer '{names[0]}'" if len(names) == 1 else f"{len(names)} layers ({show_names(names)})"
+    return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
 def _place(net: Net, name: str) -> str:
@@ -576,49 +565,38 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     )
 
 
-@handover_rule("crop-changes", "note", "training data with another crop_size than in the phase before")
 @handover_rule(
-    "transforms-change", "warning", "training data with another mean or scale than in the phase before"
+    "crop-changes",
+    "note",
+    "training data with another crop_size than in the phase before",
+    effect="objects are of another size than the weights were trained with",
+)
+@handover_rule(
+    "transforms-change",
+    "warning",
+    "training data with another mean or scale than in the phase before",
+    effect="the weights, and the statistics of batch norms, were made with other numbers: the loss jumps",
 )
 def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
-    kinds = {
-        "transforms-change": (
-            ("mean_value", "mean_file", "scale", "force_color", "force_gray"),
-            "the weights, and the statistics of batch norms, were made with other numbers: the loss jumps",
-        ),
-        "crop-changes": (("crop_size",), "objects are of another size than the weights were trained with"),
-    }
-    for rule, (fields, effect) in kinds.items():
-        for field in fields:
-            seen = [_values(one, field) for one in earlier]
-            new, old = _values(link, field), seen[-1]
-            if not new or not old or new in seen:
-                continue
-            other = earlier[-1].name
-            what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
-            write = f"the same {field} in both nets, unless it is meant"
-            place = _data_place(link, f"transform_param.{field}")
-            if rule == "crop-changes":
-                yield finding("crop-changes", place, what, link.name, effect=effect, write=write)
-            else:
-                yield finding(
-                    "transforms-change", place, what, link.name, effect=effect, write=write, field=field
-                )
+    for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
+        seen = [_values(one, field) for one in earlier]
+        new, old = _values(link, field), seen[-1]
+        if not new or not old or new in seen:
+            continue
+        other = earlier[-1].name
+        what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
+        write = f"the same {field} in both nets, unless it is meant"
+        place = _data_place(link, f"transform_param.{field}")
+        if field == "crop_size":
+            yield finding("crop-changes", place, what, link.name, write=write)
+        else:
+            yield finding("transforms-change", place, what, link.name, write=write, field=field)
 
 
 def _values(link: Link, field: str) -> str:
     """Show a field of the transforms that make training data, equal values once; empty if none does."""
-    shown = (_show(layer.transform_param, field) for layer in link.sources if layer.type in SOURCE_BLOCKS)
+    shown = [show_transform(one.transform_param, field) for one in link.sources if one.type in SOURCE_BLOCKS]
     return "; ".join(dict.fromkeys(shown))
-
-
-def _show(param: pb.TransformationParameter, field: str) -> str:
-    value = getattr(param, field)
-    if field == "mean_value":
-        return ", ".join(map(show_number, value)) or "none"
-    if isinstance(value, str):
-        return f"'{value}'" if value else "none"
-    return str(value).lower() if isinstance(value, bool) else show_number(value)
 
 
 @handover_rule(
@@ -699,9 +677,8 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
-        layers = f"layer '{name}'" if count == 1 else f"{count} layers ({show_names(changed)})"
         change = f"{show_number(values[name])} in {link.name}, and {show_number(old[name])} in {before.name}"
-        what = f"{field} of {layers} is {change}"
+        what = f"{field} of {_layers(changed)} is {change}"
         index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
         yield finding(
@@ -717,12 +694,9 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 
 
 def _of_norms(net: Net, field: str) -> dict[str, float]:
-    return {name: getattr(param, field) for name, param in _batch_norms(net).items()}
-
-
-def _batch_norms(net: Net) -> dict[str, pb.BatchNormParameter]:
-    layers = select_layers(net.message, pb.TRAIN)
-    return {layer.name: layer.batch_norm_param for layer in layers if layer.type == "BatchNorm"}
+    """Give a field of each BatchNorm of TRAIN, by the layer's name."""
+    norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
+    return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}
 
 
 _REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"

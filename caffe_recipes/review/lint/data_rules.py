@@ -557,9 +557,7 @@ def _reads_label(phase: PhaseNet, i: int) -> bool:
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     """Find the (layer, top) that a bottom comes from, through layers that only hand it on."""
-    made = phase.maker(i, b)
-    while made is not None and made[0] >= 0 and phase.layers[made[0]].type in _PASSING:
-        made = phase.maker(made[0], 0)
+    made = phase.maker_through(i, b, _PASSING)
     return made if made is not None and made[0] >= 0 else None
 
 

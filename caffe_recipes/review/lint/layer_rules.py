@@ -24,14 +24,16 @@ from caffe_recipes.review.lint.net_view import (
     is_loss,
     layer_field,
     same_path,
+    shapes_fit,
+    show_layers,
     show_names,
     show_number,
+    show_transform,
     title,
 )
 from caffe_recipes.review.lint.rules import finding, rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.review.lint.net_view import (
         NetView,
         PhaseNet,
@@ -312,7 +314,8 @@ def check_reads(view: NetView) -> Iterator[Finding]:
         for type_, layers in unknown.items():
             yield _unknown_type(view, type_, layers)
     for (name, field, why, write), layers in found.items():
-        whose = title(view.net.layer[layers[0]]) if len(layers) == 1 else _show_layers(view, layers)
+        alike = [view.net.layer[index] for index in layers]
+        whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
         what = f"{field} of {whose} is never read: {why}"
         yield finding(name, layer_field(layers[0], field), what, write=write, layers=len(layers))
 
@@ -351,10 +354,6 @@ def _reader_of(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
-def _show_layers(view: NetView, layers: Sequence[int]) -> str:
-    return f"{len(layers)} layers ({show_names([view.net.layer[index].name for index in layers])})"
-
-
 @read_rule("unknown-layer-type", "error", "a layer type that this Caffe has not")
 def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
@@ -368,7 +367,7 @@ def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     first = view.net.layer[layers[0]]
     if len(layers) > 1:
         of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
-        what = f"{_show_layers(view, layers)} {of_type}"
+        what = f"{show_layers([view.net.layer[index].name for index in layers])} {of_type}"
     elif type_:
         what = f"{title(first)} has a type that this Caffe does not know"
     else:
@@ -533,7 +532,8 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _twins(train, test):
         layer, twin = test.layers[in_test], train.layers[in_train]
         for field in _SAME_IN_BOTH:
-            ours, theirs = _value(layer.transform_param, field), _value(twin.transform_param, field)
+            params = layer.transform_param, twin.transform_param
+            ours, theirs = (show_transform(param, field) for param in params)
             counts = len(layer.transform_param.mean_value), len(twin.transform_param.mean_value)
             is_known = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
             if ours != theirs and not is_known:
@@ -590,15 +590,6 @@ def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _value(param: pb.TransformationParameter, field: str) -> str:
-    value = getattr(param, field)
-    if field == "mean_value":
-        return ", ".join(map(show_number, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return (f"'{value}'" if value else "none") if isinstance(value, str) else show_number(value)
-
-
 @phase_rule("phase-weights-differ", "error", "weights of one layer have another shape in TEST than in TRAIN")
 def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
@@ -616,7 +607,7 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             )
             continue
         for one, other in zip(ours, theirs, strict=False):
-            if _differ(one, other):
+            if not shapes_fit(one, other):
                 yield finding(
                     "phase-weights-differ",
                     test.where(i, "name"),
@@ -627,9 +618,3 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     "the layer",
                 )
                 break
-
-
-def _differ(one: Shape, other: Shape) -> bool:
-    if len(one) != len(other):
-        return True
-    return any(a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -120,6 +120,25 @@ class PhaseNet:
         """Give the inferred shapes of what a layer learns, None if they are not known."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
+
+    def maker_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
+        """Give the (layer, top) that a bottom comes from, before all layers of these types on the way."""
+        made = self.maker(layer, bottom)
+        while made is not None and made[0] >= 0 and self.layers[made[0]].type in types:
+            made = self.maker(made[0], 0)
+        return made
+
+    def behind(self, blob: Blob) -> frozenset[Blob]:
+        """Give all blobs that a blob is computed from, and itself."""
+        found = {blob}
+        waiting = [blob]
+        while waiting:
+            layer, _ = waiting.pop()
+            bottoms = range(len(self.layers[layer].bottom)) if layer >= 0 else ()
+            made = {one for b in bottoms if (one := self.maker(layer, b)) is not None}
+            waiting += made - found
+            found |= made
+        return frozenset(found)
 
     def above(self, layer: int) -> Iterator[int]:
         """Walk from a layer to the sources along first bottoms, itself excluded."""
@@ -290,6 +309,40 @@ def show_names(names: Sequence[str], most: int = 4) -> str:
     """
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def show_layers(names: Sequence[str]) -> str:
+    """Count layers and name the first few.
+
+    >>> show_layers(["a"]), show_layers(["a", "b"])
+    ('1 layer (a)', '2 layers (a, b)')
+    """
+    return f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({show_names(names)})"
+
+
+def show_transform(param: pb.TransformationParameter, field: str) -> str:
+    """Write a field of `transform_param` as a person would.
+
+    >>> show_transform(pb.TransformationParameter(mirror=True, mean_value=[1, 2]), "mean_value")
+    '1, 2'
+    """
+    value = getattr(param, field)
+    if field == "mean_value":
+        return ", ".join(map(show_number, value)) or "none"
+    if isinstance(value, str):
+        return f"'{value}'" if value else "none"
+    return str(value).lower() if isinstance(value, bool) else show_number(value)
+
+
+def shapes_fit(one: Shape, other: Shape) -> bool:
+    """Whether two shapes are the same, as far as they are known.
+
+    >>> shapes_fit((10, None), (10, 64)), shapes_fit((10, 64), (10,))
+    (True, False)
+    """
+    return len(one) == len(other) and all(
+        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
+    )
 
 
 def show_number(value: float) -> str:

@@ -21,6 +21,7 @@ from caffe_recipes.review.lint.net_view import (
     has_loss_top,
     is_loss,
     layer_field,
+    show_layers,
     show_names,
     show_number,
     title,
@@ -148,7 +149,7 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
     empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
     if not empty:
         return
-    names = _names(phase, empty)
+    names = _show(phase, empty)
     if 2 * len(empty) > len(weighted):
         yield finding(
             "no-fillers",
@@ -178,16 +179,11 @@ def _has_filler(layer: pb.LayerParameter) -> bool:
     return filler.sparse != 0 if filler.type == "gaussian" else filler.type != "constant" or filler.value != 0
 
 
-def _names(phase: PhaseNet, layers: Sequence[int]) -> str:
-    names = show_names([phase.layers[i].name for i in layers])
-    return f"{len(layers)} {'layer' if len(layers) == 1 else 'layers'} ({names})"
-
-
 # Sum of means, sum of variances, running factor: counted, not learned.
 _STATISTICS = 3
 # So many times more layers make the others a slip.
 _SLIP_TIMES = 4
-_BIASED = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
+_LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
 
 _OF_MKL = ("MKL2017", "MKLDNN")
@@ -211,9 +207,8 @@ def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     yield from _zero_start(phase)
 
 
-def _norms(phase: PhaseNet, layers: Sequence[int]) -> str:
-    count = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
-    return f"{count} ({show_names([phase.layers[i].name for i in layers])})"
+def _show(phase: PhaseNet, layers: Sequence[int]) -> str:
+    return show_layers([phase.layers[i].name for i in layers])
 
 
 @norm_rule(
@@ -381,14 +376,14 @@ def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         yield finding(
             "batch-norm-frozen",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"{_norms(phase, wrong)} of BatchNorm with use_global_stats: true in TRAIN",
+            f"{_show(phase, wrong)} of BatchNorm with use_global_stats: true in TRAIN",
             layers=len(wrong),
         )
     else:
         yield finding(
             "batch-norm-per-batch",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"{_norms(phase, wrong)} of BatchNorm with use_global_stats: false in TEST",
+            f"{_show(phase, wrong)} of BatchNorm with use_global_stats: false in TEST",
             layers=len(wrong),
         )
 
@@ -427,7 +422,7 @@ def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     yield finding(
         "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
         phase.where(alone[0], "type"),
-        f"{_norms(phase, alone)} of BatchNorm without a Scale after it{others}",
+        f"{_show(phase, alone)} of BatchNorm without a Scale after it{others}",
         layers=len(alone),
     )
 
@@ -451,7 +446,7 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
                 if phase.layers[plain[0]].scale_param.HasField("bias_term")
                 else "type",
             ),
-            f"{_norms(phase, plain)} of Scale after BatchNorm without a bias, and "
+            f"{_show(phase, plain)} of Scale after BatchNorm without a bias, and "
             f"{len(scales) - len(plain)} others have one",
             layers=len(plain),
         )
@@ -470,7 +465,7 @@ def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         yield finding(
             "moving-average-range",
             phase.where(wrong[0], "batch_norm_param.moving_average_fraction"),
-            f"{_norms(phase, wrong)} of BatchNorm with moving_average_fraction {show_number(fraction)}",
+            f"{_show(phase, wrong)} of BatchNorm with moving_average_fraction {show_number(fraction)}",
             effect="the sums of means and variances grow without bound, until they are NaN"
             if fraction > 1
             else "a test sees the statistics of the last batch alone"
@@ -498,7 +493,7 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
         "batch-norms-differ",
         phase.where(odd[0], f"batch_norm_param.{field}"),
         f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
-        f"{others} in {_norms(phase, odd)}",
+        f"{others} in {_show(phase, odd)}",
         write=f"give all the same {field}",
         layers=len(odd),
     )
@@ -516,14 +511,14 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     for i in norms:
         made = phase.maker(i, 0)
         if made is not None and made[0] >= 0 and len(phase.flow.readers[made]) == 1:
-            block = _BIASED.get(phase.layers[made[0]].type)
+            block = _LINEAR.get(phase.layers[made[0]].type)
             if block and getattr(phase.layers[made[0]], block).bias_term:
                 biased.append(made[0])
     if biased:
         yield finding(
             "bias-before-norm",
-            phase.where(biased[0], _BIASED[phase.layers[biased[0]].type]),
-            f"{_norms(phase, biased)} with a bias before BatchNorm, which takes it off with the mean",
+            phase.where(biased[0], _LINEAR[phase.layers[biased[0]].type]),
+            f"{_show(phase, biased)} with a bias before BatchNorm, which takes it off with the mean",
             layers=len(biased),
         )
 
@@ -586,7 +581,6 @@ _MOST_NUMBERS = 2**31 - 1
 _MOST_LOSSES = 20  # of one label
 # Statistics, not learned by gradients.
 _COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
-_SCORING = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 # What their output ranks is what their bottom ranks.
 _RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
 
@@ -672,9 +666,9 @@ def _frozen(phase: PhaseNet) -> Iterator[Finding]:
             continue
         made = _ranked(phase, i, 0)
         maker = phase.layers[made[0]] if made is not None and made[0] >= 0 else None
-        if maker is None or made is None or maker.type not in _SCORING or not maker.param:
+        if maker is None or made is None or maker.type not in _LINEAR or not maker.param:
             continue
-        filler = getattr(maker, _SCORING[maker.type]).weight_filler
+        filler = getattr(maker, _LINEAR[maker.type]).weight_filler
         others = [k for k in range(len(phase.layers)) if k != made[0] and _learns(phase, k)]
         if filler.type != "constant" and others and not _learns(phase, made[0]):
             yield finding(
@@ -754,7 +748,7 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
         if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
             losses.setdefault(_ranked(phase, i, 1), []).append(i)
     scores = {i: _ranked(phase, i, 0) for alike in losses.values() for i in alike}
-    scored, behind = set(scores.values()), dict[Blob | None, set[Blob]]()
+    scored, behind = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
     for i, layer in enumerate(phase.layers):
         if layer.type != "Accuracy" or len(layer.bottom) < 2:
             continue
@@ -763,7 +757,8 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
             continue
         for j in of_label:
             if scores[j] not in behind:
-                behind[scores[j]] = _behind(phase, scores[j])
+                blob = scores[j]
+                behind[blob] = phase.behind(blob) if blob is not None else frozenset()
         # Of one label there may be several scores: only what lies behind those of each is no score.
         if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
             loss = phase.layers[of_label[0]]
@@ -777,23 +772,7 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
 
 def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
     """Find the blob that a bottom ranks as, before layers that keep the order of its numbers."""
-    made = phase.maker(i, b)
-    while made is not None and made[0] >= 0 and phase.layers[made[0]].type in _RANKING:
-        made = phase.maker(made[0], 0)
-    return made
-
-
-def _behind(phase: PhaseNet, blob: Blob | None) -> set[Blob]:
-    """Give all blobs that a blob is computed from, and itself."""
-    found: set[Blob] = set()
-    waiting = [blob]
-    while waiting:
-        made = waiting.pop()
-        if made is not None and made not in found:
-            found.add(made)
-            if made[0] >= 0:
-                waiting += [phase.maker(made[0], b) for b in range(len(phase.layers[made[0]].bottom))]
-    return found
+    return phase.maker_through(i, b, _RANKING)
 
 
 @learning_rule(

@@ -26,7 +26,8 @@ from caffe_recipes.review.lint.net_view import (
     has_loss_top,
     is_in_place,
     is_loss,
-    show_names,
+    shapes_fit,
+    show_layers,
     title,
 )
 from caffe_recipes.review.lint.rules import finding, rule
@@ -441,10 +442,8 @@ def _counts(phase: PhaseNet) -> Iterator[Finding]:
         layer, learns = phase.layers[i], f"{most or 'no'} blobs"
         what = f"{title(layer)} has {count} param blocks and learns {learns}"
         if others:
-            names = show_names([phase.layers[k].name for k in (i, *others)])
-            what = (
-                f"{len(others) + 1} layers ({names}) of {kind} have {count} param blocks and learn {learns}"
-            )
+            layers = show_layers([phase.layers[k].name for k in (i, *others)])
+            what = f"{layers} of {kind} have {count} param blocks and learn {learns}"
         yield finding(
             "too-many-params",
             phase.where(i, f"param[{most}]"),
@@ -507,6 +506,4 @@ def _fit(one: Shape, other: Shape, loose: bool) -> bool:
     if loose:
         counts = product(one), product(other)
         return None in counts or counts[0] == counts[1]
-    return len(one) == len(other) and all(
-        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
-    )
+    return shapes_fit(one, other)
