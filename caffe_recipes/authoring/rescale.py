@@ -46,6 +46,7 @@ from caffe_recipes.recipe.graph import find_leaves, images_of, images_per_iter, 
 from caffe_recipes.recipe.model import Acceptance, Phase, Recipe
 from caffe_recipes.recipe.rules import COLLAPSE_EPOCHS, Cycles
 from caffe_recipes.render.tree import generate
+from caffe_recipes.review.lint.recipe_rules import accepts
 from caffe_recipes.review.lint.recipes import check_recipe
 from caffe_recipes.review.lint.rules import Finding
 
@@ -364,11 +365,11 @@ def _title(recipe: Recipe) -> str:
 def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
     """Return what of the source's accepted findings there still is; and what few iterations bring."""
     found = _findings(made)
-    accept = [one for one in recipe.accept if any(_accepts(one, finding) for finding in found)]
+    accept = [one for one in recipe.accept if any(accepts(one, finding) for finding in found)]
     kept = [_renumbered(one, recipe, made).model_dump(exclude_none=True) for one in accept]
     before = {(one.id, one.phase) for one in _findings(recipe)}
     for one in found:
-        is_old = (one.id, one.phase) in before or any(_accepts(each, one) for each in accept)
+        is_old = (one.id, one.phase) in before or any(accepts(each, one) for each in accept)
         if one.id == _TOO_FEW and not is_old:
             last = made.phases[-1].last_iter
             reason = f"{last} iterations are few for a rate to go to 0"
@@ -392,7 +393,3 @@ def _findings(recipe: Recipe) -> list[Finding]:
     """Find what lint says of a recipe, accepted or not."""
     texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
     return list(check_recipe(recipe, texts, lambda location: recipe.name, OURS))
-
-
-def _accepts(one: Acceptance, found: Finding) -> bool:
-    return one.finding == found.id and one.phase in (None, found.phase)

@@ -10,30 +10,28 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.review.lint.check import explain
-from caffe_recipes.review.lint.folders import all_rules, explain_rule, is_at_least
+from caffe_recipes.review.lint.folders import explain_rule, is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import SEVERITIES, render_findings, render_json, render_rules
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, render_findings, render_json, render_rules
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        echo(render_rules(all_rules()))
+        echo(render_rules())
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        for rule, (severity, looks_for) in explain_rule(name).items():
-            echo(explain(rule, severity, looks_for))
+        echo(explain_rule(name))
         ctx.exit()
 
 
 def _complete_rule(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    return [CompletionItem(rule) for rule in all_rules() if rule.startswith(typed)]
+    return [CompletionItem(rule) for rule in RULES if rule.startswith(typed)]
 
 
 @click.command(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.review.lint.folders import all_rules, lint
+from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.review.lint.rules import RULES, Finding
 
 LintSolvers = Callable[..., list[Finding]]
 
@@ -65,7 +65,7 @@ def lint_solvers(tmp_path: Path) -> LintSolvers:
             path.write_text(solver_text(own | dict(changes)))
         found = lint([str(path) for path in paths], LintOptions(**options))
         for finding in found:
-            assert finding.severity == all_rules()[finding.id].severity
+            assert finding.severity == RULES[finding.id].severity
             assert finding.what and finding.effect and finding.write
             assert finding.where.startswith(str(tmp_path))
         return found

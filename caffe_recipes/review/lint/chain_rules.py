@@ -37,10 +37,13 @@ from caffe_recipes.review.lint.net_view import (
     is_loss,
     same_path,
     select_phases,
+    shapes_fit,
+    show_layers,
     show_names,
     show_number,
+    show_transform,
 )
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.rules import Explanation, chain_rule, finding, handover_rule, path_rule
 from caffe_recipes.review.lint.solver_rules import compare_rates, is_jump
 
 if TYPE_CHECKING:
@@ -92,6 +95,25 @@ def _is_augmented(link: Link) -> bool:
     )
 
 
+@chain_rule(
+    "resume-jump",
+    "note",
+    "a jump of the rate of more than 2 % where a phase resumes a solverstate",
+    write="nothing, if the step is meant",
+)
+@chain_rule(
+    "join-jump",
+    "warning",
+    "a jump of the rate of more than 2 % from one phase to the next",
+    effect="the history of momentum starts at 0 here too: the loss is unsteady for a while",
+    explanation=Explanation(
+        "A phase starts from the weights of the one before, at a rate of its own. A step between "
+        "the two rates, with an empty history of momentum, makes the loss unsteady; a rise can "
+        "undo what was learned.",
+        "The rate before as base_lr, or warmup_start_lr where there is a warm-up. Warm restarts "
+        "rise on purpose: accept those.",
+    ),
+)
 def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     if not (has_rates(before.solver.message) and has_rates(link.solver.message)):
         return
@@ -101,21 +123,35 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, at_iter)
     if not is_jump(last, first):
         return
-    is_said = start.choices > 1 or start.iteration != before.last_iter
-    change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_said else ''} to {first:.4g}"
+    is_shown = start.choices > 1 or start.iteration != before.last_iter
+    change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_shown else ''} to {first:.4g}"
     what = f"the rate {compare_rates(last, first)} from {before.name} to {link.name}, {change}"
     if start.is_guess:
         what += f": of {start.choices} snapshots the one whose rate is nearest"
     key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
     place = link.solver.where(key)
-    values = {"before": last, "after": first, "iteration": start.iteration}
     if link.resumes:
-        write = "nothing, if the step is meant"
-        yield finding("resume-jump", place, what, _resumed(link), write, link.name, **values)
+        yield finding(
+            "resume-jump",
+            place,
+            what,
+            link.name,
+            effect=_resumed(link),
+            before=last,
+            after=first,
+            iteration=start.iteration,
+        )
     else:
-        effect = "the history of momentum starts at 0 here too: the loss is unsteady for a while"
-        write = f"{key}: {last:.4g}, if the jump is not meant"
-        yield finding("join-jump", place, what, effect, write, link.name, **values)
+        yield finding(
+            "join-jump",
+            place,
+            what,
+            link.name,
+            write=f"{key}: {last:.4g}, if the jump is not meant",
+            before=last,
+            after=first,
+            iteration=start.iteration,
+        )
 
 
 def _resumed(link: Link) -> str:
@@ -126,15 +162,32 @@ def _resumed(link: Link) -> str:
     return f"the history of momentum goes on: that of the old rate fades over some {updates:.3g} updates"
 
 
+@chain_rule(
+    "collapse-weight-decay",
+    "warning",
+    "a collapse with other than twice the weight decay before it",
+    effect="the rule of the paper is to double it: results are not to be compared with its own",
+    explanation=Explanation(
+        "The collapse, the last phase at a fast falling rate and with little augmentation, has by "
+        "the paper's rule twice the weight decay of the phase before.",
+        "weight_decay: twice the one before, or accept it.",
+    ),
+)
 def _collapse(before: Link, link: Link) -> Iterator[Finding]:
     old, new = before.solver.message.weight_decay, link.solver.message.weight_decay
     if not is_collapse(before, link) or not old or abs(new / old / _RULED_TIMES - 1) <= _ROUNDING:
         return
     what = f"the collapse has {new / old:.4g} times the weight decay of {before.name}, {old:.4g} to {new:.4g}"
-    effect = "the rule of the paper is to double it: results are not to be compared with its own"
     place = link.solver.where("weight_decay")
-    write = f"weight_decay: {_RULED_TIMES * old:.4g}"
-    yield finding("collapse-weight-decay", place, what, effect, write, link.name, before=old, after=new)
+    yield finding(
+        "collapse-weight-decay",
+        place,
+        what,
+        link.name,
+        write=f"weight_decay: {_RULED_TIMES * old:.4g}",
+        before=old,
+        after=new,
+    )
 
 
 # The blobs that each layer learns, by its name; None where their shapes are not known.
@@ -170,9 +223,9 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     for net, phases in views:
         if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deployed(phases[0]):
             continue
-        ours = _learned_in(net, pb.TEST)
+        ours = _learned_in(net, NetState(pb.TEST))
         beside = [one for one in trained if Path(one[0].path).parent == Path(net.path).parent]
-        known = [(other, phase, _learned_in(other, pb.TRAIN)) for other, phase in beside]
+        known = [(other, phase, _learned_in(other, NetState(pb.TRAIN))) for other, phase in beside]
         alike = [
             one for one in known if ours and one[2] and 2 * len(ours.keys() & one[2].keys()) >= len(ours)
         ]
@@ -183,6 +236,8 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             yield from _deploy(net, other, phase, ours, theirs or {})
 
 
+@path_rule("deploy-missing", "warning", "a deploy net with layers that its train_val net does not have")
+@path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
 def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
     if norms and not norms & ours.keys():  # its batch norms were folded: its weights are others
@@ -193,37 +248,47 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
         misfit = show_misfit(shapes, given) if shapes and given else ""
         if misfit:
             what = f"layer '{name}' does not fit the weights of {trained}: {misfit}"
-            effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`"
-            yield finding("deploy-misfit", _place(net, name), what, effect, f"the layer as in {trained}")
+            yield finding(
+                "deploy-misfit",
+                _place(net, name),
+                what,
+                effect=f"Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
+                write=f"the layer as in {trained}",
+            )
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         verb = "is" if len(new) == 1 else "are"
         what = f"{_layers(new)} of the deploy net {verb} not in {trained}"
-        effect = "its weights are its fillers', as if never trained; Caffe says nothing of it"
-        yield finding("deploy-missing", _place(net, new[0]), what, effect, f"the names of {trained}")
+        yield finding(
+            "deploy-missing",
+            _place(net, new[0]),
+            what,
+            effect="its weights are its fillers', as if never trained; Caffe says nothing of it",
+            write=f"the names of {trained}",
+        )
     lost = [name for name in _before_last(phase, ours) if theirs.get(name) and name not in ours]
     if lost:
         what = f"{_layers(lost)} of {trained} {'is' if len(lost) == 1 else 'are'} not in the deploy net"
-        effect = f"Caffe says `Ignoring source layer {lost[0]}`: the scores are those of another net"
-        yield finding("deploy-missing", net.path, what, effect, f"the layers of {trained}")
+        yield finding(
+            "deploy-missing",
+            net.path,
+            what,
+            effect=f"Caffe says `Ignoring source layer {lost[0]}`: the scores are those of another net",
+            write=f"the layers of {trained}",
+        )
 
 
 def _before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
     """Name the layers from which the last that a deploy net has too is computed."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
-    waiting, found = common[-1:], set[int]()
-    while waiting:
-        i = waiting.pop()
-        if i not in found:
-            found.add(i)
-            made = [phase.maker(i, b) for b in range(len(phase.layers[i].bottom))]
-            waiting += [one[0] for one in made if one is not None and one[0] >= 0]
-    return [phase.layers[i].name for i in sorted(found)]
+    layers = {layer for one in common[-1:] for layer, _ in phase.behind((one, 0)) if layer >= 0}
+    return [phase.layers[i].name for i in sorted(layers)]
 
 
-def _learned_in(net: Net, phase: int) -> _Learned | None:
+def _learned_in(net: Net, state: NetState) -> _Learned | None:
+    """Give what a net learns; None where its shapes do not fit, which is a rule of the net's own."""
     try:
-        layers = infer_shapes(net.message, phase).layers
+        layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
     except PrototxtError:
         return None
     return {each.layer.name: each.learned for each in layers if each.learned is None or each.learned}
@@ -240,44 +305,43 @@ def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} blob{'' if len(ours) == 1 else 's'}, not {len(theirs)}"
     for one, other in zip(ours, theirs, strict=True):
-        if len(one) != len(other) or any(
-            a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None
-        ):
+        if not shapes_fit(one, other):
             return f"{show_shape(one)}, not {show_shape(other)}"
     return ""
 
 
 def _learned(link: Link) -> _Learned | None:
-    """Give what a phase's net learns; None where its shapes do not fit, which is a rule of the net's own."""
     if link.net is None:
         return None
-    net = link.net.message
-    state = train_state(link.solver.message, net)
-    try:
-        layers = infer_shapes(net, state.phase, level=state.level, stages=state.stages).layers
-    except PrototxtError:
-        return None
-    return {each.layer.name: each.learned for each in layers if each.learned is None or each.learned}
+    return _learned_in(link.net, train_state(link.solver.message, link.net.message))
 
 
+@handover_rule(
+    "handover-misfit",
+    "error",
+    "a layer whose weights have another shape in the phase that they are from",
+    write="the same shape in both nets, or another name for the layer, so that it starts anew",
+)
 def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     unfit = {}
     for name, shapes in ours.items():
         given = theirs.get(name)
-        said = show_misfit(shapes, given) if shapes and given else ""
-        if said:
-            unfit[name] = said
+        misfit = show_misfit(shapes, given) if shapes and given else ""
+        if misfit:
+            unfit[name] = misfit
     if unfit:
-        (first, said), *others = unfit.items()
+        (first, misfit), *others = unfit.items()
         more = f"; nor do {show_names([name for name, _ in others])}" if others else ""
-        what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {said}{more}"
+        what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {misfit}{more}"
         effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
-        if "blob" in said:
+        if "blob" in misfit:
             effect = f"Caffe stops with `Incompatible number of blobs for layer {first}`"
-        write = "the same shape in both nets, or another name for the layer, so that it starts anew"
-        yield finding("handover-misfit", _place(net, first), what, effect, write, link.name, count=len(unfit))
+        yield finding("handover-misfit", _place(net, first), what, link.name, effect=effect, count=len(unfit))
 
 
+@handover_rule(
+    "handover-missing", "warning", "a layer that learns, and is not in the net that its weights are from"
+)
 def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
@@ -286,25 +350,40 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
         verb = "learns, and is" if len(new) == 1 else "learn, and are"
         what = f"{_layers(new)} of {link.name} {verb} not in the net of {before.name}"
         pronoun = "it starts" if len(new) == 1 else "they start"
-        effect = f"{pronoun} from the fillers, as if never trained; Caffe says nothing of it"
-        write = f'name: "{near[0]}", as in {before.name}' if near else "nothing, if it is meant"
-        yield finding("handover-missing", _place(net, new[0]), what, effect, write, link.name, count=len(new))
+        yield finding(
+            "handover-missing",
+            _place(net, new[0]),
+            what,
+            link.name,
+            effect=f"{pronoun} from the fillers, as if never trained; Caffe says nothing of it",
+            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if it is meant",
+            count=len(new),
+        )
 
 
+@handover_rule(
+    "handover-unused",
+    "note",
+    "a layer that has learned, and is not in the next phase's net",
+    write="the same names in both nets, if it is to be kept",
+)
 def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     left = [name for name, shapes in theirs.items() if shapes and name not in ours]
     if left:
         verb = "learns, and is" if len(left) == 1 else "learn, and are"
         what = f"{_layers(left)} of {before.name} {verb} not in the net of {link.name}"
-        effect = f"Caffe says `Ignoring source layer {left[0]}`, and what was learned there is lost"
-        write = "the same names in both nets, if it is to be kept"
         yield finding(
-            "handover-unused", _place(net, left[0]), what, effect, write, link.name, count=len(left)
+            "handover-unused",
+            _place(net, left[0]),
+            what,
+            link.name,
+            effect=f"Caffe says `Ignoring source layer {left[0]}`, and what was learned there is lost",
+            count=len(left),
         )
 
 
 def _layers(names: list[str]) -> str:
-    return f"layer '{names[0]}'" if len(names) == 1 else f"{len(names)} layers ({show_names(names)})"
+    return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
 def _place(net: Net, name: str) -> str:
@@ -369,6 +448,14 @@ def check_changes(chain: Chain) -> Iterator[Finding]:
     yield from _tested(chain)
 
 
+solver_changes = handover_rule(
+    "solver-changes",
+    "warning",
+    "momentum, type, solver_mode or regularization_type other than in the phase before",
+)
+
+
+@solver_changes
 def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     for setting in _SETTINGS:
@@ -377,13 +464,24 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if new in values or None in (new, old) or str(new).upper() == str(old).upper():
             continue
         what = f"{setting.field} is {new} in {link.name}, and {old} in {before.name}"
-        place, write = (
-            link.solver.where(setting.field),
-            f"{setting.field} of {before.name}, unless it is meant",
+        place = link.solver.where(setting.field)
+        yield finding(
+            "solver-changes",
+            place,
+            what,
+            link.name,
+            effect=setting.effect,
+            write=f"{setting.field} of {before.name}, unless it is meant",
+            field=setting.field,
         )
-        yield finding("solver-changes", place, what, setting.effect, write, link.name, field=setting.field)
 
 
+@handover_rule(
+    "batch-changes",
+    "warning",
+    "iter_size or batch_size other than in the phase before, and the rate not",
+    effect="the rate is that of another batch, and the iterations are other epochs",
+)
 def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
     """Find images in an iteration that are other than before, where the rate goes on as it was."""
     before = earlier[-1]
@@ -398,12 +496,19 @@ def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Findin
     is_sub = link.solver.message.iter_size != before.solver.message.iter_size
     field = "iter_size" if is_sub else "batch_size"
     what = f"an update of {link.name} is of {ours} images a rank, {before.name}'s of {theirs}, at one rate"
-    effect = "the rate is that of another batch, and the iterations are other epochs"
-    write = f"a rate {ours / theirs:.3g} times as high, or the {field} of {before.name}"
     place = link.solver.where("iter_size" if is_sub else "base_lr")
-    yield finding("batch-changes", place, what, effect, write, link.name, before=theirs, after=ours)
+    yield finding(
+        "batch-changes",
+        place,
+        what,
+        link.name,
+        write=f"a rate {ours / theirs:.3g} times as high, or the {field} of {before.name}",
+        before=theirs,
+        after=ours,
+    )
 
 
+@solver_changes
 def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before, solver = earlier[-1].solver.message, link.solver.message
     new, old = solver.momentum, before.momentum
@@ -411,16 +516,29 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         return
     if solver_type(solver).upper() != solver_type(before).upper():
         return
-    said = show_number(new) if solver.HasField("momentum") else "not given, which means 0,"
-    what = f"momentum is {said} in {link.name}, and {show_number(old)} in {earlier[-1].name}"
+    shown = show_number(new) if solver.HasField("momentum") else "not given, which means 0,"
+    what = f"momentum is {shown} in {link.name}, and {show_number(old)} in {earlier[-1].name}"
     effect = "the weights move otherwise at the same rate"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
         effect = f"updates add up to rate / (1 - momentum): {times:.3g} times as far at the same rate"
-    place, write = link.solver.where("momentum"), f"momentum: {show_number(old)}"
-    yield finding("solver-changes", place, what, effect, write, link.name, field="momentum")
+    place = link.solver.where("momentum")
+    yield finding(
+        "solver-changes",
+        place,
+        what,
+        link.name,
+        effect=effect,
+        write=f"momentum: {show_number(old)}",
+        field="momentum",
+    )
 
 
+@handover_rule(
+    "weight-decay-changes",
+    "warning",
+    "a weight decay gone, or changed more than 4 times, in a phase that is no collapse",
+)
 def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
     if any(new == one.solver.message.weight_decay for one in earlier) or min(old, new) < 0:
@@ -429,65 +547,81 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     if low and high / low <= _MOST_DECAY_TIMES + _ROUNDING:
         return
     is_given = link.solver.message.HasField("weight_decay")
-    said = f"{new:.4g}" if is_given else "not given, which means 0,"
-    what = f"weight_decay is {said} in {link.name}, and {old:.4g} in {earlier[-1].name}"
+    shown = f"{new:.4g}" if is_given else "not given, which means 0,"
+    what = f"weight_decay is {shown} in {link.name}, and {old:.4g} in {earlier[-1].name}"
     effect = "the weights shrink towards another balance, and with them the effect of the rate"
     if not new:
         effect = "the weights no longer shrink: they grow, and the rate has less and less effect"
-    place, write = link.solver.where("weight_decay"), f"weight_decay: {old:.4g}, unless the change is meant"
-    yield finding("weight-decay-changes", place, what, effect, write, link.name, before=old, after=new)
+    place = link.solver.where("weight_decay")
+    yield finding(
+        "weight-decay-changes",
+        place,
+        what,
+        link.name,
+        effect=effect,
+        write=f"weight_decay: {old:.4g}, unless the change is meant",
+        before=old,
+        after=new,
+    )
 
 
+@handover_rule(
+    "crop-changes",
+    "note",
+    "training data with another crop_size than in the phase before",
+    effect="objects are of another size than the weights were trained with",
+)
+@handover_rule(
+    "transforms-change",
+    "warning",
+    "training data with another mean or scale than in the phase before",
+    effect="the weights, and the statistics of batch norms, were made with other numbers: the loss jumps",
+)
 def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
-    kinds = {
-        "transforms-change": (
-            ("mean_value", "mean_file", "scale", "force_color", "force_gray"),
-            "the weights, and the statistics of batch norms, were made with other numbers: the loss jumps",
-        ),
-        "crop-changes": (("crop_size",), "objects are of another size than the weights were trained with"),
-    }
-    for rule, (fields, effect) in kinds.items():
-        for field in fields:
-            seen = [_values(one, field) for one in earlier]
-            new, old = _values(link, field), seen[-1]
-            if not new or not old or new in seen:
-                continue
-            other = earlier[-1].name
-            what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
-            write = f"the same {field} in both nets, unless it is meant"
-            place = _data_place(link, f"transform_param.{field}")
-            if rule == "crop-changes":
-                yield finding("crop-changes", place, what, effect, write, link.name)
-            else:
-                yield finding("transforms-change", place, what, effect, write, link.name, field=field)
+    for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
+        seen = [_values(one, field) for one in earlier]
+        new, old = _values(link, field), seen[-1]
+        if not new or not old or new in seen:
+            continue
+        other = earlier[-1].name
+        what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
+        write = f"the same {field} in both nets, unless it is meant"
+        place = _data_place(link, f"transform_param.{field}")
+        if field == "crop_size":
+            yield finding("crop-changes", place, what, link.name, write=write)
+        else:
+            yield finding("transforms-change", place, what, link.name, write=write, field=field)
 
 
 def _values(link: Link, field: str) -> str:
     """Show a field of the transforms that make training data, equal values once; empty if none does."""
-    shown = (_show(layer.transform_param, field) for layer in link.sources if layer.type in SOURCE_BLOCKS)
+    shown = [show_transform(one.transform_param, field) for one in link.sources if one.type in SOURCE_BLOCKS]
     return "; ".join(dict.fromkeys(shown))
 
 
-def _show(param: pb.TransformationParameter, field: str) -> str:
-    value = getattr(param, field)
-    if field == "mean_value":
-        return ", ".join(map(show_number, value)) or "none"
-    if isinstance(value, str):
-        return f"'{value}'" if value else "none"
-    return str(value).lower() if isinstance(value, bool) else show_number(value)
-
-
+@handover_rule(
+    "train-source-changes",
+    "note",
+    "training data from another source than in the phase before",
+    effect="epochs, classes and their order may be others",
+    write="one source, unless it is meant",
+)
 def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_sources(one.sources) for one in earlier]
     new, old = _sources(link.sources), known[-1]
     if new and old and _same(new) not in map(_same, known):
         what = f"{link.name} trains on {', '.join(new)}, and {earlier[-1].name} on {', '.join(old)}"
-        effect = "epochs, classes and their order may be others"
-        write = "one source, unless it is meant"
         place = _data_place(link, "data_param.source")
-        yield finding("train-source-changes", place, what, effect, write, link.name)
+        yield finding("train-source-changes", place, what, link.name)
 
 
+@handover_rule(
+    "train-on-test",
+    "warning",
+    "training on the records that another net of the chain is tested on",
+    effect="the accuracy is of images that the net was trained on",
+    write="the training LMDB",
+)
 def _tested(chain: Chain) -> Iterator[Finding]:
     """Find training on what another net is tested with; of the same net, a rule of the net's own says so."""
     tests: list[tuple[Net, str]] = []
@@ -504,9 +638,8 @@ def _tested(chain: Chain) -> Iterator[Finding]:
         for net, source in others:
             if same_path(source) in trained:
                 what = f"{link.name} trains on '{source}', on which {net.path} is tested"
-                effect = "the accuracy is of images that the net was trained on"
                 place = _data_place(link, "data_param.source")
-                yield finding("train-on-test", place, what, effect, "the training LMDB", link.name)
+                yield finding("train-on-test", place, what, link.name)
                 break
 
 
@@ -530,6 +663,7 @@ def _data_place(link: Link, field: str) -> str:
     return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
 
+@handover_rule("norms-change", "warning", "BatchNorm with another moving_average_fraction or eps than before")
 def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     if link.net is None or before.net is None or link.net.path == before.net.path:
@@ -543,27 +677,46 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
-        layers = f"layer '{name}'" if count == 1 else f"{count} layers ({show_names(changed)})"
         change = f"{show_number(values[name])} in {link.name}, and {show_number(old[name])} in {before.name}"
-        what = f"{field} of {layers} is {change}"
+        what = f"{field} of {_layers(changed)} is {change}"
         index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
-        write = f"{field}: {show_number(old[name])}"
-        yield finding("norms-change", place, what, effect, write, link.name, field=field, count=count)
+        yield finding(
+            "norms-change",
+            place,
+            what,
+            link.name,
+            effect=effect,
+            write=f"{field}: {show_number(old[name])}",
+            field=field,
+            count=count,
+        )
 
 
 def _of_norms(net: Net, field: str) -> dict[str, float]:
-    return {name: getattr(param, field) for name, param in _batch_norms(net).items()}
-
-
-def _batch_norms(net: Net) -> dict[str, pb.BatchNormParameter]:
-    layers = select_layers(net.message, pb.TRAIN)
-    return {layer.name: layer.batch_norm_param for layer in layers if layer.type == "BatchNorm"}
+    """Give a field of each BatchNorm of TRAIN, by the layer's name."""
+    norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
+    return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}
 
 
 _REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"
 
+no_test_net = path_rule(
+    "no-test-net", "error", "a test during training, or after it, on a net without a data layer for TEST"
+)
 
+
+@path_rule(
+    "last-net-without-test",
+    "warning",
+    "a last phase whose net cannot be tested",
+    write="a data layer with include { phase: TEST } in it, or test with a net that has one",
+    explanation=Explanation(
+        "`caffe test` needs a data layer for TEST, which this net lacks: the model cannot be tested with it.",
+        "A data layer with include { phase: TEST }, or --script with the command that tests another net.",
+    ),
+)
+@no_test_net
 def check_steps(chain: Chain) -> Iterator[Finding]:
     """Find steps that their nets, or their solvers, do not allow."""
     for link in chain.links:
@@ -574,13 +727,21 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
         if not has_source(net.message, NetState(pb.TEST)):
             what = f"the chain's test uses {net.path}, which has no data layer for TEST"
             yield finding(
-                "no-test-net", net.path, what, _REFUSED, "a data layer with include { phase: TEST }"
+                "no-test-net",
+                net.path,
+                what,
+                effect=_REFUSED,
+                write="a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
         what = f"the last phase's net {last.net.path} has no data layer for TEST"
-        effect = f"`caffe test` on it fails with {_REFUSED.partition('with ')[2]}"
-        write = "a data layer with include { phase: TEST } in it, or test with a net that has one"
-        yield finding("last-net-without-test", last.solver.where("net"), what, effect, write, last.name)
+        yield finding(
+            "last-net-without-test",
+            last.solver.where("net"),
+            what,
+            last.name,
+            effect=f"`caffe test` on it fails with {_REFUSED.partition('with ')[2]}",
+        )
 
 
 def _can_be_tested(link: Link, net: Net) -> bool:
@@ -594,37 +755,58 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     return bool(solver.test_net or solver.test_net_param)
 
 
+@path_rule(
+    "solver-mode-absent",
+    "warning",
+    "no solver_mode: the default is GPU",
+    effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
+    write="solver_mode: CPU",
+    explanation=Explanation(
+        "Caffe's default is GPU: a build for CPUs stops. For Caffes that are built for GPUs, as "
+        "with --dialect bvlc, it is no finding.",
+        "solver_mode: CPU.",
+    ),
+)
+@path_rule(
+    "test-interval-alone",
+    "warning",
+    "a test_interval without test_iter: it never tests",
+    effect="Caffe makes no test net, and never tests",
+    write="test_iter: the test images / the test batch_size",
+)
+@path_rule(
+    "test-iter-alone",
+    "error",
+    "a test_iter without test_interval: Caffe refuses it",
+    effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
+    write="test_interval: the iterations between tests",
+)
 def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
     if not has_gpus and not solver.HasField("solver_mode"):
-        effect = "a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`"
         what = "solver_mode is absent, and the default is GPU"
-        yield finding("solver-mode-absent", link.solver.path, what, effect, "solver_mode: CPU", link.name)
+        yield finding("solver-mode-absent", link.solver.path, what, link.name)
     if solver.test_interval and not solver.test_iter:
         what = f"test_interval {solver.test_interval} without test_iter"
-        yield finding(
-            "test-interval-alone",
-            where("test_interval"),
-            what,
-            "Caffe makes no test net, and never tests",
-            "test_iter: the test images / the test batch_size",
-            link.name,
-        )
+        yield finding("test-interval-alone", where("test_interval"), what, link.name)
     if solver.test_iter and not solver.test_interval:
         what = "test_iter without test_interval"
-        effect = "Caffe stops with `Check failed: param_.test_interval() > 0`"
-        write = "test_interval: the iterations between tests"
-        yield finding("test-iter-alone", where("test_iter"), what, effect, write, link.name)
+        yield finding("test-iter-alone", where("test_iter"), what, link.name)
 
 
+@path_rule(
+    "no-train-net",
+    "error",
+    "a net without a data layer for TRAIN",
+    write="a data layer with include { phase: TRAIN }",
+)
 def _data(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
     if net is None:
         return
     if not has_source(net.message, train_state(solver, net.message)):
         what = f"{net.path} has no data layer for TRAIN{_staged(solver.train_state)}"
-        write = "a data layer with include { phase: TRAIN }"
-        yield finding("no-train-net", net.path, what, _REFUSED, write, link.name)
+        yield finding("no-train-net", net.path, what, link.name, effect=_REFUSED)
     if not (solver.test_iter or solver.test_interval):
         return
     for tested in link.test_nets if _has_own(solver) else (net,):
@@ -641,14 +823,20 @@ def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetSta
     return zip(states, solver.test_state or (pb.NetState(),), strict=True)
 
 
+@no_test_net
 def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
     solver = link.solver
     tests = bool(solver.message.test_iter)
     what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST{_staged(state)}"
-    write = "a data layer with include { phase: TEST }, or no test_iter and test_interval"
     field = "test_iter[0]" if tests else "test_interval"
-    effect = _REFUSED if tests else f"it never tests; once test_iter is given {_REFUSED}"
-    return finding("no-test-net", solver.where(field), what, effect, write, link.name)
+    return finding(
+        "no-test-net",
+        solver.where(field),
+        what,
+        link.name,
+        effect=_REFUSED if tests else f"it never tests; once test_iter is given {_REFUSED}",
+        write="a data layer with include { phase: TEST }, or no test_iter and test_interval",
+    )
 
 
 def _staged(state: pb.NetState) -> str:

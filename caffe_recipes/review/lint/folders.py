@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.review.lint.chain_rules import check_deploys
-from caffe_recipes.review.lint.check import sort_findings, split_place
+from caffe_recipes.review.lint.check import explain, sort_findings, split_place
 from caffe_recipes.review.lint.inputs import (
     Reader,
     find_training,
@@ -27,9 +27,15 @@ from caffe_recipes.review.lint.inputs import (
     split_started,
     upgraded,
 )
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, LintRule, finding
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
-from caffe_recipes.review.lint.snapshot_rules import check_commands, check_started, name_of, name_rank
+from caffe_recipes.review.lint.snapshot_rules import (
+    check_commands,
+    check_order,
+    check_started,
+    name_of,
+    name_rank,
+)
 from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt_file, refuse_unreadable
 
 if TYPE_CHECKING:
@@ -68,18 +74,13 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         waiting = [solver for solver in alone if solver not in idle]
         if len(ordered) > 1 and not reader.options.is_alone:
             if text is not script:
-                yield _say_order(home, ordered, why)
+                yield from check_order(home, ordered, why)
             yield from lint_chain(reader, ordered, text)
         else:
             alone = solvers
             waiting = started or solvers
         if len(waiting) > 1 and not reader.options.is_alone:
-            names = ", ".join(Path(solver.path).name for solver in waiting)
-            what = f"the order of {names} cannot be told: each was looked at alone"
-            write = "give the solvers in their order, or --script FILE"
-            yield finding(
-                "order-unknown", str(home), what, "what happens between them was not looked at", write
-            )
+            yield from check_order(home, waiting, "")
         for solver in alone:
             yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, started))
         for document in documents:
@@ -164,13 +165,6 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
     return best
 
 
-def _say_order(home: Path, ordered: Sequence[Document[Any]], why: str) -> Finding:
-    names = ", ".join(Path(solver.path).name for solver in ordered)
-    what = f"{len(ordered)} solvers were taken as one chain {why}: {names}"
-    write = "give the solvers in their order if it is another"
-    return finding("order-guessed", str(home), what, "joins are judged in this order", write)
-
-
 def lint(targets: Sequence[str], options: LintOptions) -> list[Finding]:
     """Find what is wrong with recipes one after the other, then with folders, then with files as one chain.
 
@@ -209,25 +203,14 @@ def is_at_least(found: Finding, severity: str) -> bool:
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
 
 
-def all_rules() -> Mapping[str, LintRule]:
-    """Return every rule that lint has, by id."""
-    from caffe_recipes.review.lint.check import DIALECT_RULES, NET_RULES
-
-    return {
-        **RULES,
-        **{name: LintRule(*about) for name, about in (*NET_RULES.items(), *DIALECT_RULES.items())},
-    }
-
-
-def explain_rule(name: str) -> Mapping[str, LintRule]:
-    """Return one rule by its id; InputError, with the nearest, if there is none."""
-    rules = all_rules()
-    if name not in rules:
-        near = difflib.get_close_matches(name, rules, n=1)
+def explain_rule(name: str) -> str:
+    """Write what is known of one rule; InputError, with the nearest, if there is none of this id."""
+    if name not in RULES:
+        near = difflib.get_close_matches(name, RULES, n=1)
         raise InputError(
             "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
         )
-    return {name: rules[name]}
+    return explain(name)
 
 
 def _lint_paths(paths: Sequence[Path], options: LintOptions) -> list[Finding]:

@@ -33,10 +33,10 @@ from caffe_recipes.review.lint.chain import (
     stop_phases,
 )
 from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
-from caffe_recipes.review.lint.check import check_chain, check_net
+from caffe_recipes.review.lint.check import check_chain, check_dialect, check_net
 from caffe_recipes.review.lint.net_view import upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.rules import Explanation, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import check_evaluations, check_started, name_of, name_rank
 from caffe_recipes.review.lint.solver_rules import check_other_rates, check_snapshot_folder, drop_rates
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared, is_file, real_path
@@ -76,6 +76,19 @@ def inline_net(solver: Solver, field: str) -> Net:
     return part_of(solver, field, _value(solver.message, field))
 
 
+@path_rule(
+    "net-not-found",
+    "note",
+    "a net that is not there to be looked at",
+    effect="its own rules are not looked at",
+    write="--caffe-root DIR, or a copy of the net beside the solver",
+)
+@path_rule(
+    "net-missing",
+    "error",
+    "a net that is not at its path under the Caffe root",
+    effect="Caffe stops with `File not found`",
+)
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
     """Find the net that `field` of a solver gives.
 
@@ -91,16 +104,20 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     beside_file = find_beside(solver.path, given) or (find_shared(solver.path, given) if is_ours else None)
     where = solver.where(field)
     if caffe_root is not None:
-        effect = "Caffe stops with `File not found`"
-        write = f"{field}: the net's path from the Caffe root"
         what = f"no file {given} under {caffe_root}"
-        return NetPlace(beside_file, (finding("net-missing", where, what, effect, write, phase),))
+        return NetPlace(
+            beside_file,
+            (
+                finding(
+                    "net-missing", where, what, phase, write=f"{field}: the net's path from the Caffe root"
+                ),
+            ),
+        )
     home = Path(solver.path).absolute().parent.name
     findings = () if is_ours else tuple(_folder(given, home, where, field, phase, beside_file))
     if beside_file is None:
         what = f"{given} is neither here nor beside the solver"
-        write = "--caffe-root DIR, or a copy of the net beside the solver"
-        unread = finding("net-not-found", where, what, "its own rules are not looked at", write, phase)
+        unread = finding("net-not-found", where, what, phase)
         findings = (*findings, unread)
     return NetPlace(beside_file, findings)
 
@@ -112,6 +129,18 @@ def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     return value[int(index.removesuffix("]"))] if index else value
 
 
+@path_rule(
+    "net-folder",
+    "warning",
+    "a net in another folder than the solver's own",
+    effect="Caffe stops with `File not found` if there is no such folder",
+    explanation=Explanation(
+        "`net:` is a path from the folder that Caffe is started in, mostly its root. Lint has no "
+        "root to look under, and the folder's name differs from the solver's own, as after a "
+        "rename.",
+        "The right path, or --caffe-root DIR to have it looked for.",
+    ),
+)
 def _folder(
     given: str, home: str, where: str, field: str, phase: str, beside_file: Path | None
 ) -> Iterator[Finding]:
@@ -119,11 +148,10 @@ def _folder(
     folder = path.parent.name
     if folder and folder != ".." and folder != home:
         what = f"the net lies in {folder}, and the solver in {home}"
-        effect = "Caffe stops with `File not found` if there is no such folder"
         write = f'{field}: "{path.parent.with_name(home) / path.name}"'
         if beside_file is None:
             write = f"{field}: the path of a net that is there; {home} has none of this name"
-        yield finding("net-folder", where, what, effect, write, phase, folder=folder, own=home)
+        yield finding("net-folder", where, what, phase, write=write, folder=folder, own=home)
 
 
 def find_datum(source: str, root: Path | None) -> pb.Datum | None:
@@ -148,6 +176,12 @@ def count_records(source: str, root: Path | None) -> int:
         return 0
 
 
+@path_rule(
+    "lmdb-unreadable",
+    "warning",
+    "an LMDB that is here, and is empty or damaged",
+    effect="Caffe stops with it, or reads no record; what its images are is not known here",
+)
 def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator[Finding]:
     """Find LMDBs that are here, and empty or damaged; each once, at the first layer that names it."""
     seen: set[str] = set()
@@ -160,9 +194,12 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
             read_first(source, root)
         except DataError as error:
             where = net.where(f"layer[{index}].data_param.source")
-            effect = "Caffe stops with it, or reads no record; what its images are is not known here"
-            write = error.hint or "build the LMDB again"
-            yield finding("lmdb-unreadable", where, f"{error.where} {error.what}", effect, write)
+            yield finding(
+                "lmdb-unreadable",
+                where,
+                f"{error.where} {error.what}",
+                write=error.hint or "build the LMDB again",
+            )
 
 
 FOR_GPUS = ("bvlc", "nvcaffe")
@@ -211,15 +248,19 @@ class Reader:
             raise found
         return found
 
+    @file_rule(
+        "unreadable",
+        "error",
+        "a prototxt of a folder that Caffe could not read",
+        effect="Caffe stops with it",
+    )
     def read_leniently(self, path: Path) -> Document[Any] | None:
         """Read a prototxt file, and find what cannot be read instead of raising it."""
         try:
             return self.read(path)
         except PrototxtError as error:
             self.findings.append(
-                finding(
-                    "unreadable", error.where, error.what, "Caffe stops with it", error.hint or "correct it"
-                )
+                finding("unreadable", error.where, error.what, write=error.hint or "correct it")
             )
             return None
 
@@ -275,19 +316,23 @@ def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:
     )
 
 
+@file_rule(
+    "byte-order-mark",
+    "error",
+    "a byte-order mark at the start of a file: Caffe's parser refuses it",
+    effect="Caffe stops with `Error parsing text-format`: its parser does not know it",
+    write="the file again as UTF-8 without a BOM; `caffe-recipes fmt` does",
+)
 def check_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
     """Find what a dialect's parser refuses or reads otherwise, and a byte-order mark."""
     if text.startswith("\ufeff"):
         what = "the file starts with a byte-order mark"
-        effect = "Caffe stops with `Error parsing text-format`: its parser does not know it"
-        write = "the file again as UTF-8 without a BOM; `caffe-recipes fmt` does"
-        yield finding("byte-order-mark", f"{path}:1:1", what, effect, write)
+        yield finding("byte-order-mark", f"{path}:1:1", what)
     if dialect != OURS:
-        from caffe_recipes.review.lint.check import check_dialect
-
         yield from check_dialect(path, text, dialect)
 
 
+@file_rule("newer-text", "note", "text that a Caffe built with an old protobuf cannot read")
 def check_forms(document: Document[Any]) -> Iterator[Finding]:
     """Find text that a Caffe built with an old protobuf cannot read; each form once, where it is first."""
     seen: set[str] = set()
@@ -295,11 +340,21 @@ def check_forms(document: Document[Any]) -> Iterator[Finding]:
         if form.what not in seen:
             seen.add(form.what)
             what = f"{form.field.rpartition('.')[2]}: {form.what}"
-            effect = f"a Caffe built with {form.versions} would {form.effect}"
-            write = f"{form.write}; `caffe-recipes fmt` writes the file so that all read it"
-            yield finding("newer-text", document.place(form.offset), what, effect, write)
+            yield finding(
+                "newer-text",
+                document.place(form.offset),
+                what,
+                effect=f"a Caffe built with {form.versions} would {form.effect}",
+                write=f"{form.write}; `caffe-recipes fmt` writes the file so that all read it",
+            )
 
 
+@file_rule(
+    "label-twice",
+    "warning",
+    "a label map that gives one label, or one name, twice",
+    effect="whichever is read last, or first, is taken for both",
+)
 def check_labels(document: Document[pb.LabelMap]) -> Iterator[Finding]:
     """Find a label map that gives a label or a name twice."""
     for key in ("label", "name"):
@@ -311,9 +366,8 @@ def check_labels(document: Document[pb.LabelMap]) -> Iterator[Finding]:
             first = seen.setdefault(value, index)
             if first != index:
                 what = f"{key} {value!r} is given twice, by items {first} and {index}"
-                effect = "whichever is read last, or first, is taken for both"
                 where = document.where(f"item[{index}].{key}")
-                yield finding("label-twice", where, what, effect, f"one item for each {key}")
+                yield finding("label-twice", where, what, write=f"one item for each {key}")
 
 
 def lint_files(reader: Reader, paths: Iterable[Path], script: Script) -> Iterator[Finding]:
@@ -373,6 +427,13 @@ def _stem(solver: Document[Any], name: str) -> str:
     )
 
 
+@path_rule(
+    "taken-alone",
+    "note",
+    "solvers given together that are not one chain",
+    effect="what happens between those taken apart was not looked at",
+    write="--script FILE with the commands, if they are one",
+)
 def _say_alone(chains: Sequence[Sequence[Document[Any]]]) -> Iterator[Finding]:
     if len(chains) < 2:
         return
@@ -380,9 +441,7 @@ def _say_alone(chains: Sequence[Sequence[Document[Any]]]) -> Iterator[Finding]:
     alone = ", ".join(Path(chain[0].path).name for chain in chains if len(chain) == 1)
     parts = [*(f"{names} as one chain" for names in shown), *([f"{alone} each alone"] if alone else [])]
     what = f"these solvers are not one chain; they were taken so: {'; '.join(parts)}"
-    effect = "what happens between those taken apart was not looked at"
-    write = "--script FILE with the commands, if they are one"
-    yield finding("taken-alone", chains[0][0].path, what, effect, write)
+    yield finding("taken-alone", chains[0][0].path, what)
 
 
 def is_solver(document: Document[Any]) -> bool:
@@ -496,14 +555,19 @@ def start_by(link: Link, training: TrainCommand | None, ranks: int | None = None
     )
 
 
+@path_rule(
+    "net-not-named",
+    "error",
+    "a solver that names no net",
+    effect="Caffe stops with `SolverParameter must specify a train net`",
+    write="net: the net's path",
+)
 def _nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
     """Yield where a solver's nets lie and what they are: the trained one, then those it tests besides."""
     field = net_field(solver.message)
     if not field:
         what = "the solver names no net"
-        effect = "Caffe stops with `SolverParameter must specify a train net`"
-        write = "net: the net's path"
-        yield NetPlace(None, (finding("net-not-named", solver.path, what, effect, write, name),)), None
+        yield NetPlace(None, (finding("net-not-named", solver.path, what, name),)), None
     else:
         # A solver of 2014 has a file for each phase.
         phases = (pb.TRAIN,) if field.startswith("train") else (pb.TRAIN, pb.TEST)
@@ -515,6 +579,13 @@ def _nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace,
             yield replace(place, findings=missing), net
 
 
+@path_rule(
+    "inline-net-old",
+    "error",
+    "a net inside a solver that Caffe would have to upgrade, and does not",
+    effect="Caffe takes it for an empty net, and stops",
+    write="the net in a file, named by `net:`; or `layer`, and an Input layer",
+)
 def _read_net(
     reader: Reader, solver: Solver, field: str, name: str, phases: Sequence[int]
 ) -> tuple[NetPlace, Net | None]:
@@ -524,10 +595,8 @@ def _read_net(
         if old is None:
             return NetPlace(None), net
         what = f"the net in {field} has `{old}`, which Caffe upgrades in files of their own alone"
-        effect = "Caffe takes it for an empty net, and stops"
-        write = "the net in a file, named by `net:`; or `layer`, and an Input layer"
         where = solver.where(f"{field}.{old}[0]")
-        return NetPlace(None, (finding("inline-net-old", where, what, effect, write, name),)), None
+        return NetPlace(None, (finding("inline-net-old", where, what, name),)), None
     place = find_net(solver, field, reader.options.caffe_root, name)
     if place.file is None:
         return place, None
@@ -543,19 +612,30 @@ def _shown(path: Path, solver: Solver) -> Path:
     return path if Path(solver.path).is_absolute() else Path(os.path.relpath(path))
 
 
+@path_rule(
+    "solver-path",
+    "warning",
+    "a command that gives --solver another folder than the file's",
+    effect="Caffe stops with `File not found` if there is no such folder",
+)
 def _script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:
     """Find a command that seeks the solver in another folder than it lies in."""
     training = find_training(script, document.path)
     if training is None:
         return
     root, home = reader.options.caffe_root, Path(document.path).absolute().parent.name
-    folder = PurePosixPath(training.solver).parent.name
+    theirs = PurePosixPath(training.solver)
+    folder = theirs.parent.name
     is_there = is_file(root / training.solver) if root else folder in ("", "..", home)
     if not is_there:
         what = f"the command gives --solver={training.solver}, and the file lies in {home}"
-        write = f"--solver={PurePosixPath(training.solver).parent.with_name(home) / Path(document.path).name}"
-        effect = "Caffe stops with `File not found` if there is no such folder"
-        yield finding("solver-path", training.where, what, effect, write, name_of(document.path))
+        yield finding(
+            "solver-path",
+            training.where,
+            what,
+            name_of(document.path),
+            write=f"--solver={theirs.parent.with_name(home) / Path(document.path).name}",
+        )
 
 
 def _setting(reader: Reader, script: Script) -> ChainFacts:

@@ -10,55 +10,43 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
 from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, refuse_filler, refuse_layer
 from caffe_recipes.caffe.shapes import show_shape
+from caffe_recipes.review.lint.data_rules import mean_values_misfit
 from caffe_recipes.review.lint.net_view import (
-    Draft,
     block_readers,
     filler_fields,
     is_loss,
+    layer_field,
     same_path,
+    shapes_fit,
+    show_layers,
     show_names,
     show_number,
+    show_transform,
     title,
 )
+from caffe_recipes.review.lint.rules import finding, rule
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.review.lint.net_view import (
         NetView,
         PhaseNet,
     )
-    from caffe_recipes.review.lint.rules import Severity
+    from caffe_recipes.review.lint.rules import Finding
 
-REFUSAL_RULES: dict[str, tuple[Severity, str]] = {
-    "size-given-twice": ("error", "kernel_size, pad, stride or a shape given in two ways"),
-    "size-half-given": ("error", "kernel, pad or stride of one axis, and none of the other"),
-    "axis-given-twice": ("error", "axis beside slice_dim or concat_dim"),
-    "global-pooling-sized": ("error", "global_pooling with kernel_size, pad or stride"),
-    "pooling-stochastic": ("error", "pool: STOCHASTIC, which no CPU computes"),
-    "tops-count": ("error", "a layer with fewer tops than its type makes, or more"),
-    "dummy-shapes": ("error", "DummyData with sizes that are neither one nor one for each top"),
-    "infogain-source": ("error", "InfogainLoss without a matrix: neither source nor a third bottom"),
-    "dropout-ratio": ("error", "dropout_ratio below 0, or 1 and above"),
-    "eltwise-coeff": ("error", "coeff of Eltwise for a product, or not one for each bottom"),
-    "layer-value-refused": ("error", "a value that its type stops at, or computes NaN or nothing with"),
-    "value-not-finite": ("error", "a number of a layer that is infinite or NaN"),
-    "value-overflows": ("error", "a number of a layer that is above 2,147,483,647"),
-    "value-large": ("warning", "a multiplier, weight or spread far beyond what anybody trains with"),
-    "input-ignored": ("warning", "a layer whose output is the same for any input"),
-    "loss-weight-count": ("error", "loss_weight not given once for each top"),
-    "loss-weight-missing": ("error", "a loss whose type has the weight 0 unless loss_weight is given"),
-    "loss-weight-odd": ("warning", "loss_weight on a layer that is no loss"),
-    "propagate-down-count": ("error", "propagate_down not given once for each bottom"),
-    "engine-unknown": ("error", "an engine that this Caffe does not know, or has on GPUs only"),
-    "filler-range": ("error", "a filler whose std is not above 0, or whose min is above its max"),
-    "filler-sparse": ("error", "sparse on a filler that is not gaussian, or below 0"),
-}
+refusal_rule = partial(
+    rule, "a net: what Caffe checks when it sets a layer up, and stops at: the table is `caffe/refusals.py`"
+)
+read_rule = partial(
+    rule, "a net: fields that are set and never read: blocks of other types, and fields without effect"
+)
+phase_rule = partial(rule, "a net: phases: which layers are in which, and what must be the same in both")
 
 # What the Caffes that are built for GPUs have.
 _OF_GPUS = frozenset(("engine-unknown", "pooling-stochastic"))
@@ -69,7 +57,27 @@ _NO_LOSS_WORDS = """
 _NO_LOSS = frozenset(_NO_LOSS_WORDS.split())
 
 
-def check_refusals(view: NetView) -> Iterator[Draft]:
+@refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape given in two ways")
+@refusal_rule("size-half-given", "error", "kernel, pad or stride of one axis, and none of the other")
+@refusal_rule("axis-given-twice", "error", "axis beside slice_dim or concat_dim")
+@refusal_rule("global-pooling-sized", "error", "global_pooling with kernel_size, pad or stride")
+@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which no CPU computes")
+@refusal_rule("tops-count", "error", "a layer with fewer tops than its type makes, or more")
+@refusal_rule("dummy-shapes", "error", "DummyData with sizes that are neither one nor one for each top")
+@refusal_rule("infogain-source", "error", "InfogainLoss without a matrix: neither source nor a third bottom")
+@refusal_rule("dropout-ratio", "error", "dropout_ratio below 0, or 1 and above")
+@refusal_rule("eltwise-coeff", "error", "coeff of Eltwise for a product, or not one for each bottom")
+@refusal_rule(
+    "layer-value-refused", "error", "a value that its type stops at, or computes NaN or nothing with"
+)
+@refusal_rule("value-not-finite", "error", "a number of a layer that is infinite or NaN")
+@refusal_rule("value-overflows", "error", "a number of a layer that is above 2,147,483,647")
+@refusal_rule("loss-weight-count", "error", "loss_weight not given once for each top")
+@refusal_rule("propagate-down-count", "error", "propagate_down not given once for each bottom")
+@refusal_rule("engine-unknown", "error", "an engine that this Caffe does not know, or has on GPUs only")
+@refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
+@refusal_rule("filler-sparse", "error", "sparse on a filler that is not gaussian, or below 0")
+def check_refusals(view: NetView) -> Iterator[Finding]:
     """Check each layer of the file for what Caffe would stop at."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
@@ -77,12 +85,12 @@ def check_refusals(view: NetView) -> Iterator[Draft]:
         own = (*_loss_weight(layer), *_ignored(layer), *_large(layer))
         for refusal in (*refuse_layer(layer, view.net.engine), *own, *unweighted):
             if is_intels or refusal.rule not in _OF_GPUS:
-                yield _draft(index, layer, refusal)
+                yield _refused(index, layer, refusal)
         for path, filler in filler_fields(layer):
             if not fills(view, layer, path):
                 continue
             for refusal in refuse_filler(filler):
-                yield _draft(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
+                yield _refused(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
 
 
 def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
@@ -92,11 +100,12 @@ def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
     return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
 
 
-def _draft(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Draft:
-    what = f"{title(layer)} {refusal.what}"
-    return Draft(refusal.rule, index, refusal.field, what, refusal.effect, refusal.write)
+def _refused(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
+    place, what = layer_field(index, refusal.field), f"{title(layer)} {refusal.what}"
+    return finding(refusal.rule, place, what, effect=refusal.effect, write=refusal.write)
 
 
+@refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is no loss")
 def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in _NO_LOSS and any(layer.loss_weight):
         yield Refusal(
@@ -108,6 +117,7 @@ def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
+@refusal_rule("input-ignored", "warning", "a layer whose output is the same for any input")
 def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find factors of 0: what a layer makes does not depend on its input."""
     fields = {
@@ -126,6 +136,7 @@ def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
 _MOST_MULTIPLIER, _MOST_WEIGHT, _MOST_SPREAD, _MOST_SCALE = 1e3, 1e6, 1e2, 1e3
 
 
+@refusal_rule("value-large", "warning", "a multiplier, weight or spread far beyond what anybody trains with")
 def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find numbers with which the first updates, or the first pass, leave nothing but infinities."""
     given: list[tuple[str, float, float]] = [
@@ -148,6 +159,9 @@ def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
             yield Refusal("value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: 1, say")
 
 
+@refusal_rule(
+    "loss-weight-missing", "error", "a loss whose type has the weight 0 unless loss_weight is given"
+)
 def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in UNWEIGHTED and not layer.loss_weight:
         yield Refusal(
@@ -157,14 +171,6 @@ def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "Caffe prints loss = 0, and nothing is learned from it",
             "loss_weight: 1",
         )
-
-
-READ_RULES: dict[str, tuple[Severity, str]] = {
-    "unknown-layer-type": ("error", "a layer type that this Caffe has not"),
-    "block-unread": ("warning", "a `*_param` block of another layer type"),
-    "field-unread": ("warning", "a field that is set and has no effect"),
-    "field-idle": ("note", "a field that is set, has no effect, and misleads nobody"),
-}
 
 
 class Unread(NamedTuple):
@@ -276,7 +282,25 @@ _FILLERS = {
 _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
 
 
-def check_reads(view: NetView) -> Iterator[Draft]:
+@read_rule(
+    "block-unread",
+    "warning",
+    "a `*_param` block of another layer type",
+    effect="it changes nothing, whoever wrote it meant something",
+)
+@read_rule(
+    "field-unread",
+    "warning",
+    "a field that is set and has no effect",
+    effect="it changes nothing, whoever wrote it meant something",
+)
+@read_rule(
+    "field-idle",
+    "note",
+    "a field that is set, has no effect, and misleads nobody",
+    effect="it changes nothing",
+)
+def check_reads(view: NetView) -> Iterator[Finding]:
     """Check types, and what each layer sets that its type does not read; alike layers told once."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     unknown: dict[str, list[int]] = defaultdict(list)
@@ -289,19 +313,11 @@ def check_reads(view: NetView) -> Iterator[Draft]:
     if view.dialect.name == OURS:  # of another dialect, its own rules tell this
         for type_, layers in unknown.items():
             yield _unknown_type(view, type_, layers)
-    for (rule, field, why, write), layers in found.items():
-        whose = title(view.net.layer[layers[0]]) if len(layers) == 1 else _show_layers(view, layers)
-        yield Draft(
-            rule,
-            layers[0],
-            field,
-            f"{field} of {whose} is never read: {why}",
-            "it changes nothing, whoever wrote it meant something"
-            if rule != "field-idle"
-            else "it changes nothing",
-            write,
-            (("layers", len(layers)),),
-        )
+    for (name, field, why, write), layers in found.items():
+        alike = [view.net.layer[index] for index in layers]
+        whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
+        what = f"{field} of {whose} is never read: {why}"
+        yield finding(name, layer_field(layers[0], field), what, write=write, layers=len(layers))
 
 
 def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
@@ -316,9 +332,9 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
                 write = f'take it out, or type: "{sorted(readers[name])[0]}"'
                 yield "block-unread", name, f"it is for {types}, not for {layer.type}", write
             continue
-        for rule in _UNREAD:
-            if rule.block == name and _is_set(value, rule.field) and rule.idle(value):
-                yield rule.rule, f"{name}.{rule.field}", rule.why, rule.write
+        for unread in _UNREAD:
+            if unread.block == name and _is_set(value, unread.field) and unread.idle(value):
+                yield unread.rule, f"{name}.{unread.field}", unread.why, unread.write
     for path, filler in filler_fields(layer):
         reads = _FILLERS.get(filler.type)
         block = path.partition(".")[0]
@@ -338,11 +354,8 @@ def _reader_of(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
-def _show_layers(view: NetView, layers: Sequence[int]) -> str:
-    return f"{len(layers)} layers ({show_names([view.net.layer[index].name for index in layers])})"
-
-
-def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Draft:
+@read_rule("unknown-layer-type", "error", "a layer type that this Caffe has not")
+def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
     others = layer_type_dialects(type_)
     if near:
@@ -354,77 +367,82 @@ def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Draft:
     first = view.net.layer[layers[0]]
     if len(layers) > 1:
         of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
-        what = f"{_show_layers(view, layers)} {of_type}"
+        what = f"{show_layers([view.net.layer[index].name for index in layers])} {of_type}"
     elif type_:
         what = f"{title(first)} has a type that this Caffe does not know"
     else:
         what = f"layer '{first.name}' has no type"
-    effect = f"Caffe stops: Unknown layer type: {type_}"
-    return Draft("unknown-layer-type", layers[0], "type", what, effect, write, (("layers", len(layers)),))
+    return finding(
+        "unknown-layer-type",
+        layer_field(layers[0], "type"),
+        what,
+        effect=f"Caffe stops: Unknown layer type: {type_}",
+        write=write,
+        layers=len(layers),
+    )
 
-
-PHASE_RULES: dict[str, tuple[Severity, str]] = {
-    "no-data": ("error", "no layer makes data, in either phase"),
-    "no-train-data": ("warning", "layers for TRAIN, but none that makes its data"),
-    "no-loss": ("error", "data for TRAIN, but no loss"),
-    "include-and-exclude": ("error", "a layer with both include and exclude rules"),
-    "phase-without-include": ("warning", "`phase` in a layer, which does not choose its phase"),
-    "phase-transforms-differ": ("warning", "mean or scale of TRAIN and TEST differ"),
-    "phase-crops-differ": ("warning", "crop_size of TRAIN and TEST differ"),
-    "dropout-test-only": ("warning", "a Dropout in TEST alone, where it does nothing"),
-    "phase-weights-differ": ("error", "weights of one layer have another shape in TEST than in TRAIN"),
-    "test-on-train": ("warning", "TEST reads the records that TRAIN reads"),
-}
 
 _COLORS = 3
 _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray")
 
 
-def check_rules_of_layers(view: NetView) -> Iterator[Draft]:
+@phase_rule(
+    "include-and-exclude",
+    "error",
+    "a layer with both include and exclude rules",
+    effect="Caffe stops: Specify either include rules or exclude rules; not both",
+    write="keep one of them",
+)
+@phase_rule(
+    "phase-without-include",
+    "warning",
+    "`phase` in a layer, which does not choose its phase",
+    effect="the layer is in both phases, and behaves in both as in this one",
+)
+def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
     for index, layer in enumerate(view.net.layer):
         if layer.include and layer.exclude:
-            yield Draft(
+            yield finding(
                 "include-and-exclude",
-                index,
-                "exclude[0]",
+                layer_field(index, "exclude[0]"),
                 f"{title(layer)} has both include and exclude",
-                "Caffe stops: Specify either include rules or exclude rules; not both",
-                "keep one of them",
             )
         if layer.HasField("phase"):
             name = pb.Phase.Name(layer.phase)
-            yield Draft(
+            yield finding(
                 "phase-without-include",
-                index,
-                "phase",
+                layer_field(index, "phase"),
                 f"{title(layer)} says phase: {name}, which does not choose the phases that it is in",
-                "the layer is in both phases, and behaves in both as in this one",
-                f"include {{ phase: {name} }}",
+                write=f"include {{ phase: {name} }}",
             )
 
 
-def check_phases(view: NetView) -> Iterator[Draft]:
+@phase_rule(
+    "no-data",
+    "error",
+    "no layer makes data, in either phase",
+    effect="Caffe stops: Unknown bottom blob",
+    write="add a data layer for each phase, or an Input layer",
+)
+@phase_rule(
+    "no-train-data",
+    "warning",
+    "layers for TRAIN, but none that makes its data",
+    effect="the net can be tested, not trained: Caffe stops at the first bottom",
+    write="add a data layer with include { phase: TRAIN }",
+)
+def check_phases(view: NetView) -> Iterator[Finding]:
     """Check that each phase has what it needs, and that both fit together."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
     first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
     if not view.phases:
-        yield Draft(
-            "no-data",
-            None,
-            "",
-            "no layer makes data: each has a bottom, and there is no `input`",
-            "Caffe stops: Unknown bottom blob",
-            "add a data layer for each phase, or an Input layer",
-        )
+        yield finding("no-data", "", "no layer makes data: each has a bottom, and there is no `input`")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
-        yield Draft(
+        yield finding(
             "no-train-data",
-            first,
-            "include[0]",
+            layer_field(first, "include[0]"),
             f"{title(view.net.layer[first])} is for TRAIN, for which no layer makes data",
-            "the net can be tested, not trained: Caffe stops at the first bottom",
-            "add a data layer with include { phase: TRAIN }",
         )
     if train is not None:
         yield from _loss(train)
@@ -445,18 +463,22 @@ def _only_train(layer: pb.LayerParameter) -> bool:
     )
 
 
-def _loss(train: PhaseNet) -> Iterator[Draft]:
+@phase_rule(
+    "no-loss",
+    "error",
+    "data for TRAIN, but no loss",
+    effect="nothing is learned, and Caffe exits 0 at the end",
+    write="add a loss, such as SoftmaxWithLoss",
+)
+def _loss(train: PhaseNet) -> Iterator[Finding]:
     if any(map(is_loss, train.layers)):
         return
     for index, layer in zip(train.indexes, train.layers, strict=True):
         if _only_train(layer) and not layer.bottom:
-            yield Draft(
+            yield finding(
                 "no-loss",
-                index,
-                "include[0]",
+                layer_field(index, "include[0]"),
                 f"{title(layer)} makes data for TRAIN, where no layer is a loss",
-                "nothing is learned, and Caffe exits 0 at the end",
-                "add a loss, such as SoftmaxWithLoss",
             )
             return
 
@@ -470,7 +492,8 @@ def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
             yield twin, i
 
 
-def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+@mean_values_misfit
+def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     """Find phases whose means are of other numbers of channels; the odder of both is the wrong one."""
     for in_train, in_test in _twins(train, test):
         counts = [
@@ -483,114 +506,115 @@ def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
         other = counts[1] if phase is train else counts[0]
         layer, count = phase.layers[i], len(phase.layers[i].transform_param.mean_value)
         where, there = ("TRAIN", "TEST") if phase is train else ("TEST", "TRAIN")
-        yield Draft(
+        yield finding(
             "mean-values-misfit",
-            phase.where(i),
-            "transform_param.mean_value[0]",
+            phase.where(i, "transform_param.mean_value[0]"),
             f"{title(layer)} has {count} mean_value in {where}, and {other} in {there}",
-            "Caffe stops: Specify either 1 mean_value or as many as channels",
-            f"give 1 or {other}",
+            effect="Caffe stops: Specify either 1 mean_value or as many as channels",
+            write=f"give 1 or {other}",
         )
 
 
-def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+@phase_rule(
+    "test-on-train",
+    "warning",
+    "TEST reads the records that TRAIN reads",
+    effect="the accuracy is of images that the net was trained on",
+    write="name the LMDB that was held out",
+)
+@phase_rule(
+    "phase-transforms-differ",
+    "warning",
+    "mean or scale of TRAIN and TEST differ",
+    effect="the net is tested on other numbers than it was trained on: the accuracy says little",
+)
+def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _twins(train, test):
-        index, layer, twin = test.where(in_test), test.layers[in_test], train.layers[in_train]
+        layer, twin = test.layers[in_test], train.layers[in_train]
         for field in _SAME_IN_BOTH:
-            ours, theirs = _value(layer.transform_param, field), _value(twin.transform_param, field)
+            params = layer.transform_param, twin.transform_param
+            ours, theirs = (show_transform(param, field) for param in params)
             counts = len(layer.transform_param.mean_value), len(twin.transform_param.mean_value)
-            is_told = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
-            if ours != theirs and not is_told:
-                yield Draft(
+            is_known = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
+            if ours != theirs and not is_known:
+                yield finding(
                     "phase-transforms-differ",
-                    index,
-                    f"transform_param.{field}",
+                    test.where(in_test, f"transform_param.{field}"),
                     f"{title(layer)} has {field} {ours} in TEST and {theirs} in TRAIN",
-                    "the net is tested on other numbers than it was trained on: the accuracy says little",
-                    f"give both phases the same {field}",
+                    write=f"give both phases the same {field}",
                 )
         source = layer.data_param.source
         if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
-            yield Draft(
+            yield finding(
                 "test-on-train",
-                index,
-                "data_param.source",
+                test.where(in_test, "data_param.source"),
                 f"{title(layer)} reads '{source}' in TEST, as in TRAIN",
-                "the accuracy is of images that the net was trained on",
-                "name the LMDB that was held out",
             )
 
 
-def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+@phase_rule(
+    "phase-crops-differ",
+    "warning",
+    "crop_size of TRAIN and TEST differ",
+    effect="objects have another size than those that the net was trained on, or weights do not fit",
+)
+def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _twins(train, test):
         layer = test.layers[in_test]
         ours = layer.transform_param.crop_size
         theirs = train.layers[in_train].transform_param.crop_size
         # Without a crop the images may be of that size already.
         if ours and theirs and ours != theirs:
-            yield Draft(
+            yield finding(
                 "phase-crops-differ",
-                test.where(in_test),
-                "transform_param.crop_size",
+                test.where(in_test, "transform_param.crop_size"),
                 f"{title(layer)} has crop_size {ours} in TEST and {theirs} in TRAIN",
-                "objects have another size than those that the net was trained on, or weights do not fit",
-                f"crop_size: {theirs}",
+                write=f"crop_size: {theirs}",
             )
 
 
-def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+@phase_rule(
+    "dropout-test-only",
+    "warning",
+    "a Dropout in TEST alone, where it does nothing",
+    effect="it does nothing in TEST, and TRAIN trains without it",
+    write="take its include out: it is in both phases",
+)
+def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
         if layer.type == "Dropout" and layer.name not in {other.name for other in train.layers}:
-            yield Draft(
+            yield finding(
                 "dropout-test-only",
-                test.where(i),
-                "include[0]" if layer.include else "exclude[0]",
+                test.where(i, "include[0]" if layer.include else "exclude[0]"),
                 f"{title(layer)} is in TEST, and not in TRAIN",
-                "it does nothing in TEST, and TRAIN trains without it",
-                "take its include out: it is in both phases",
             )
 
 
-def _value(param: pb.TransformationParameter, field: str) -> str:
-    value = getattr(param, field)
-    if field == "mean_value":
-        return ", ".join(map(show_number, value)) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return (f"'{value}'" if value else "none") if isinstance(value, str) else show_number(value)
-
-
-def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Draft]:
+@phase_rule("phase-weights-differ", "error", "weights of one layer have another shape in TEST than in TRAIN")
+def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
     for i, layer in enumerate(test.layers):
         ours, theirs = test.learned(i), shapes.get(layer.name)
         if not ours or not theirs:
             continue
         if len(ours) != len(theirs):
-            yield Draft(
+            yield finding(
                 "phase-weights-differ",
-                test.where(i),
-                "name",
+                test.where(i, "name"),
                 f"{title(layer)} learns {len(ours)} blobs in TEST and {len(theirs)} in TRAIN",
-                f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
-                "one definition for both phases, or another name for one of the layers",
+                effect=f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
+                write="one definition for both phases, or another name for one of the layers",
             )
             continue
         for one, other in zip(ours, theirs, strict=False):
-            if _differ(one, other):
-                yield Draft(
+            if not shapes_fit(one, other):
+                yield finding(
                     "phase-weights-differ",
-                    test.where(i),
-                    "name",
+                    test.where(i, "name"),
                     f"{title(layer)} has weights {show_shape(one)} in TEST and {show_shape(other)} in TRAIN",
-                    "Caffe stops before it trains: Cannot share param 0 weights from layer "
+                    effect="Caffe stops before it trains: Cannot share param 0 weights from layer "
                     f"'{layer.name}'; shape mismatch",
-                    "give both phases inputs of one size (crop_size), or pool globally before the layer",
+                    write="give both phases inputs of one size (crop_size), or pool globally before "
+                    "the layer",
                 )
                 break
-
-
-def _differ(one: Shape, other: Shape) -> bool:
-    if len(one) != len(other):
-        return True
-    return any(a != b for a, b in zip(one, other, strict=True) if a is not None and b is not None)

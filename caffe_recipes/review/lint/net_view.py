@@ -11,10 +11,10 @@ import dataclasses
 import functools
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
@@ -22,13 +22,18 @@ from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.review.lint.rules import finding, rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.dialects import Dialect
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.caffe.shapes import LayerShapes
-    from caffe_recipes.review.lint.rules import Severity
+    from caffe_recipes.review.lint.rules import Finding
+
+old_net_rule = partial(
+    rule, "a net: Nets of `layers`: what Caffe makes of them, with each field in its place in the old text"
+)
 
 DatumOf = Callable[[str], pb.Datum | None]
 
@@ -56,19 +61,9 @@ def same_path(source: str) -> str:
     return path[1:] if path.startswith("//") else path
 
 
-class Draft(NamedTuple):
-    """A finding before it has its place and severity; equal ones of both phases become one.
-
-    `layer` indexes the file's layers, None for what concerns the whole net; `field` is a path within it.
-    """
-
-    rule: str
-    layer: int | None
-    field: str
-    what: str
-    effect: str
-    write: str
-    values: tuple[tuple[str, float | str], ...] = ()
+def layer_field(layer: int, field: str) -> str:
+    """Give the path of a layer's field: the place of a finding until its document locates it."""
+    return f"layer[{layer}].{field}"
 
 
 @dataclass(frozen=True)
@@ -108,9 +103,9 @@ class PhaseNet:
         """Whether code feeds the data, so that whatever is left over is an output: a deploy net."""
         return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
 
-    def where(self, layer: int) -> int:
-        """Give the index in the file of a layer of this phase."""
-        return self.indexes[layer]
+    def where(self, layer: int, field: str) -> str:
+        """Give the path in the file of a field of a layer of this phase."""
+        return layer_field(self.indexes[layer], field)
 
     def maker(self, layer: int, bottom: int) -> Blob | None:
         """Give the (layer, top) that makes a bottom."""
@@ -125,6 +120,25 @@ class PhaseNet:
         """Give the inferred shapes of what a layer learns, None if they are not known."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
+
+    def maker_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
+        """Give the (layer, top) that a bottom comes from, before all layers of these types on the way."""
+        made = self.maker(layer, bottom)
+        while made is not None and made[0] >= 0 and self.layers[made[0]].type in types:
+            made = self.maker(made[0], 0)
+        return made
+
+    def behind(self, blob: Blob) -> frozenset[Blob]:
+        """Give all blobs that a blob is computed from, and itself."""
+        found = {blob}
+        waiting = [blob]
+        while waiting:
+            layer, _ = waiting.pop()
+            bottoms = range(len(self.layers[layer].bottom)) if layer >= 0 else ()
+            made = {one for b in bottoms if (one := self.maker(layer, b)) is not None}
+            waiting += made - found
+            found |= made
+        return frozenset(found)
 
     def above(self, layer: int) -> Iterator[int]:
         """Walk from a layer to the sources along first bottoms, itself excluded."""
@@ -297,6 +311,40 @@ def show_names(names: Sequence[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def show_layers(names: Sequence[str]) -> str:
+    """Count layers and name the first few.
+
+    >>> show_layers(["a"]), show_layers(["a", "b"])
+    ('1 layer (a)', '2 layers (a, b)')
+    """
+    return f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({show_names(names)})"
+
+
+def show_transform(param: pb.TransformationParameter, field: str) -> str:
+    """Write a field of `transform_param` as a person would.
+
+    >>> show_transform(pb.TransformationParameter(mirror=True, mean_value=[1, 2]), "mean_value")
+    '1, 2'
+    """
+    value = getattr(param, field)
+    if field == "mean_value":
+        return ", ".join(map(show_number, value)) or "none"
+    if isinstance(value, str):
+        return f"'{value}'" if value else "none"
+    return str(value).lower() if isinstance(value, bool) else show_number(value)
+
+
+def shapes_fit(one: Shape, other: Shape) -> bool:
+    """Whether two shapes are the same, as far as they are known.
+
+    >>> shapes_fit((10, None), (10, 64)), shapes_fit((10, 64), (10,))
+    (True, False)
+    """
+    return len(one) == len(other) and all(
+        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
+    )
+
+
 def show_number(value: float) -> str:
     """Write a float32 field as a person would.
 
@@ -371,32 +419,31 @@ def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerPara
 
 _GIVEN = re.compile(r"layers\[(\d+)\]")
 
-RULES: dict[str, tuple[Severity, str]] = {
-    "old-format": ("note", "a net of `layers`, the old format"),
-    "upgrade-refused": ("error", "a net of the old format that Caffe cannot upgrade"),
-}
 
-
-def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Draft]]:
+@old_net_rule(
+    "old-format",
+    "note",
+    "a net of `layers`, the old format",
+    effect="Caffe upgrades it each time that it reads it, and so do these findings",
+    write="caffe-recipes upgrade FILE writes it in today's",
+)
+@old_net_rule(
+    "upgrade-refused",
+    "error",
+    "a net of the old format that Caffe cannot upgrade",
+    effect="Caffe stops when it reads the net",
+)
+def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Finding]]:
     """Give a net of `layers` as Caffe upgrades it, its layers placed in the old text, and findings.
 
     Of a net that Caffe refuses nothing is left to look at.
     """
     old = document.message.layers
-    note = Draft(
-        "old-format",
-        None,
-        "layers[0]",
-        f"the net has {len(old)} `layers` of the old format",
-        "Caffe upgrades it each time that it reads it, and so do these findings",
-        "caffe-recipes upgrade FILE writes it in today's",
-    )
+    note = finding("old-format", "layers[0]", f"the net has {len(old)} `layers` of the old format")
     try:
         net = upgrade_net(document.message).message
     except PrototxtError as error:
-        refused = Draft(
-            "upgrade-refused", None, error.where, error.what, "Caffe stops when it reads the net", error.hint
-        )
+        refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
     now = {index: new for new, index in enumerate(_find(net.layer, old)) if index is not None}
     offsets = dict(document.offsets)

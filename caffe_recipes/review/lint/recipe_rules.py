@@ -7,10 +7,11 @@ What a recipe states besides its solvers and nets: the images of its evaluation,
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
@@ -25,11 +26,11 @@ from caffe_recipes.review.lint.chain import (
     select_sources,
     test_states,
 )
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.rules import RULES, Explanation, chain_rule, finding, path_rule, recipe_rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.text.comments import Comment
-    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.recipe.model import Acceptance, Recipe
     from caffe_recipes.review.lint.chain import (
         Chain,
         ChainFacts,
@@ -90,6 +91,13 @@ def parse_basis(text: str) -> Basis | None:
     return None
 
 
+@chain_rule(
+    "images-differ",
+    "warning",
+    "a number of images other than the one that the schedule was made for",
+    effect="all epochs are shorter or longer than the schedule's",
+    write="iterations and comments for these images",
+)
 def check_epochs(chain: Chain) -> Iterator[Finding]:
     """Find comments whose epochs are off, and a global batch or images that the schedule was not made for.
 
@@ -104,11 +112,16 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
             yield from _batch(chain, link, made_for)
     if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
         what = f"comments count on {made_for.images:,.0f} images, and there are {chain.setting.images:,}"
-        effect = "all epochs are shorter or longer than the schedule's"
-        where, write = chain.links[0].solver.path, "iterations and comments for these images"
-        yield finding("images-differ", where, what, effect, write, images=chain.setting.images)
+        where = chain.links[0].solver.path
+        yield finding("images-differ", where, what, images=chain.setting.images)
 
 
+@path_rule(
+    "test-images-left",
+    "warning",
+    "a test_iter whose images are not those of the test set",
+    effect="each test sees other images, in the order of the LMDB: the accuracy varies",
+)
 def check_tests(chain: Chain) -> Iterator[Finding]:
     """Find a test_iter that leaves out images of a test set that is here, given, or in a comment."""
     for link in chain.links:
@@ -125,10 +138,15 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
         tested = solver.test_iter[0] * batch
         if images and tested < images * (1 - _TOLERANCE):
             what = f"test_iter {solver.test_iter[0]} x {batch} are {tested:,} of {images:,.0f} images"
-            effect = "each test sees other images, in the order of the LMDB: the accuracy varies"
-            write = f"test_iter: {math.ceil(images / batch)}"
             where = link.solver.where("test_iter[0]")
-            yield finding("test-images-left", where, what, effect, write, link.name, images=images)
+            yield finding(
+                "test-images-left",
+                where,
+                what,
+                link.name,
+                write=f"test_iter: {math.ceil(images / batch)}",
+                images=images,
+            )
 
 
 def find_basis(links: Iterable[Link]) -> Basis | None:
@@ -142,6 +160,12 @@ def find_basis(links: Iterable[Link]) -> Basis | None:
     return None
 
 
+@chain_rule(
+    "title-epochs",
+    "warning",
+    "a recipe's title that claims a number of epochs more than 2 % off",
+    effect="results are compared with those of other schedules",
+)
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
     """Find a title whose epochs are neither those of the `whole` chain nor those behind its last `model`."""
     for claim in parse_claims(title):
@@ -149,10 +173,14 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
             what = f"the title says {claim:g} epochs, and the phases make {whole:.2f}"
             if _differ(model, whole):
                 what += f", of which {model:.2f} are behind the last model"
-            effect = "results are compared with those of other schedules"
-            write = f"{whole:.0f} epochs, or phases of other lengths"
             yield finding(
-                "title-epochs", where, what, effect, write, claimed=claim, epochs=whole, model=model
+                "title-epochs",
+                where,
+                what,
+                write=f"{whole:.0f} epochs, or phases of other lengths",
+                claimed=claim,
+                epochs=whole,
+                model=model,
             )
 
 
@@ -187,16 +215,46 @@ def _iterations(solver: pb.SolverParameter, field: str) -> int:
     return value
 
 
+@chain_rule(
+    "epochs-claim",
+    "warning",
+    "a comment that claims a number of epochs more than 2 % off",
+    explanation=Explanation(
+        "The epochs in a comment are those of other iterations, images or batches than the "
+        "solver's: whoever plans by them plans wrongly. Images over batch in a comment, a "
+        "generated header, or --images with --ranks, say what an epoch is.",
+        "The iterations that the finding gives, or the epochs.",
+    ),
+)
 def _wrong_claim(link: Link, field: str, iterations: int, claim: float, basis: Basis) -> Finding:
     meant = round(claim * basis.images / basis.batch)
     epochs = basis.epochs(iterations)
     what = f"{field} {iterations} is {epochs:.4g} epochs, and the comment claims {claim:g}"
-    effect = f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are {meant} iterations"
-    write = f"{field}: {meant}, or a comment that says {epochs:.3g} epochs"
-    values = {"claimed": claim, "epochs": epochs, "iterations": iterations, "meant": meant}
-    return finding("epochs-claim", link.solver.where(field), what, effect, write, link.name, **values)
+    return finding(
+        "epochs-claim",
+        link.solver.where(field),
+        what,
+        link.name,
+        effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are {meant} iterations",
+        write=f"{field}: {meant}, or a comment that says {epochs:.3g} epochs",
+        claimed=claim,
+        epochs=epochs,
+        iterations=iterations,
+        meant=meant,
+    )
 
 
+@chain_rule(
+    "global-batch",
+    "warning",
+    "a global batch other than the one that the schedule was made for",
+    effect="the rate is that of another batch, and the iterations are other epochs",
+    explanation=Explanation(
+        "Rates are made for a global batch: batch_size x ranks x iter_size. Another one has other "
+        "epochs in the same iterations, and another best rate.",
+        "As many ranks as the comment counts on, or iterations and rates for these.",
+    ),
+)
 def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
     each, ranks = batch_per_rank(link), link.ranks or chain.setting.ranks
     if each is None or link.net is None:
@@ -208,11 +266,16 @@ def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
     else:
         return
     what += f", and the schedule was made for {made_for.batch:,.0f}"
-    effect = "the rate is that of another batch, and the iterations are other epochs"
-    write = f"ranks x batch_size = {made_for.batch:,.0f}, or a schedule for this batch"
     where = _batch_place(link.net) or link.solver.path
-    made = {"batch": each * (ranks or 1), "made_for": made_for.batch}
-    yield finding("global-batch", where, what, effect, write, link.name, **made)
+    yield finding(
+        "global-batch",
+        where,
+        what,
+        link.name,
+        write=f"ranks x batch_size = {made_for.batch:,.0f}, or a schedule for this batch",
+        batch=each * (ranks or 1),
+        made_for=made_for.batch,
+    )
 
 
 def _batch_place(net: Net) -> str:
@@ -261,6 +324,18 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
     return tuple(sorted({core for core in setting.mlsl_cores if (core % cores if cores else core) < threads}))
 
 
+@recipe_rule(
+    "mlsl-on-openmp-cores",
+    "note",
+    "MLSL servers on cores that OpenMP threads also use",
+    effect="where cores are numbered alternately over the sockets, a server and a thread share a core, "
+    "unless MLSL keeps OpenMP off it",
+    explanation=Explanation(
+        "MLSL's servers run on the cores of MLSL_SERVER_AFFINITY, and OpenMP's threads may be "
+        "placed there too.",
+        "Cores that no thread uses, or fewer threads.",
+    ),
+)
 def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
     """Find MLSL servers on cores that OpenMP threads use."""
     busy = busy_cores(setting)
@@ -272,18 +347,26 @@ def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
         each = ranks * threads / setting.sockets_per_node
         shape = f"{each:g} OpenMP threads on each socket of {setting.cores_per_socket} cores"
     what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
-    effect = (
-        "where cores are numbered alternately over the sockets, a server and a thread share a core, "
-        "unless MLSL keeps OpenMP off it"
-    )
     first = ranks * threads
     last = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
     spare = f"cores from {first} on" if not last else f"cores of {first} to {last - 1}"
-    write = f"MLSL_SERVER_AFFINITY: {spare}" if not last or first < last else "fewer OpenMP threads"
     cores = ",".join(map(str, busy))
-    yield finding("mlsl-on-openmp-cores", where, what, effect, write, cores=cores, threads=first)
+    yield finding(
+        "mlsl-on-openmp-cores",
+        where,
+        what,
+        write=f"MLSL_SERVER_AFFINITY: {spare}" if not last or first < last else "fewer OpenMP threads",
+        cores=cores,
+        threads=first,
+    )
 
 
+@recipe_rule(
+    "threads-above-cores",
+    "warning",
+    "more OpenMP threads on a node than it has cores",
+    effect="threads wait for each other at every layer: training is many times slower",
+)
 def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
     """Find more OpenMP threads on a node than it has cores."""
     threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
@@ -293,11 +376,23 @@ def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
     what = (
         f"{setting.ranks_per_node} ranks x {setting.omp_num_threads} OpenMP threads, on {cores} cores a node"
     )
-    effect = "threads wait for each other at every layer: training is many times slower"
-    write = f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less"
-    yield finding("threads-above-cores", where, what, effect, write, threads=threads, cores=cores)
+    yield finding(
+        "threads-above-cores",
+        where,
+        what,
+        write=f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less",
+        threads=threads,
+        cores=cores,
+    )
 
 
+@recipe_rule(
+    "tmp-too-small",
+    "error",
+    "an LMDB and snapshots that do not fit into the node's /tmp",
+    effect="staging fails, or Caffe stops when it writes a snapshot",
+    write="snapshot_prefix on another disk, fewer snapshots, or another `lmdb`",
+)
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
     """Find an LMDB and snapshots that together do not fit into the first node's /tmp."""
     data = lmdb_gb * 1e9 if lmdb.startswith(_TMP) else 0
@@ -308,11 +403,7 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
         f"/tmp holds {tmp_gb:g} GB, and the LMDB takes {data / 1e9:.1f} GB and the snapshots "
         f"{snapshots / 1e9:.1f} GB of it"
     )
-    effect = "staging fails, or Caffe stops when it writes a snapshot"
-    write = "snapshot_prefix on another disk, fewer snapshots, or another `lmdb`"
-    yield finding(
-        "tmp-too-small", where, what, effect, write, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9
-    )
+    yield finding("tmp-too-small", where, what, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9)
 
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
@@ -342,6 +433,13 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
         yield from _crop(recipe, locate(("data", "crop_size")))
 
 
+@recipe_rule(
+    "evaluation-partial",
+    "warning",
+    "an evaluation that leaves test images out",
+    effect="the accuracy is that of the first images of the test LMDB, in its order",
+)
+@recipe_rule("evaluation-repeats", "note", "an evaluation that counts test images twice")
 def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     if recipe.evaluation is None:
         return
@@ -350,36 +448,59 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     images = f"{iterations} iterations of {test.batch_size} are {tested:,} images"
     if tested < test.images:
         what = f"the evaluation tests {tested:,} of {test.images:,} images"
-        effect = "the accuracy is that of the first images of the test LMDB, in its order"
-        write = f"iterations: {whole}"
-        yield finding("evaluation-partial", where, what, effect, write, tested=tested, images=test.images)
+        yield finding(
+            "evaluation-partial", where, what, write=f"iterations: {whole}", tested=tested, images=test.images
+        )
     elif tested > test.images:
         what = f"{images}, and there are {test.images:,}"
-        effect = f"{tested - test.images:,} of them are counted again"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
         write = f"iterations: {whole}"
         if iterations == whole:
             once = f"batch_size: {divisor} and iterations: {test.images // divisor}, for each image once"
             write = once if divisor > 1 else "nothing, if it is known to do"
-        yield finding("evaluation-repeats", where, what, effect, write, tested=tested, images=test.images)
+        yield finding(
+            "evaluation-repeats",
+            where,
+            what,
+            effect=f"{tested - test.images:,} of them are counted again",
+            write=write,
+            tested=tested,
+            images=test.images,
+        )
 
 
+@recipe_rule("classes-below-labels", "error", "fewer classes than `prepare` builds")
+@recipe_rule("classes-above-labels", "note", "more classes than `prepare` builds")
 def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
         what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
-        effect = f"labels {classes} and above make Caffe read beyond the outputs: SIGSEGV"
         yield finding(
-            "classes-below-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+            "classes-below-labels",
+            where,
+            what,
+            effect=f"labels {classes} and above make Caffe read beyond the outputs: SIGSEGV",
+            write=f"classes: {DIGITS_CLASSES}",
+            classes=classes,
         )
     elif classes > DIGITS_CLASSES:
         what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
-        effect = f"outputs {DIGITS_CLASSES} and above are never right, and cost little"
         yield finding(
-            "classes-above-labels", where, what, effect, f"classes: {DIGITS_CLASSES}", classes=classes
+            "classes-above-labels",
+            where,
+            what,
+            effect=f"outputs {DIGITS_CLASSES} and above are never right, and cost little",
+            write=f"classes: {DIGITS_CLASSES}",
+            classes=classes,
         )
 
 
+@recipe_rule(
+    "crop-above-records",
+    "error",
+    "a crop_size larger than the images that `prepare` builds",
+    effect="the trainer stops at the first image: Check failed: height >= crop_size",
+)
 def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
     # What is resized first is as large as it is made.
@@ -388,5 +509,58 @@ def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     names = list(dict.fromkeys([*trained, *tested]))
     if crop > DIGITS_SIDE_PX and names:
         what = f"crop_size is {crop}, and the digits are {DIGITS_SIDE_PX} pixels high and wide, in {names[0]}"
-        effect = "the trainer stops at the first image: Check failed: height >= crop_size"
-        yield finding("crop-above-records", where, what, effect, f"crop_size: {DIGITS_SIDE_PX} or less")
+        yield finding("crop-above-records", where, what, write=f"crop_size: {DIGITS_SIDE_PX} or less")
+
+
+@recipe_rule(
+    "accept-unknown",
+    "error",
+    "an acceptance in a recipe of a rule, or a phase, that there is not",
+    effect="it accepts nothing, and what it was meant for is told",
+)
+@recipe_rule(
+    "unused-accept",
+    "warning",
+    "an acceptance in a recipe that no finding needs",
+    effect="a later finding of that id would pass unseen",
+    write="nothing: take the acceptance out, or mend its id or phase",
+)
+def accept_findings(
+    findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
+) -> list[Finding]:
+    """Mark the findings that are accepted with their reason; find acceptances that nothing needs."""
+    accept = recipe.accept
+    marked, used = [], set()
+    for found in findings:
+        fitting = [index for index, one in enumerate(accept) if accepts(one, found)]
+        used.update(fitting)
+        marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
+    for index, one in enumerate(accept):
+        unknown = _unknown(one, recipe)
+        if unknown:
+            what, write = unknown
+            marked.append(finding("accept-unknown", locate(index), what, write=write))
+        elif index not in used:
+            of_phase = f" of phase '{one.phase}'" if one.phase else ""
+            what = f"'{one.finding}'{of_phase} is accepted, and not found"
+            marked.append(finding("unused-accept", locate(index), what, one.phase or ""))
+    return marked
+
+
+def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
+    """Say what an acceptance names that is not there, and what it may mean; None if all of it is."""
+    phases = [phase.name for phase in recipe.phases]
+    if one.finding not in RULES:
+        near = difflib.get_close_matches(one.finding, RULES, n=1)
+        write = f"finding: {near[0]}" if near else "an id that `caffe-recipes lint --rules` lists"
+        return f"'{one.finding}' is accepted, and lint has no such rule", write
+    if one.phase is not None and one.phase not in phases:
+        near = difflib.get_close_matches(one.phase, phases, n=1)
+        what = f"'{one.finding}' is accepted in phase '{one.phase}', and there is none of that name"
+        return what, f"phase: {near[0] if near else ', or '.join(phases)}"
+    return None
+
+
+def accepts(one: Acceptance, found: Finding) -> bool:
+    """Whether an acceptance is of a finding: of its id, and of its phase if it names one."""
+    return one.finding == found.id and one.phase in (None, found.phase)

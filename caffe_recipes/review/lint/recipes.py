@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,6 @@ from caffe_recipes.render.dialect import find_parts
 from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
 from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
 from caffe_recipes.review.lint.check import (
-    DIALECT_RULES,
-    NET_RULES,
     check_chain,
     check_net,
     sort_findings,
@@ -26,17 +23,17 @@ from caffe_recipes.review.lint.check import (
 )
 from caffe_recipes.review.lint.inputs import FOR_GPUS, check_records, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.recipe_rules import (
+    accept_findings,
     check_cores,
     check_recipe_values,
     check_threads,
     check_title,
     check_tmp,
 )
-from caffe_recipes.review.lint.rules import RULES, finding
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
-    from caffe_recipes.recipe.model import Acceptance, Recipe
+    from caffe_recipes.recipe.model import Recipe
     from caffe_recipes.review.lint.rules import Finding
 
 _Locate = Callable[[Location], str]
@@ -115,45 +112,6 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
     return Chain(tuple(links), setting, tested=tested)
 
 
-def accept_findings(
-    findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
-) -> list[Finding]:
-    """Mark the findings that are accepted with their reason; find acceptances that nothing needs."""
-    accept = recipe.accept
-    marked, used = [], set()
-    for found in findings:
-        fitting = [index for index, one in enumerate(accept) if _accepts(one, found)]
-        used.update(fitting)
-        marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
-    for index, one in enumerate(accept):
-        unknown = _unknown(one, recipe)
-        if unknown:
-            what, write = unknown
-            effect = "it accepts nothing, and what it was meant for is told"
-            marked.append(finding("accept-unknown", locate(index), what, effect, write))
-        elif index not in used:
-            of_phase = f" of phase '{one.phase}'" if one.phase else ""
-            what = f"'{one.finding}'{of_phase} is accepted, and not found"
-            effect = "a later finding of that id would pass unseen"
-            write = "nothing: take the acceptance out, or mend its id or phase"
-            marked.append(finding("unused-accept", locate(index), what, effect, write, one.phase or ""))
-    return marked
-
-
-def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
-    """Say what an acceptance names that is not there, and what it may mean; None if all of it is."""
-    rules, phases = [*RULES, *NET_RULES, *DIALECT_RULES], [phase.name for phase in recipe.phases]
-    if one.finding not in rules:
-        near = difflib.get_close_matches(one.finding, rules, n=1)
-        write = f"finding: {near[0]}" if near else "an id that `caffe-recipes lint --rules` lists"
-        return f"'{one.finding}' is accepted, and lint has no such rule", write
-    if one.phase is not None and one.phase not in phases:
-        near = difflib.get_close_matches(one.phase, phases, n=1)
-        what = f"'{one.finding}' is accepted in phase '{one.phase}', and there is none of that name"
-        return what, f"phase: {near[0] if near else ', or '.join(phases)}"
-    return None
-
-
 def place_in_recipe(
     where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
 ) -> str:
@@ -180,10 +138,6 @@ def _is_written(path: str, text: str) -> bool:
         return Path(path).read_text("utf-8") == text
     except (OSError, ValueError):
         return False
-
-
-def _accepts(one: Acceptance, found: Finding) -> bool:
-    return one.finding == found.id and one.phase in (None, found.phase)
 
 
 def _weights(recipe: Recipe, phase: Phase) -> str:

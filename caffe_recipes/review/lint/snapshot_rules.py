@@ -21,7 +21,7 @@ from caffe_recipes.review.lint.chain import (
     prefix_name,
     split_weights,
 )
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.rules import Explanation, finding, path_rule, recipe_rule, start_rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -51,6 +51,7 @@ def check_snapshots(chain: Chain) -> Iterator[Finding]:
             yield from _check_start_weights(chain.links[:index], link, link.weights)
 
 
+@start_rule("no-final-snapshot", "error", "snapshot_after_train: false, and no snapshot at max_iter")
 def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     solver = link.solver.message
     fired = fired_snapshots(link)
@@ -60,13 +61,22 @@ def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
         return
     last = f"the last is of iteration {fired[-1]}" if fired else "there is none at all"
     what = f"snapshot_after_train is false, and no snapshot fires at max_iter {solver.max_iter}: {last}"
-    effect = "what is trained after it is lost" if fired else "the whole training is lost"
-    write = f"snapshot_after_train: true, or a snapshot that divides {solver.max_iter}"
     yield finding(
-        "no-final-snapshot", link.solver.where("snapshot_after_train"), what, effect, write, link.name
+        "no-final-snapshot",
+        link.solver.where("snapshot_after_train"),
+        what,
+        link.name,
+        effect="what is trained after it is lost" if fired else "the whole training is lost",
+        write=f"snapshot_after_train: true, or a snapshot that divides {solver.max_iter}",
     )
 
 
+@start_rule(
+    "snapshots-collide",
+    "warning",
+    "two phases that write snapshots of the same names",
+    write="a snapshot_prefix of each phase's own; or --script FILE, if it resumes by --snapshot",
+)
 def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     prefix = link.solver.message.snapshot_prefix
     for other in earlier:
@@ -79,30 +89,57 @@ def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if shared:
             name = f"{prefix}_iter_{shared}.caffemodel"
             what = f"{other.name} and {link.name} both write {name}"
-            effect = f"{link.name} overwrites the snapshot of {other.name}"
             where = link.solver.where("snapshot_prefix")
-            write = "a snapshot_prefix of each phase's own; or --script FILE, if it resumes by --snapshot"
-            yield finding("snapshots-collide", where, what, effect, write, link.name)
+            yield finding(
+                "snapshots-collide",
+                where,
+                what,
+                link.name,
+                effect=f"{link.name} overwrites the snapshot of {other.name}",
+            )
 
 
+@start_rule(
+    "weights-missing",
+    "error",
+    "a later phase that starts without weights",
+    effect="it starts from the net's fillers, and the phases before it were for nothing",
+)
+@start_rule(
+    "weights-no-caffemodel",
+    "error",
+    "starting weights that are no caffemodel by their name",
+    effect="Caffe stops with `Failed to parse NetParameter file`, or `File not found`",
+)
 def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
     where = link.weights_where or link.solver.path
     if not weights:
         what = f"{link.name} starts without --weights"
-        effect = "it starts from the net's fillers, and the phases before it were for nothing"
         folder = _folder(earlier[-1].solver.message.snapshot_prefix)
-        write = f"--weights={folder}{final_name(earlier[-1])}"
-        yield finding("weights-missing", where, what, effect, write, link.name)
+        yield finding(
+            "weights-missing", where, what, link.name, write=f"--weights={folder}{final_name(earlier[-1])}"
+        )
         return
     if not weights.endswith(_MODELS):
         what = f"{link.name} starts from {weights}, which is no caffemodel by its name"
-        effect = "Caffe stops with `Failed to parse NetParameter file`, or `File not found`"
-        write = f"--weights={weights.rpartition('.')[0] or weights}.caffemodel"
-        yield finding("weights-no-caffemodel", where, what, effect, write, link.name)
+        yield finding(
+            "weights-no-caffemodel",
+            where,
+            what,
+            link.name,
+            write=f"--weights={weights.rpartition('.')[0] or weights}.caffemodel",
+        )
     if earlier:
         yield from _unwritten(earlier, link, weights)
 
 
+@start_rule(
+    "weights-unknown",
+    "warning",
+    "starting weights that no earlier phase writes",
+    effect="Caffe stops with `File not found`, or trains on from what another run left there",
+)
+@start_rule("weights-of-other-phase", "warning", "starting weights of another phase than the one before")
 def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
     where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
     index, folder = find_writer(earlier, weights), _folder(weights)
@@ -110,51 +147,95 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
         names = [final_name(other) for other in earlier]
         alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
         what = f"{link.name} starts from {weights}, which no phase before it writes"
-        effect = "Caffe stops with `File not found`, or trains on from what another run left there"
-        write = f"--weights={folder}{alike[0] if alike else names[-1]}"
-        yield finding("weights-unknown", where, what, effect, write, link.name)
+        yield finding(
+            "weights-unknown",
+            where,
+            what,
+            link.name,
+            write=f"--weights={folder}{alike[0] if alike else names[-1]}",
+        )
         return
     if iteration not in fired_snapshots(earlier[index]):
         yield from _never(earlier[index], link, iteration)
     elif index < len(earlier) - 1:
         writer = earlier[index].name
         what = f"{link.name} starts from {writer}, and {earlier[-1].name} lies between them"
-        effect = f"what {earlier[-1].name} trains is not in the model"
-        write = f"--weights={folder}{final_name(earlier[-1])}"
-        yield finding("weights-of-other-phase", where, what, effect, write, link.name)
+        yield finding(
+            "weights-of-other-phase",
+            where,
+            what,
+            link.name,
+            effect=f"what {earlier[-1].name} trains is not in the model",
+            write=f"--weights={folder}{final_name(earlier[-1])}",
+        )
 
 
+@start_rule(
+    "weights-and-snapshot",
+    "error",
+    "a command with both --weights and --snapshot: Caffe stops",
+    effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
+    write="--snapshot alone to go on with the history, or --weights alone to start anew",
+)
+@start_rule(
+    "snapshot-no-solverstate",
+    "error",
+    "a --snapshot that is no solverstate by its name",
+    effect="Caffe stops with `Failed to parse SolverState file`, or `File not found`",
+)
+@start_rule(
+    "resumed-at-end",
+    "error",
+    "a solverstate at max_iter or past it: nothing is trained",
+    effect="Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes",
+)
+@start_rule(
+    "snapshot-unknown",
+    "warning",
+    "a --snapshot that no phase up to it writes",
+    effect="Caffe stops with `File not found`, or trains on from what another run left there",
+)
 def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
     where, state = link.weights_where or link.solver.path, link.resumes
     if link.weights:
         what = f"{link.name} is given both --weights and --snapshot"
-        effect = "Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`"
-        write = "--snapshot alone to go on with the history, or --weights alone to start anew"
-        yield finding("weights-and-snapshot", where, what, effect, write, link.name)
+        yield finding("weights-and-snapshot", where, what, link.name)
         return
     if "$" in state:
         return
     if not state.endswith(_STATES):
         what = f"{link.name} resumes {state}, which is no solverstate by its name"
-        effect = "Caffe stops with `Failed to parse SolverState file`, or `File not found`"
-        write = f"--snapshot={state.partition('.caffemodel')[0]}.solverstate"
-        yield finding("snapshot-no-solverstate", where, what, effect, write, link.name)
+        yield finding(
+            "snapshot-no-solverstate",
+            where,
+            what,
+            link.name,
+            write=f"--snapshot={state.partition('.caffemodel')[0]}.solverstate",
+        )
     index, iteration = _resumed(links, state), split_weights(state)[1]
     if iteration is not None and _is_at_end(link):
         what = f"{link.name} resumes iteration {iteration}, and its max_iter is {link.last_iter}"
-        effect = (
-            "Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes"
-        )
-        write = f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, to count from 0"
         place = link.solver.where("max_iter")
-        yield finding("resumed-at-end", place, what, effect, write, link.name, iteration=iteration)
+        yield finding(
+            "resumed-at-end",
+            place,
+            what,
+            link.name,
+            write=f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, "
+            "to count from 0",
+            iteration=iteration,
+        )
     if index is None or iteration is None or not _is_written_so(links[index], state):
         # Only a phase before it says what there is to resume: a first one may go on with anything.
         if len(links) > 1:
             what = f"{link.name} resumes {state}, which no phase up to it writes"
-            effect = "Caffe stops with `File not found`, or trains on from what another run left there"
-            write = f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}"
-            yield finding("snapshot-unknown", where, what, effect, write, link.name)
+            yield finding(
+                "snapshot-unknown",
+                where,
+                what,
+                link.name,
+                write=f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}",
+            )
     # Caffe snapshots its own phase at any iteration when it is stopped.
     elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
         yield from _never(links[index], link, iteration)
@@ -168,14 +249,25 @@ def _resumed(links: Sequence[Link], state: str) -> int | None:
     return len(links) - 1 if index is None or iteration > links[index].last_iter else index
 
 
+@start_rule(
+    "snapshot-never-fires",
+    "error",
+    "starting weights of an iteration at which no snapshot fires",
+    effect="Caffe stops with `File not found` once the phases before it are trained",
+)
 def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
     if _is_at_end(writer):  # once that is mended there may be such a snapshot
         return
     where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
     what = f"{link.name} starts from iteration {iteration} of {writer.name}, which writes no snapshot there"
-    effect = "Caffe stops with `File not found` once the phases before it are trained"
-    write = f"iteration {near}, or another snapshot interval" if near else "snapshot: above 0"
-    yield finding("snapshot-never-fires", where, what, effect, write, link.name, iteration=iteration)
+    yield finding(
+        "snapshot-never-fires",
+        where,
+        what,
+        link.name,
+        write=f"iteration {near}, or another snapshot interval" if near else "snapshot: above 0",
+        iteration=iteration,
+    )
 
 
 def _is_at_end(link: Link) -> bool:
@@ -219,41 +311,109 @@ _FIRST = {
 _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
 
 
+@path_rule(
+    "solver-untold",
+    "note",
+    "a command of a script whose solver takes a shell to tell",
+    effect="the order and the starting weights of what it trains are not judged by it",
+    write="a command for each phase, with its solver's path as it is",
+    explanation=Explanation(
+        "Nothing of a script runs: its loops and functions are not followed, nor the output of a "
+        "command. What such a command trains, and from which weights, is not judged. Its ranks "
+        "are.",
+        "A command for each phase, with its solver's path; or the run.sh that `generate` writes.",
+    ),
+)
 def check_commands(script: Script) -> Iterator[Finding]:
     """Find the commands whose solver cannot be told."""
     for command in script.untold:
         within = f"in the loop or function of line {command.begins}, " if command.begins else ""
         what = f"{within}the solver of this command cannot be told: {command.solver}"
-        effect = "the order and the starting weights of what it trains are not judged by it"
-        write = "a command for each phase, with its solver's path as it is"
-        yield finding("solver-untold", command.where, what, effect, write)
+        yield finding("solver-untold", command.where, what)
 
 
+@path_rule(
+    "not-started",
+    "warning",
+    "a solver that no command of the script given with it trains",
+    effect="this phase is never trained: what starts from it finds no weights",
+    write="the command that trains it, or leave the file out",
+    explanation=Explanation(
+        "The other solvers are judged as the chain that the script trains, this one alone.",
+        "The command that trains it; or lint without this file.",
+    ),
+)
 def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
     """Say of the solvers that no command trains that it is so."""
     for solver in idle:
         what = f"no command of the script trains {Path(solver.path).name}"
-        effect = "this phase is never trained: what starts from it finds no weights"
-        write = "the command that trains it, or leave the file out"
-        yield finding("not-started", solver.path, what, effect, write, name_of(solver.path))
+        yield finding("not-started", solver.path, what, name_of(solver.path))
 
 
+@recipe_rule(
+    "order-guessed",
+    "note",
+    "the order in which a folder's solvers were taken as one chain",
+    effect="joins are judged in this order",
+    write="give the solvers in their order if it is another",
+)
+@recipe_rule(
+    "order-unknown",
+    "note",
+    "a folder's solvers whose order cannot be told",
+    effect="what happens between them was not looked at",
+    write="give the solvers in their order, or --script FILE",
+)
+def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
+    """Say in which order a folder's solvers were taken as one chain, and why, or that each was alone."""
+    names = ", ".join(Path(solver.path).name for solver in solvers)
+    if why:
+        what = f"{len(solvers)} solvers were taken as one chain {why}: {names}"
+        yield finding("order-guessed", str(home), what)
+    else:
+        what = f"the order of {names} cannot be told: each was looked at alone"
+        yield finding("order-unknown", str(home), what)
+
+
+@path_rule(
+    "test-without-weights",
+    "error",
+    "a `caffe test` without --weights: Caffe stops",
+    effect="Caffe stops with `Need model weights to score.`",
+)
 def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
     """Find tests without weights; and, if the phases are all that the script trains, of the wrong ones."""
     for one in script.evaluations:
         if one.weights == "":
-            effect = "Caffe stops with `Need model weights to score.`"
-            write = f"--weights={final_name(links[-1])}" if links and is_all else "--weights=MODEL.caffemodel"
             what = "caffe test is given no --weights"
-            yield finding("test-without-weights", one.where, what, effect, write)
-    told = [one for one in script.evaluations if one.weights]
+            yield finding(
+                "test-without-weights",
+                one.where,
+                what,
+                write=f"--weights={final_name(links[-1])}"
+                if links and is_all
+                else "--weights=MODEL.caffemodel",
+            )
+    weighed = [one for one in script.evaluations if one.weights]
     if not links or not is_all:
         return
-    has_final = any(_name(one) == final_name(links[-1]) for one in told)
-    for one in told:
+    has_final = any(_name(one) == final_name(links[-1]) for one in weighed)
+    for one in weighed:
         yield from _check_tested_weights(links, one, has_final=has_final)
 
 
+@path_rule(
+    "test-weights-unknown",
+    "warning",
+    "a `caffe test` of weights that no phase writes",
+    effect="Caffe stops with `File not found`, or scores what another run left there",
+)
+@path_rule(
+    "test-weights-not-final",
+    "warning",
+    "a `caffe test` of other weights than the last phase's, and none of those",
+    effect="what is trained after it is not in the score",
+)
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
     final, iteration = final_name(links[-1]), split_weights(_name(one))[1]
     if _name(one) == final:
@@ -262,12 +422,10 @@ def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final:
     write = f"--weights={final}"
     if index is None or iteration not in fired_snapshots(links[index]):
         what = f"caffe test is given {one.weights}, which no phase writes"
-        effect = "Caffe stops with `File not found`, or scores what another run left there"
-        yield finding("test-weights-unknown", one.where, what, effect, write)
+        yield finding("test-weights-unknown", one.where, what, write=write)
     elif not has_final:
         what = f"caffe test is given {one.weights} of {links[index].name}, and the last phase writes {final}"
-        effect = "what is trained after it is not in the score"
-        yield finding("test-weights-not-final", one.where, what, effect, write)
+        yield finding("test-weights-not-final", one.where, what, write=write)
 
 
 def _name(one: TestCommand) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
@@ -18,7 +19,7 @@ from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_a
 from caffe_recipes.caffe.refusals import ENGINES
 from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
 from caffe_recipes.review.lint.net_view import show_number
-from caffe_recipes.review.lint.rules import finding
+from caffe_recipes.review.lint.rules import Explanation, finding, path_rule, rate_rule, value_rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -31,38 +32,13 @@ _MOST_AT_THE_END = 1e-5
 _MOST_RATE = 5
 _WITH_POWER = ("poly", "poly_cyc", "inv")
 _TO_ZERO = ("poly", "poly_cyc")
-# The rule that each kind of RateFault falls under, the field, what Caffe does about it, and what to write.
+# The rule that each kind of RateFault falls under, and the field.
 _FAULTS = {
-    "no base_lr": (
-        "base-lr-missing",
-        "base_lr",
-        "Caffe trains at rate 0, learns nothing, and exits 0",
-        "base_lr: the rate to start at",
-    ),
-    "unknown policy": (
-        "lr-policy-unknown",
-        "lr_policy",
-        "Caffe stops with it once the warm-up has ended",
-        "one of the known policies",
-    ),
-    "no lr_iter": (
-        "lr-iter-missing",
-        "lr_policy",
-        "the rate is -nan, then inf; Caffe trains on to the end and exits 0",
-        "lr_iter: the iteration at which the rate would reach 0",
-    ),
-    "incomplete policy": (
-        "lr-policy-incomplete",
-        "lr_policy",
-        "Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0",
-        "the field",
-    ),
-    "not finite": (
-        "rate-not-finite",
-        "lr_policy",
-        "the weights become NaN; Caffe trains on to the end and exits 0",
-        "other numbers",
-    ),
+    "no base_lr": ("base-lr-missing", "base_lr"),
+    "unknown policy": ("lr-policy-unknown", "lr_policy"),
+    "no lr_iter": ("lr-iter-missing", "lr_policy"),
+    "incomplete policy": ("lr-policy-incomplete", "lr_policy"),
+    "not finite": ("rate-not-finite", "lr_policy"),
 }
 
 
@@ -87,6 +63,26 @@ def is_jump(before: float, after: float) -> bool:
     return abs(after - before) > LEAST_JUMP * abs(before)
 
 
+@rate_rule(
+    "max-iter-missing",
+    "warning",
+    "no max_iter, or one of 0: nothing is trained",
+    effect="`caffe train` trains nothing; only a program that steps the solver itself does",
+    write="max_iter",
+)
+@rate_rule(
+    "base-lr-large",
+    "warning",
+    "a base_lr that no batch of this size trains with",
+    effect="the loss becomes NaN, or saturates, and Caffe trains on to the end",
+    write="base_lr: 0.1 for each 256 images of the batch, say",
+)
+@rate_rule(
+    "power-missing",
+    "warning",
+    "poly, poly_cyc or inv without power: a constant rate",
+    write="power: 1, or another",
+)
 def check_schedule(
     link: Link, *, is_last: bool, is_alone: bool = False, batch: int | None = None
 ) -> Iterator[Finding]:
@@ -97,34 +93,57 @@ def check_schedule(
     solver, where = link.solver.message, link.solver.where
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
-        effect = "`caffe train` trains nothing; only a program that steps the solver itself does"
-        yield finding("max-iter-missing", where("max_iter"), what, effect, "max_iter", link.name)
+        yield finding("max-iter-missing", where("max_iter"), what, link.name)
     most = _largest_rate(batch, is_warmed_up=solver.warmup_iter > 0)
     if solver.base_lr > most:
         what = f"base_lr is {solver.base_lr:.4g}; rates above {most:.4g} rarely train"
-        effect = "the loss becomes NaN, or saturates, and Caffe trains on to the end"
-        write = "base_lr: 0.1 for each 256 images of the batch, say"
-        yield finding("base-lr-large", where("base_lr"), what, effect, write, link.name)
+        yield finding("base-lr-large", where("base_lr"), what, link.name)
     yield from _faults(link)
     if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
         what = f"lr_policy {solver.lr_policy} without power"
-        effect = f"Caffe takes 0 for it: the rate stays at {solver.base_lr:.4g}"
-        yield finding("power-missing", where("lr_policy"), what, effect, "power: 1, or another", link.name)
-    if solver.warmup_iter > solver.max_iter > 0:
-        what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
-        effect = f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used"
-        write = f"warmup_iter: below {solver.max_iter}"
-        yield finding("warmup-never-ends", where("warmup_iter"), what, effect, write, link.name)
-    if solver.warmup_iter and solver.warmup_start_lr > solver.base_lr:
-        what = f"the warm-up starts at {solver.warmup_start_lr:.4g}, above base_lr {solver.base_lr:.4g}"
-        effect = "the rate falls where it is meant to rise, and is largest at the first iteration"
-        write = f"warmup_start_lr: below {solver.base_lr:.4g}"
-        yield finding("warmup-falls", where("warmup_start_lr"), what, effect, write, link.name)
+        yield finding(
+            "power-missing",
+            where("lr_policy"),
+            what,
+            link.name,
+            effect=f"Caffe takes 0 for it: the rate stays at {solver.base_lr:.4g}",
+        )
+    yield from _warmup(link)
     if has_rates(solver):
         yield from _zero(link)
         yield from _warmup_end(link)
         if is_last:
             yield from _end(link, is_alone=is_alone)
+
+
+@rate_rule("warmup-never-ends", "warning", "a warmup_iter beyond max_iter")
+@rate_rule(
+    "warmup-falls",
+    "warning",
+    "a warm-up that starts above base_lr",
+    effect="the rate falls where it is meant to rise, and is largest at the first iteration",
+)
+def _warmup(link: Link) -> Iterator[Finding]:
+    solver, where = link.solver.message, link.solver.where
+    if solver.warmup_iter > solver.max_iter > 0:
+        what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
+        yield finding(
+            "warmup-never-ends",
+            where("warmup_iter"),
+            what,
+            link.name,
+            effect=f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used",
+            write=f"warmup_iter: below {solver.max_iter}",
+        )
+    if solver.warmup_iter and solver.warmup_start_lr > solver.base_lr:
+        what = f"the warm-up starts at {solver.warmup_start_lr:.4g}, above base_lr {solver.base_lr:.4g}"
+        yield finding(
+            "warmup-falls",
+            where("warmup_start_lr"),
+            what,
+            link.name,
+            write=f"warmup_start_lr: below {solver.base_lr:.4g}",
+        )
 
 
 def _largest_rate(batch: int | None, *, is_warmed_up: bool) -> float:
@@ -136,6 +155,42 @@ def _largest_rate(batch: int | None, *, is_warmed_up: bool) -> float:
     return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * (batch or 0) / 256)
 
 
+@rate_rule("lr-iter-passed", "error", "poly_cyc that runs past its lr_iter")
+@rate_rule(
+    "base-lr-missing",
+    "error",
+    "no base_lr, or base_lr 0: nothing is learned",
+    effect="Caffe trains at rate 0, learns nothing, and exits 0",
+    write="base_lr: the rate to start at",
+)
+@rate_rule(
+    "lr-policy-unknown",
+    "error",
+    "an lr_policy that Caffe does not have",
+    effect="Caffe stops with it once the warm-up has ended",
+    write="one of the known policies",
+)
+@rate_rule(
+    "lr-iter-missing",
+    "error",
+    "poly_cyc without lr_iter: the rate is NaN",
+    effect="the rate is -nan, then inf; Caffe trains on to the end and exits 0",
+    write="lr_iter: the iteration at which the rate would reach 0",
+)
+@rate_rule(
+    "lr-policy-incomplete",
+    "error",
+    "an lr_policy without a field that it needs",
+    effect="Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0",
+    write="the field",
+)
+@rate_rule(
+    "rate-not-finite",
+    "error",
+    "a rate that becomes negative, infinite or NaN",
+    effect="the weights become NaN; Caffe trains on to the end and exits 0",
+    write="other numbers",
+)
 def _faults(link: Link) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
     if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
@@ -144,24 +199,47 @@ def _faults(link: Link) -> Iterator[Finding]:
         else:
             effect = "past it the power of a negative number is taken: NaN, or a rate that turns around"
         what = f"poly_cyc runs to max_iter {solver.max_iter}, past its lr_iter {solver.lr_iter}"
-        write = f"lr_iter: {solver.max_iter} or more"
-        yield finding("lr-iter-passed", where("lr_iter"), what, effect, write, link.name)
+        yield finding(
+            "lr-iter-passed",
+            where("lr_iter"),
+            what,
+            link.name,
+            effect=effect,
+            write=f"lr_iter: {solver.max_iter} or more",
+        )
         return
     is_zero = solver.HasField("base_lr") and solver.base_lr == 0
     for fault in [RateFault("no base_lr", "base_lr is 0")] if is_zero else check_rates(solver):
-        rule, field, effect, write = _FAULTS[fault.kind]
-        yield finding(rule, where(field), fault.what, effect, write, link.name)
+        name, field = _FAULTS[fault.kind]
+        yield finding(name, where(field), fault.what, link.name)
 
 
+@rate_rule(
+    "rate-zero",
+    "warning",
+    "a rate that is 0 when half of the iterations are done",
+    effect="nothing is learned from there on",
+    write="a gamma closer to 1, fewer steps, or fewer iterations",
+)
 def _zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
         what = f"the rate is 0 at iteration {middle}, halfway"
-        effect = "nothing is learned from there on"
-        write = "a gamma closer to 1, fewer steps, or fewer iterations"
-        yield finding("rate-zero", link.solver.where("lr_policy"), what, effect, write, link.name)
+        yield finding("rate-zero", link.solver.where("lr_policy"), what, link.name)
 
 
+@rate_rule(
+    "warmup-end-jump",
+    "warning",
+    "a jump of the rate of more than 2 % where the warm-up ends",
+    explanation=Explanation(
+        "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up has "
+        "reached base_lr, a decaying policy is further on already, and the rate drops to it in "
+        "one iteration.",
+        'A phase of its own for the warm-up, of lr_policy "fixed" and max_iter: warmup_iter, and '
+        "a next one from base_lr; or accept it, as published recipes do.",
+    ),
+)
 def _warmup_end(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     warmup = solver.warmup_iter
@@ -175,15 +253,37 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         f"the rate {compare_rates(before, after)} where the warm-up ends, "
         f"{before:.4g} to {after:.4g} (iterations {warmup - 1} and {warmup})"
     )
-    effect = f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile"
-    write = (
-        f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", max_iter: {warmup}), '
-        f"and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter"
-    )
     place = link.solver.where("warmup_iter")
-    yield finding("warmup-end-jump", place, what, effect, write, link.name, before=before, after=after)
+    yield finding(
+        "warmup-end-jump",
+        place,
+        what,
+        link.name,
+        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile",
+        write=f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", '
+        f"max_iter: {warmup}), and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter",
+        before=before,
+        after=after,
+    )
 
 
+@rate_rule(
+    "final-rate-kept",
+    "note",
+    "the same of a lone solver, or one resumed, whose lr_policy never goes to 0",
+    write='nothing, if the schedule is known to do; lr_policy: "poly" goes to 0',
+)
+@rate_rule(
+    "final-rate-high",
+    "warning",
+    "a last phase that ends above 1e-5 of its base_lr",
+    write='a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does',
+    explanation=Explanation(
+        "At a rate that is not near 0 the last updates are those of single batches, and their "
+        "noise stays in the model that is evaluated.",
+        'A last phase whose rate goes to 0, as lr_policy "poly" with power 2 does.',
+    ),
+)
 def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     end = lr_at(solver, link.last_iter - 1)
@@ -193,14 +293,16 @@ def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
         return
     what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
     effect = "the last updates still carry the noise of single batches into the final model"
-    place, values = link.solver.where("max_iter"), {"end": end, "base_lr": solver.base_lr}
+    place = link.solver.where("max_iter")
     # Classical schedules never go to 0, and are one solver, or resumed ones.
     if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
-        write = 'nothing, if the schedule is known to do; lr_policy: "poly" goes to 0'
-        yield finding("final-rate-kept", place, what, effect, write, link.name, **values)
+        yield finding(
+            "final-rate-kept", place, what, link.name, effect=effect, end=end, base_lr=solver.base_lr
+        )
     else:
-        write = 'a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does'
-        yield finding("final-rate-high", place, what, effect, write, link.name, **values)
+        yield finding(
+            "final-rate-high", place, what, link.name, effect=effect, end=end, base_lr=solver.base_lr
+        )
 
 
 # Which lr policies, or solver types, read a field that not all of them read.
@@ -222,27 +324,21 @@ _REGULARIZATIONS = ("L1", "L2")
 _MOST_DECAY = 0.1 * (1 + 1e-6)  # a float32 0.1 lies above 0.1
 
 
-class Fault(NamedTuple):
-    """What is wrong with a field: the rule, the field, and what a finding says."""
-
-    rule: str
-    field: str
-    what: str
-    effect: str
-    write: str
-
-
 def check_solver_values(link: Link) -> Iterator[Finding]:
     """Find values of one phase's solver that Caffe refuses, computes nonsense with, or never reads."""
     solver = link.solver.message
-    checks = (_names, _nets, _counts, _tests, _factors, _decay, _growth, _steps, _unread)
-    for check in checks:
-        for fault in check(solver):
-            where = link.solver.where(fault.field)
-            yield finding(fault.rule, where, fault.what, fault.effect, fault.write, link.name)
+    for check in _OF_VALUES:
+        for found in check(solver):
+            yield replace(found, where=link.solver.where(found.where), phase=link.name)
     yield from _prefix(link)
 
 
+@value_rule(
+    "snapshot-folder-missing",
+    "warning",
+    "a snapshot_prefix in a folder that is not under the Caffe root",
+    effect="Caffe does not make it: it stops at the start, or, with `snapshot: 0`, once all is trained",
+)
 def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     """Find a snapshot_prefix whose folder, seen from the Caffe root, is not there."""
     folder, slash, _ = solver.message.snapshot_prefix.rpartition("/")
@@ -254,23 +350,33 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
         is_there = False
     if not is_there:
         what = f"snapshot_prefix is in {folder}, which is not under the Caffe root"
-        effect = "Caffe does not make it: it stops at the start, or, with `snapshot: 0`, once all is trained"
         place = solver.where("snapshot_prefix")
-        yield finding("snapshot-folder-missing", place, what, effect, f"mkdir -p {folder}, before it trains")
+        yield finding("snapshot-folder-missing", place, what, write=f"mkdir -p {folder}, before it trains")
 
 
-def _names(solver: pb.SolverParameter) -> Iterator[Fault]:
+@value_rule("solver-type-unknown", "error", "a type that no Caffe has")
+@value_rule("regularization-unknown", "error", "a regularization_type other than L1 and L2")
+def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
         what = f"type '{solver.type}' is no solver"
-        effect = f"Caffe stops with `Unknown solver type: {solver.type}`"
-        yield Fault("solver-type-unknown", "type", what, effect, f'type: "{_nearest(solver.type, known)}"')
+        yield finding(
+            "solver-type-unknown",
+            "type",
+            what,
+            effect=f"Caffe stops with `Unknown solver type: {solver.type}`",
+            write=f'type: "{_nearest(solver.type, known)}"',
+        )
     kind = solver.regularization_type
     if kind not in _REGULARIZATIONS:
         what = f"regularization_type '{kind}' is neither L1 nor L2"
-        effect = f"Caffe stops with `Unknown regularization type: {kind}` at the first update"
-        write = f'regularization_type: "{_nearest(kind, _REGULARIZATIONS, "L2")}"'
-        yield Fault("regularization-unknown", "regularization_type", what, effect, write)
+        yield finding(
+            "regularization-unknown",
+            "regularization_type",
+            what,
+            effect=f"Caffe stops with `Unknown regularization type: {kind}` at the first update",
+            write=f'regularization_type: "{_nearest(kind, _REGULARIZATIONS, "L2")}"',
+        )
 
 
 def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") -> str:
@@ -279,19 +385,44 @@ def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") 
     return next((alike[one] for one in difflib.get_close_matches(name.lower(), alike, n=1)), other)
 
 
-def _nets(solver: pb.SolverParameter) -> Iterator[Fault]:
+solver_value_refused = value_rule(
+    "solver-value-refused",
+    "error",
+    "a value that Caffe stops at, or divides by: iter_size, average_loss, test_iter and others",
+)
+
+
+@solver_value_refused
+def _nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     given = [name for name in ("net", "net_param", "train_net", "train_net_param") if solver.HasField(name)]
     if len(given) > 1:
         what = f"{' and '.join(given)} each name a net to train"
-        effect = "Caffe stops with `SolverParameter must not contain more than one of these fields`"
-        yield Fault("solver-value-refused", given[-1], what, effect, f"keep {given[0]}")
+        yield finding(
+            "solver-value-refused",
+            given[-1],
+            what,
+            effect="Caffe stops with `SolverParameter must not contain more than one of these fields`",
+            write=f"keep {given[0]}",
+        )
     if solver.engine.partition(":")[0].strip().upper() not in ("", *ENGINES):
         what = f"engine is '{solver.engine}'"
-        effect = "Caffe stops as it sets the net up: it knows no such engine"
-        yield Fault("solver-value-refused", "engine", what, effect, f"engine: one of {', '.join(ENGINES)}")
+        yield finding(
+            "solver-value-refused",
+            "engine",
+            what,
+            effect="Caffe stops as it sets the net up: it knows no such engine",
+            write=f"engine: one of {', '.join(ENGINES)}",
+        )
 
 
-def _counts(solver: pb.SolverParameter) -> Iterator[Fault]:
+solver_value_negative = value_rule(
+    "solver-value-negative", "warning", "a negative display, snapshot or clip_gradients"
+)
+
+
+@solver_value_refused
+@solver_value_negative
+def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     least = {
         "iter_size": "the gradients are of no image, and are divided by 0: the weights become NaN",
         "average_loss": "Caffe divides by it: it stops with SIGFPE at the first iteration, or averages all",
@@ -299,124 +430,222 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Fault]:
     for field, effect in least.items():
         value = getattr(solver, field)
         if value < 1:
-            yield Fault(
-                "solver-value-refused", field, f"{field} is {value}", effect, f"{field}: 1, or leave it out"
+            yield finding(
+                "solver-value-refused",
+                field,
+                f"{field} is {value}",
+                effect=effect,
+                write=f"{field}: 1, or leave it out",
             )
     for field in ("display", "snapshot"):
         value = getattr(solver, field)
         if value < 0:
-            effect = f"Caffe takes it for {-value}, and caffe-torch refuses it"
-            yield Fault("solver-value-negative", field, f"{field} is {value}", effect, f"{field}: {-value}")
+            yield finding(
+                "solver-value-negative",
+                field,
+                f"{field} is {value}",
+                effect=f"Caffe takes it for {-value}, and caffe-torch refuses it",
+                write=f"{field}: {-value}",
+            )
 
 
-def _tests(solver: pb.SolverParameter) -> Iterator[Fault]:
-    tests = len(solver.test_iter)
+@solver_value_refused
+@path_rule(
+    "test-never-fires",
+    "warning",
+    "a test_interval beyond max_iter",
+    effect="it tests before the first iteration, and never again",
+)
+def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
     for index, count in enumerate(solver.test_iter):
         if count < 1:
-            effect = "the sums of the test are divided by it: NaN, or nothing at all"
-            write = "test_iter: the test images / the test batch_size"
-            yield Fault("solver-value-refused", f"test_iter[{index}]", f"test_iter is {count}", effect, write)
+            yield finding(
+                "solver-value-refused",
+                f"test_iter[{index}]",
+                f"test_iter is {count}",
+                effect="the sums of the test are divided by it: NaN, or nothing at all",
+                write="test_iter: the test images / the test batch_size",
+            )
     if solver.test_interval < 0:
-        effect = "Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests"
-        write = "test_interval: the iterations between tests"
-        yield Fault(
-            "solver-value-refused", "test_interval", f"test_interval is {solver.test_interval}", effect, write
+        yield finding(
+            "solver-value-refused",
+            "test_interval",
+            f"test_interval is {solver.test_interval}",
+            effect="Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests",
+            write="test_interval: the iterations between tests",
         )
-    if tests and solver.test_interval > solver.max_iter > 0:
+    if solver.test_iter and solver.test_interval > solver.max_iter > 0:
         what = f"test_interval {solver.test_interval} is beyond max_iter {solver.max_iter}"
-        effect = "it tests before the first iteration, and never again"
-        write = f"test_interval: {solver.max_iter}, or less"
-        yield Fault("test-never-fires", "test_interval", what, effect, write)
-    named = len(solver.test_net) + len(solver.test_net_param)
+        yield finding(
+            "test-never-fires", "test_interval", what, write=f"test_interval: {solver.max_iter}, or less"
+        )
+
+
+@solver_value_refused
+@path_rule("tested-twice", "warning", "several test_iter for one net, in one state")
+def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
+    tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
     if tests - named > 1 and not solver.test_state:
         what = f"test_iter is given {tests} times, for {named} test nets and the net itself"
-        effect = f"Caffe sets the net up {tests - named} times, and tests the same {tests - named} times"
-        write = f"test_iter {named + 1} times, or a test_state for each"
-        yield Fault("tested-twice", f"test_iter[{named + 1}]", what, effect, write)
+        yield finding(
+            "tested-twice",
+            f"test_iter[{named + 1}]",
+            what,
+            effect=f"Caffe sets the net up {tests - named} times, and tests the same {tests - named} times",
+            write=f"test_iter {named + 1} times, or a test_state for each",
+        )
     is_shared = solver.HasField("net") or solver.HasField("net_param")
     if tests < named or (tests > named and not is_shared and named):
         what = f"test_iter is given {tests} times, for {named} test nets"
-        effect = "Caffe stops with `test_iter must be specified for each test network`"
         field = "test_iter[0]" if tests else "test_net[0]" if solver.test_net else "test_net_param[0]"
-        yield Fault("solver-value-refused", field, what, effect, f"test_iter {named} times")
+        yield finding(
+            "solver-value-refused",
+            field,
+            what,
+            effect="Caffe stops with `test_iter must be specified for each test network`",
+            write=f"test_iter {named} times",
+        )
     states = len(solver.test_state)
     if states not in (0, tests):
         what = f"test_state is given {states} times, for {tests} test nets"
-        effect = "Caffe stops with `test_state must be unspecified or specified once per test net`"
-        yield Fault(
-            "solver-value-refused", "test_state[0]", what, effect, f"test_state {tests} times, or never"
+        yield finding(
+            "solver-value-refused",
+            "test_state[0]",
+            what,
+            effect="Caffe stops with `test_state must be unspecified or specified once per test net`",
+            write=f"test_state {tests} times, or never",
         )
 
 
-def _factors(solver: pb.SolverParameter) -> Iterator[Fault]:
+@solver_value_refused
+@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay below 0, or 1 and more")
+def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type == "AdaGrad" and solver.momentum:
-        effect = "Caffe stops with `Momentum cannot be used with AdaGrad`"
         what = f"AdaGrad with momentum {show_number(solver.momentum)}"
-        yield Fault("solver-value-refused", "momentum", what, effect, "take momentum out")
+        yield finding(
+            "solver-value-refused",
+            "momentum",
+            what,
+            effect="Caffe stops with `Momentum cannot be used with AdaGrad`",
+            write="take momentum out",
+        )
     shares = {"momentum": "0.9", "momentum2": "0.999", "rms_decay": "0.99"}
     for field, usual in shares.items():
         value = getattr(solver, field)
         is_read = solver.type in _TYPES_READING.get(field, (solver.type,))
         if is_read and solver.HasField(field) and not 0 <= value < 1:
             what = f"{field} is {show_number(value)}, and it is a share of 0 or more and less than 1"
-            effect = (
-                "each update keeps all of those before it, or more: the weights grow without bound"
+            yield finding(
+                "solver-share-range",
+                field,
+                what,
+                effect="each update keeps all of those before it, or more: the weights grow without bound"
                 if value >= 1
-                else "each update takes a part of the one before it back"
+                else "each update takes a part of the one before it back",
+                write=f"{field}: {usual}",
             )
-            yield Fault("solver-share-range", field, what, effect, f"{field}: {usual}")
+
+
+@solver_value_refused
+@solver_value_negative
+def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.clip_gradients == 0:
-        effect = "gradients are scaled down to the norm 0: nothing is learned"
-        write = "clip_gradients: the largest norm, or leave it out"
-        yield Fault("solver-value-refused", "clip_gradients", "clip_gradients is 0", effect, write)
+        yield finding(
+            "solver-value-refused",
+            "clip_gradients",
+            "clip_gradients is 0",
+            effect="gradients are scaled down to the norm 0: nothing is learned",
+            write="clip_gradients: the largest norm, or leave it out",
+        )
     # -1 is the default.
     if solver.clip_gradients < 0 and solver.clip_gradients != -1:
         what = f"clip_gradients is {show_number(solver.clip_gradients)}"
-        effect = "below 0 nothing is clipped"
-        write = f"clip_gradients: {show_number(-solver.clip_gradients)}, or leave it out"
-        yield Fault("solver-value-negative", "clip_gradients", what, effect, write)
-    if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
-        effect = "it keeps a divisor above 0: where a gradient is 0 the weights become NaN"
-        yield Fault(
-            "solver-value-refused", "delta", f"delta is {show_number(solver.delta)}", effect, "delta: 1e-8"
+        yield finding(
+            "solver-value-negative",
+            "clip_gradients",
+            what,
+            effect="below 0 nothing is clipped",
+            write=f"clip_gradients: {show_number(-solver.clip_gradients)}, or leave it out",
         )
 
 
-def _decay(solver: pb.SolverParameter) -> Iterator[Fault]:
+@solver_value_refused
+def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
+    if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
+        yield finding(
+            "solver-value-refused",
+            "delta",
+            f"delta is {show_number(solver.delta)}",
+            effect="it keeps a divisor above 0: where a gradient is 0 the weights become NaN",
+            write="delta: 1e-8",
+        )
+
+
+@value_rule(
+    "weight-decay-negative", "error", "a weight_decay below 0", effect="each update makes the weights larger"
+)
+@value_rule(
+    "weight-decay-large",
+    "warning",
+    "a weight_decay above 0.1",
+    effect="it outweighs the gradients: the weights go to 0, and little is learned",
+    write="weight_decay: 0.0001, say",
+)
+def _decay(solver: pb.SolverParameter) -> Iterator[Finding]:
     decay = solver.weight_decay
     if decay < 0:
-        what, effect = f"weight_decay is {show_number(decay)}", "each update makes the weights larger"
-        yield Fault(
-            "weight-decay-negative", "weight_decay", what, effect, f"weight_decay: {show_number(-decay)}"
+        what = f"weight_decay is {show_number(decay)}"
+        yield finding(
+            "weight-decay-negative", "weight_decay", what, write=f"weight_decay: {show_number(-decay)}"
         )
     elif decay > _MOST_DECAY:
         what = f"weight_decay is {show_number(decay)}, and usual ones are 0.0001 to 0.001"
-        effect = "it outweighs the gradients: the weights go to 0, and little is learned"
-        yield Fault("weight-decay-large", "weight_decay", what, effect, "weight_decay: 0.0001, say")
+        yield finding("weight-decay-large", "weight_decay", what)
 
 
-def _growth(solver: pb.SolverParameter) -> Iterator[Fault]:
+@value_rule("rate-grows", "warning", "a gamma above 1, or a power below 0")
+def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, effect = solver.lr_policy, "the rate grows to the end"
     if policy in _MULTIPLYING and solver.gamma > 1:
         what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
-        write = f"gamma: {show_number(1 / solver.gamma)}, or another below 1"
-        yield Fault("rate-grows", "gamma", what, effect, write)
+        yield finding(
+            "rate-grows",
+            "gamma",
+            what,
+            effect=effect,
+            write=f"gamma: {show_number(1 / solver.gamma)}, or another below 1",
+        )
     if policy in _MULTIPLYING and solver.HasField("gamma") and solver.gamma == 1:
         what = f"gamma is 1, and lr_policy {policy} multiplies the rate by it"
         yield _constant("gamma", what, "gamma: 0.1")
     if policy in _POLICIES_READING["power"] and solver.HasField("power"):
         if solver.power < 0:
             what = f"power is {show_number(solver.power)} under lr_policy {policy}"
-            yield Fault("rate-grows", "power", what, effect, f"power: {show_number(-solver.power)}")
+            yield finding(
+                "rate-grows", "power", what, effect=effect, write=f"power: {show_number(-solver.power)}"
+            )
         if solver.power == 0:
             yield _constant("power", f"power is 0 under lr_policy {policy}", "power: 1, or another above 0")
 
 
-def _constant(field: str, what: str, write: str) -> Fault:
-    return Fault("rate-constant", field, what, "the rate never changes", f'{write}; or lr_policy: "fixed"')
+@value_rule(
+    "rate-constant",
+    "warning",
+    "a policy whose rate never changes: power 0, gamma 1, no step before max_iter",
+    effect="the rate never changes",
+)
+def _constant(field: str, what: str, write: str) -> Finding:
+    return finding("rate-constant", field, what, write=f'{write}; or lr_policy: "fixed"')
 
 
-def _steps(solver: pb.SolverParameter) -> Iterator[Fault]:
+@value_rule("steps-disordered", "warning", "stepvalues that do not rise")
+@value_rule(
+    "step-never-taken",
+    "warning",
+    "a stepvalue beyond max_iter",
+    effect="the rate ends higher than the steps say",
+)
+def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     most, steps = solver.max_iter, list(solver.stepvalue)
     if solver.lr_policy == "step" and solver.stepsize > most > 0:
         what = f"stepsize {solver.stepsize} is beyond max_iter {most}"
@@ -426,21 +655,41 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Fault]:
     back = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), None)
     if back is not None:
         what = f"stepvalue {steps[back]} comes after {steps[back - 1]}"
-        effect = f"Caffe takes them in their order: this one waits for {steps[back - 1]}, then both are taken"
-        write = f"stepvalue: {steps[back]} before it, in rising order"
-        yield Fault("steps-disordered", f"stepvalue[{back}]", what, effect, write)
+        yield finding(
+            "steps-disordered",
+            f"stepvalue[{back}]",
+            what,
+            effect=f"Caffe takes them in their order: this one waits for {steps[back - 1]}, "
+            "then both are taken",
+            write=f"stepvalue: {steps[back]} before it, in rising order",
+        )
     late = [i for i, step in enumerate(steps) if step > most > 0]
     if late and len(late) == len(steps):
         what = f"every stepvalue is beyond max_iter {most}"
         yield _constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {most}")
     elif late:
         what = f"stepvalue {steps[late[0]]} is beyond max_iter {most}"
-        write = f"stepvalue: below {most}, or take it out"
-        effect = "the rate ends higher than the steps say"
-        yield Fault("step-never-taken", f"stepvalue[{late[0]}]", what, effect, write)
+        yield finding(
+            "step-never-taken",
+            f"stepvalue[{late[0]}]",
+            what,
+            write=f"stepvalue: below {most}, or take it out",
+        )
 
 
-def _unread(solver: pb.SolverParameter) -> Iterator[Fault]:
+@value_rule(
+    "solver-field-unread",
+    "warning",
+    "a field that the lr_policy, or the type, never reads",
+    effect="it changes nothing; was another policy, type or field meant?",
+    write="take it out, or give what reads it",
+    explanation=Explanation(
+        "Each lr_policy, and each type, reads its own fields and ignores the others: a value was "
+        "given that changes nothing, often left over from another policy.",
+        "Take it out, or choose the policy that reads it.",
+    ),
+)
+def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
     unread = []
     if policy in POLICY_NEEDS:
@@ -451,24 +700,44 @@ def _unread(solver: pb.SolverParameter) -> Iterator[Fault]:
     for name, reader in unread:
         if name in present:
             field = f"{name}[0]" if name in ("stepvalue", "plateau_winsize") else name
-            effect = "it changes nothing; was another policy, type or field meant?"
             what = f"{name} is never read by {reader}"
-            yield Fault("solver-field-unread", field, what, effect, "take it out, or give what reads it")
+            yield finding("solver-field-unread", field, what)
 
 
+# Each gives the field as the place of what it finds.
+_OF_VALUES = (
+    _names,
+    _nets,
+    _counts,
+    _tests,
+    _test_nets,
+    _factors,
+    _clipping,
+    _delta,
+    _decay,
+    _growth,
+    _steps,
+    _unread,
+)
+
+
+@value_rule("snapshot-prefix-missing", "error", "a snapshot without snapshot_prefix")
 def _prefix(link: Link) -> Iterator[Finding]:
     solver, fired = link.solver.message, fired_snapshots(link)
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
-    effect = (
-        "Caffe stops with `snapshot is specified but snapshot_prefix is not`"
-        if solver.snapshot > 0
-        else f"Caffe writes {name} into the folder that it is started in; caffe-torch refuses it"
-    )
     where, what = link.solver.where("snapshot"), f"a snapshot at {fired[0]}, and no snapshot_prefix"
-    write = f'snapshot_prefix: "{link.name}"'
-    yield finding("snapshot-prefix-missing", where, what, effect, write, link.name)
+    yield finding(
+        "snapshot-prefix-missing",
+        where,
+        what,
+        link.name,
+        effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
+        if solver.snapshot > 0
+        else f"Caffe writes {name} into the folder that it is started in; caffe-torch refuses it",
+        write=f'snapshot_prefix: "{link.name}"',
+    )
 
 
 # What makes the rate in nvcaffe and in Intel's Caffe, and is nothing to ours.
@@ -482,6 +751,13 @@ _OF_JOINS = frozenset(("join-jump", "resume-jump"))
 _OF_POLICIES = frozenset(("lr-policy-unknown",))
 
 
+@rate_rule(
+    "rates-not-judged",
+    "note",
+    "a rate that only the dialect's Caffe makes so: it is not judged",
+    effect="rules on rates, their joins and their end are skipped",
+    write="nothing; compare the rates in its log",
+)
 def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
     """Find solvers, read as any Caffe's, whose rates are the dialect's own and are not judged."""
     if dialect == OURS:
@@ -494,9 +770,7 @@ def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Fin
             fields.append("lr_policy")
         if fields:
             what = f"{' and '.join(fields)}: a rate that only {dialect} makes so"
-            effect = "rules on rates, their joins and their end are skipped"
-            write = "nothing; compare the rates in its log"
-            yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what, effect, write)
+            yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what)
 
 
 def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:

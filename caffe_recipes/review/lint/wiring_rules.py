@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
@@ -22,13 +23,14 @@ from caffe_recipes.review.lint.net_view import (
     LEARNED_TYPES,
     READERS,
     SOURCE_BLOCKS,
-    Draft,
     has_loss_top,
     is_in_place,
     is_loss,
-    show_names,
+    shapes_fit,
+    show_layers,
     title,
 )
+from caffe_recipes.review.lint.rules import finding, rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
@@ -37,20 +39,15 @@ if TYPE_CHECKING:
         DatumOf,
         PhaseNet,
     )
-    from caffe_recipes.review.lint.rules import Severity
+    from caffe_recipes.review.lint.rules import Finding
 
-BLOB_RULES: dict[str, tuple[Severity, str]] = {
-    "unknown-bottom": ("error", "a bottom that no layer above makes"),
-    "top-made-twice": ("error", "a top that another layer makes already"),
-    "in-place-shared": ("error", "a layer in place on a blob that another layer reads as well"),
-    "in-place-type": ("error", "a layer in place whose type cannot compute so"),
-    "in-place-gradient": ("error", "a layer in place whose backward pass needs what it overwrote"),
-    "in-place-overwrites": ("warning", "a layer in place over numbers that the backward pass above it needs"),
-    "no-top": ("error", "a layer without the top that its type needs"),
-    "unused-top": ("warning", "a top that nothing reads, in a net with a loss or an accuracy"),
-    "weights-name-twice": ("error", "two layers of one name in a phase, one of which learns"),
-    "layer-name-twice": ("note", "two layers of one name in a phase, neither of which learns"),
-}
+blob_rule = partial(
+    rule,
+    "a net: a net's blobs and names: what nothing makes, what nothing reads, what is made or named twice",
+)
+shape_rule = partial(
+    rule, "a net: shapes: layers that do not fit together, and the blobs that they learn or share"
+)
 
 # What stands at the end of a net: its unread tops are results.
 _ENDS_WORDS = """
@@ -67,7 +64,7 @@ _MOST_UNKNOWN = 20
 _TOPLESS = frozenset(("HDF5Output", "Silence"))
 
 
-def check_blobs(phase: PhaseNet) -> Iterator[Draft]:
+def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
     """Check what makes and what reads each blob of a phase."""
     yield from _unknown_bottoms(phase)
     yield from _made_twice(phase)
@@ -76,28 +73,27 @@ def check_blobs(phase: PhaseNet) -> Iterator[Draft]:
     yield from _names(phase)
 
 
-def _unknown_bottoms(phase: PhaseNet) -> Iterator[Draft]:
+@blob_rule("unknown-bottom", "error", "a bottom that no layer above makes")
+def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
     most = len(phase.flow.missing) if len(phase.flow.missing) <= _MOST_UNKNOWN else _MOST_UNKNOWN - 1
     for i, b in phase.flow.missing[:most]:
         layer, name = phase.layers[i], phase.layers[i].bottom[b]
-        yield Draft(
+        yield finding(
             "unknown-bottom",
-            phase.where(i),
-            f"bottom[{b}]",
+            phase.where(i, f"bottom[{b}]"),
             f"{title(layer)} reads blob '{name}', which no layer above it makes",
-            f"Caffe stops: Unknown bottom blob '{name}'",
-            _mend_bottom(phase, i, name),
+            effect=f"Caffe stops: Unknown bottom blob '{name}'",
+            write=_mend_bottom(phase, i, name),
         )
     rest = phase.flow.missing[most:]
     if rest:
-        yield Draft(
+        yield finding(
             "unknown-bottom",
-            phase.where(rest[0][0]),
-            f"bottom[{rest[0][1]}]",
+            phase.where(rest[0][0], f"bottom[{rest[0][1]}]"),
             f"{len(rest)} more bottoms are blobs that no layer above makes",
-            "Caffe stops: Unknown bottom blob",
-            "mend the first ones",
-            (("bottoms", len(rest)),),
+            effect="Caffe stops: Unknown bottom blob",
+            write="mend the first ones",
+            bottoms=len(rest),
         )
 
 
@@ -114,46 +110,58 @@ def _mend_bottom(phase: PhaseNet, index: int, name: str) -> str:
     return f'bottom: "{near[0]}"' if near else "name a blob that a layer above makes"
 
 
-def _made_twice(phase: PhaseNet) -> Iterator[Draft]:
+@blob_rule(
+    "top-made-twice",
+    "error",
+    "a top that another layer makes already",
+    write="give one of the tops, and the bottoms that read it, another name",
+)
+def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
     for (i, t), (first, _) in phase.flow.twice.items():
         layer = phase.layers[i]
         name = layer.top[t]
         maker = "the net's input" if first < 0 else title(phase.layers[first])
-        yield Draft(
+        yield finding(
             "top-made-twice",
-            phase.where(i),
-            f"top[{t}]",
+            phase.where(i, f"top[{t}]"),
             f"{title(layer)} makes blob '{name}', which {maker} makes already",
-            f"Caffe stops: Top blob '{name}' produced by multiple sources",
-            "give one of the tops, and the bottoms that read it, another name",
+            effect=f"Caffe stops: Top blob '{name}' produced by multiple sources",
         )
 
 
-def _in_place(phase: PhaseNet) -> Iterator[Draft]:
+@blob_rule(
+    "in-place-type",
+    "error",
+    "a layer in place whose type cannot compute so",
+    effect="Caffe stops, or computes nonsense",
+)
+@blob_rule(
+    "in-place-gradient",
+    "error",
+    "a layer in place whose backward pass needs what it overwrote",
+    effect="Caffe trains with a wrong gradient, and exits 0",
+)
+def _in_place(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         for t, name in enumerate(layer.top):
             blob = phase.maker(i, t)
             if blob is None or not is_in_place(layer, t):
                 continue
             if layer.type not in IN_PLACE and layer_type_dialects(layer.type):
-                yield Draft(
+                yield finding(
                     "in-place-type",
-                    phase.where(i),
-                    f"top[{t}]",
+                    phase.where(i, f"top[{t}]"),
                     f"{title(layer)} writes its top over its bottom '{name}', which its type cannot",
-                    "Caffe stops, or computes nonsense",
-                    f'top: "{layer.name}", and read that below',
+                    write=f'top: "{layer.name}", and read that below',
                 )
                 continue
             yield from _check_shared_blob(phase, i, t, blob)
             if (i, t) in phase.gradients and _loses_bottom(layer):
-                yield Draft(
+                yield finding(
                     "in-place-gradient",
-                    phase.where(i),
-                    f"top[{t}]",
+                    phase.where(i, f"top[{t}]"),
                     f"{title(layer)} writes over its bottom '{name}', which its backward pass needs",
-                    "Caffe trains with a wrong gradient, and exits 0",
-                    f'top: "{layer.name}", and read that below',
+                    write=f'top: "{layer.name}", and read that below',
                 )
             yield from _overwrites(phase, i, t)
 
@@ -167,7 +175,8 @@ def _loses_bottom(layer: pb.LayerParameter) -> bool:
     return layer.type in _LOSES_BOTTOM or turned or scaled
 
 
-def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Draft]:
+@blob_rule("in-place-shared", "error", "a layer in place on a blob that another layer reads as well")
+def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Finding]:
     layer = phase.layers[i]
     name, (maker, top) = layer.top[t], blob
     others = [title(phase.layers[reader[0]]) for reader in phase.flow.readers[blob] if reader != (i, t)]
@@ -175,48 +184,61 @@ def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -
     # Caffe counts a written weight as a reader.
     others += ["the loss"] if len(weights) > top and weights[top] else []
     if others:
-        yield Draft(
+        yield finding(
             "in-place-shared",
-            phase.where(i),
-            f"top[{t}]",
+            phase.where(i, f"top[{t}]"),
             f"{title(layer)} works in place on blob '{name}', which {others[0]} reads too",
-            f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
+            effect=f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
             "multiple sources",
-            f'top: "{layer.name}", and read that below; or let both read what is in place',
+            write=f'top: "{layer.name}", and read that below; or let both read what is in place',
         )
 
 
-def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Draft]:
+@blob_rule(
+    "in-place-overwrites",
+    "warning",
+    "a layer in place over numbers that the backward pass above it needs",
+    effect="the gradient of the layers above is computed from other numbers: they learn worse, silently",
+)
+def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     layer, above = phase.layers[i], phase.maker(i, t)
     while above is not None and above[0] >= 0 and layer.type not in _LEAVES_TOP:
         j, top = above
         maker = phase.layers[j]
         if maker.type in _READS_TOP and (j, 0) in phase.gradients:
-            yield Draft(
+            yield finding(
                 "in-place-overwrites",
-                phase.where(i),
-                f"top[{t}]",
+                phase.where(i, f"top[{t}]"),
                 f"{title(layer)} works in place on what {title(maker)} made, whose backward pass reads it",
-                "the gradient of the layers above is computed from other numbers: they learn worse, silently",
-                f'top: "{layer.name}", and read that below',
+                write=f'top: "{layer.name}", and read that below',
             )
             return
         above = phase.maker(j, top) if is_in_place(maker, top) else None
 
 
-def _tops(phase: PhaseNet) -> Iterator[Draft]:
+@blob_rule(
+    "no-top",
+    "error",
+    "a layer without the top that its type needs",
+    effect="Caffe stops: it checks how many tops a type makes",
+)
+@blob_rule(
+    "unused-top",
+    "warning",
+    "a top that nothing reads, in a net with a loss or an accuracy",
+    effect="Caffe takes it for an output of the net and prints all its values at every display",
+)
+def _tops(phase: PhaseNet) -> Iterator[Finding]:
     # A bottom of a wrong name leaves a top without a reader: the one finding is enough.
     ends = not phase.is_fed and not phase.flow.missing and any(map(_is_end, phase.layers))
     for i, layer in enumerate(phase.layers):
         if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
             if layer.type not in _TOPLESS and not has_loss_top(layer):
-                yield Draft(
+                yield finding(
                     "no-top",
-                    phase.where(i),
-                    "type",
+                    phase.where(i, "type"),
                     f"{title(layer)} has no top",
-                    "Caffe stops: it checks how many tops a type makes",
-                    f'top: "{layer.name}"',
+                    write=f'top: "{layer.name}"',
                 )
             continue
         # What a phase has for itself and nothing reads is there to be looked at.
@@ -224,13 +246,11 @@ def _tops(phase: PhaseNet) -> Iterator[Draft]:
             continue
         for t, name in enumerate(layer.top):
             if not phase.flow.readers[i, t]:
-                yield Draft(
+                yield finding(
                     "unused-top",
-                    phase.where(i),
-                    f"top[{t}]",
+                    phase.where(i, f"top[{t}]"),
                     f"{title(layer)} makes blob '{name}', which nothing reads",
-                    "Caffe takes it for an output of the net and prints all its values at every display",
-                    _mend_top(layer, name),
+                    write=_mend_top(layer, name),
                 )
 
 
@@ -245,7 +265,9 @@ def _mend_top(layer: pb.LayerParameter, name: str) -> str:
     return f"read it, take the layer out, or {silence}"
 
 
-def _names(phase: PhaseNet) -> Iterator[Draft]:
+@blob_rule("weights-name-twice", "error", "two layers of one name in a phase, one of which learns")
+@blob_rule("layer-name-twice", "note", "two layers of one name in a phase, neither of which learns")
+def _names(phase: PhaseNet) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
     for i, layer in enumerate(phase.layers):
         named[layer.name].append(i)
@@ -253,18 +275,17 @@ def _names(phase: PhaseNet) -> Iterator[Draft]:
         for i in others:
             pair = phase.layers[first], phase.layers[i]
             learned = any(layer.type in LEARNED_TYPES for layer in pair)
-            yield Draft(
+            yield finding(
                 "weights-name-twice" if learned else "layer-name-twice",
-                phase.where(i),
-                "name",
+                phase.where(i, "name"),
                 f"{title(pair[1])} has the name of another: {title(pair[0])}"
                 if name
                 else f"{title(pair[1])} has no name, nor has {title(pair[0])}",
-                "weights are copied by name: from --weights and --snapshot Caffe gives those of both to the "
-                "first, or stops: Incompatible number of blobs"
+                effect="weights are copied by name: from --weights and --snapshot Caffe gives those of both "
+                "to the first, or stops: Incompatible number of blobs"
                 if learned
                 else "log lines do not tell them apart; a layer that learns must not get this name",
-                f'name: "{name or layer_word(pair[1])}_2"',
+                write=f'name: "{name or layer_word(pair[1])}_2"',
             )
 
 
@@ -272,14 +293,6 @@ def layer_word(layer: pb.LayerParameter) -> str:
     """Suggest a name for a layer that has none."""
     return layer.top[0] if layer.top else layer.type.lower()
 
-
-SIZE_RULES: dict[str, tuple[Severity, str]] = {
-    "shape-misfit": ("error", "a layer that cannot take its bottoms, or lacks what its shape needs"),
-    "too-many-params": ("error", "more `param` blocks than the layer learns blobs"),
-    "shared-shapes-differ": ("error", "weights shared by name that differ in shape"),
-    "share-name-alone": ("warning", "a param name that one layer alone has, in a net that shares others"),
-    "shared-rates-differ": ("error", "weights shared by name that differ in lr_mult or decay_mult"),
-}
 
 # One wrong layer hides those below it; so many are found at most.
 _MOST_MISFITS = 20
@@ -289,13 +302,13 @@ _ALIKE = 0.6
 _MOST_BLOBS = {"BatchNorm": 5}
 
 
-def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Draft]]:
+def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Finding]]:
     """Give the phase with the shapes that can be inferred, and a finding for each layer that does not fit.
 
     A layer that does not fit is taken for one of unknown shape, so that those below it are looked at too.
     """
     net = _copy(phase)
-    unfit: list[Draft] = []
+    unfit: list[Finding] = []
     # A missing batch_size is told by its own rule.
     blank = {i for i, layer in enumerate(phase.layers) if lacks_batch_size(layer)}
     for i in blank:
@@ -318,8 +331,8 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Draf
         except PrototxtError as error:
             at = error.index if isinstance(error, LayerMisfit) else None
             if at is None or at in blank:
-                return phase, [*unfit, _misfit(None, error)]
-            unfit.append(_misfit(phase.where(at), error))
+                return phase, [*unfit, _misfit("", error)]
+            unfit.append(_misfit(phase.where(at, "type"), error))
             blank.add(at)
             net.layer[at].type = ""
             continue
@@ -364,18 +377,17 @@ def _unused(name: str, known: set[str]) -> str:
     return name
 
 
-def _misfit(index: int | None, error: PrototxtError) -> Draft:
-    return Draft(
-        "shape-misfit",
-        index,
-        "type" if index is not None else "",
-        error.what,
-        "Caffe stops when it sets the net up",
-        error.hint,
-    )
+@shape_rule(
+    "shape-misfit",
+    "error",
+    "a layer that cannot take its bottoms, or lacks what its shape needs",
+    effect="Caffe stops when it sets the net up",
+)
+def _misfit(where: str, error: PrototxtError) -> Finding:
+    return finding("shape-misfit", where, error.what, write=error.hint)
 
 
-def check_learned(phase: PhaseNet) -> Iterator[Draft]:
+def check_learned(phase: PhaseNet) -> Iterator[Finding]:
     """Check `param` blocks against what each layer learns, and what is shared by name."""
     owners: dict[str, tuple[int, int]] = {}
     uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -391,30 +403,35 @@ def check_learned(phase: PhaseNet) -> Iterator[Draft]:
     yield from _alone(phase, uses)
 
 
-def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Draft]:
+@shape_rule(
+    "share-name-alone",
+    "warning",
+    "a param name that one layer alone has, in a net that shares others",
+    effect="the two learn weights of their own; the other names are shared",
+)
+def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
     """Find names of one use that are much like a shared one, or like another of one use."""
     shared = [name for name, places in uses.items() if len(places) > 1]
     alone = {name: places[0] for name, places in uses.items() if len(places) == 1}
-    told: set[str] = set()
+    paired: set[str] = set()
     for name, (i, _) in alone.items() if shared and len(alone) <= _MOST_ALONE else ():
         others = [other for other in alone if other != name and alone[other][0] != i]
         near = difflib.get_close_matches(name, others, n=1, cutoff=_ALIKE)
-        if not near or name in told:
+        if not near or name in paired:
             continue
-        told.add(near[0])
+        paired.add(near[0])
         (j, q), layer = alone[near[0]], phase.layers[i]
         if layer.type == phase.layers[j].type:
-            yield Draft(
+            yield finding(
                 "share-name-alone",
-                phase.where(j),
-                f"param[{q}].name",
+                phase.where(j, f"param[{q}].name"),
                 f"{title(phase.layers[j])} alone has a param '{near[0]}', and {title(layer)} alone '{name}'",
-                "the two learn weights of their own; the other names are shared",
-                f'name: "{name}" in both, if they are to share',
+                write=f'name: "{name}" in both, if they are to share',
             )
 
 
-def _counts(phase: PhaseNet) -> Iterator[Draft]:
+@shape_rule("too-many-params", "error", "more `param` blocks than the layer learns blobs")
+def _counts(phase: PhaseNet) -> Iterator[Finding]:
     """Find layers with too many `param` blocks, those alike once."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for i, layer in enumerate(phase.layers):
@@ -425,17 +442,14 @@ def _counts(phase: PhaseNet) -> Iterator[Draft]:
         layer, learns = phase.layers[i], f"{most or 'no'} blobs"
         what = f"{title(layer)} has {count} param blocks and learns {learns}"
         if others:
-            names = show_names([phase.layers[k].name for k in (i, *others)])
-            what = (
-                f"{len(others) + 1} layers ({names}) of {kind} have {count} param blocks and learn {learns}"
-            )
-        yield Draft(
+            layers = show_layers([phase.layers[k].name for k in (i, *others)])
+            what = f"{layers} of {kind} have {count} param blocks and learn {learns}"
+        yield finding(
             "too-many-params",
-            phase.where(i),
-            f"param[{most}]",
+            phase.where(i, f"param[{most}]"),
             what,
-            f"Caffe stops: Too many params specified for layer {layer.name}",
-            f"keep {most}" if most else "take them out",
+            effect=f"Caffe stops: Too many params specified for layer {layer.name}",
+            write=f"keep {most}" if most else "take them out",
         )
 
 
@@ -447,32 +461,39 @@ def _most_blobs(phase: PhaseNet, i: int) -> int | None:
     return None if learned is None else _MOST_BLOBS.get(layer.type, len(learned))
 
 
-def _check_shared_weights(phase: PhaseNet, owner: tuple[int, int], other: tuple[int, int]) -> Iterator[Draft]:
+@shape_rule(
+    "shared-shapes-differ",
+    "error",
+    "weights shared by name that differ in shape",
+    write="give both layers one shape, or the param another name",
+)
+@shape_rule("shared-rates-differ", "error", "weights shared by name that differ in lr_mult or decay_mult")
+def _check_shared_weights(
+    phase: PhaseNet, owner: tuple[int, int], other: tuple[int, int]
+) -> Iterator[Finding]:
     (i, p), (j, q) = owner, other
     first, second = phase.layers[i], phase.layers[j]
     ours, theirs = _blob(phase, owner), _blob(phase, other)
     param = second.param[q]
     loose = param.share_mode == pb.ParamSpec.PERMISSIVE
     if ours is not None and theirs is not None and not _fit(ours, theirs, loose):
-        yield Draft(
+        yield finding(
             "shared-shapes-differ",
-            phase.where(j),
-            f"param[{q}].name",
+            phase.where(j, f"param[{q}].name"),
             f"{title(second)} shares '{param.name}' {show_shape(theirs)} with {title(first)}, whose is "
             f"{show_shape(ours)}",
-            f"Caffe stops: Cannot share param '{param.name}' owned by layer '{first.name}'; shape mismatch",
-            "give both layers one shape, or the param another name",
+            effect=f"Caffe stops: Cannot share param '{param.name}' owned by layer '{first.name}'; "
+            "shape mismatch",
         )
     for field in ("lr_mult", "decay_mult"):
         both = first.param[p].HasField(field) and param.HasField(field)
         if both and getattr(first.param[p], field) != getattr(param, field):
-            yield Draft(
+            yield finding(
                 "shared-rates-differ",
-                phase.where(j),
-                f"param[{q}].{field}",
+                phase.where(j, f"param[{q}].{field}"),
                 f"{title(second)} shares '{param.name}' with {title(first)}, with another {field}",
-                f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
-                f"give both the same {field}",
+                effect=f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
+                write=f"give both the same {field}",
             )
 
 
@@ -485,6 +506,4 @@ def _fit(one: Shape, other: Shape, loose: bool) -> bool:
     if loose:
         counts = product(one), product(other)
         return None in counts or counts[0] == counts[1]
-    return len(one) == len(other) and all(
-        a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None
-    )
+    return shapes_fit(one, other)

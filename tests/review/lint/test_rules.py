@@ -1,64 +1,109 @@
-"""The table of rules: every id that can be found is in it, and every id of it can be found."""
+"""The table of rules: every id in it is found by a check that carries it, and by a test."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import caffe_recipes.review.lint
-from caffe_recipes.review.lint.check import DIALECT_RULES, NET_RULES
-from caffe_recipes.review.lint.folders import all_rules
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, finding
-from caffe_recipes.review.lint.solver_rules import _FAULTS
+import caffe_recipes.caffe.refusals
+import caffe_recipes.review.lint.folders
+from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, finding, rule
 
-FILES = sorted(Path(caffe_recipes.review.lint.__path__[0]).rglob("*.py"))
-
-
-def ids_found() -> set[str]:
-    """Gather the ids that the code makes findings of: the first argument of each call of `finding`.
-
-    In the table of a solver's values it is that of each `Fault`.
-    """
-    found = {rule for rule, *_ in _FAULTS.values()}
-    for path in FILES:
-        of_table = path.name == "solver_rules.py"
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
-            if not isinstance(node, ast.Call) or name not in ("finding", *(["Fault"] if of_table else [])):
-                continue
-            rule = node.args[0]
-            if of_table and isinstance(rule, ast.Attribute):
-                assert ast.unparse(rule) == "fault.rule"  # the table's own, found where it is made
-            elif isinstance(rule, ast.Constant):
-                found.add(str(rule.value))
-            else:
-                assert isinstance(rule, ast.Name), f"{path}: {ast.dump(rule)}"
-                assert (path.name, rule.id) == ("solver_rules.py", "rule")
-    return found
+LINT = Path(caffe_recipes.review.lint.folders.__file__).parent
+TREES = {path.stem: ast.parse(path.read_text()) for path in sorted(LINT.glob("*.py"))}
+# What these find is a value of `caffe.refusals`, or of a table, which names the rule.
+BY_VALUE = {"check_refusals", "check_reads", "_faults"}
+TESTS = [Path(__file__).parent, Path(__file__).parents[2] / "caffe" / "dialects"]
 
 
-def test_each_id_is_in_the_table_and_each_of_the_table_is_found_somewhere() -> None:
-    assert ids_found() == set(RULES)
+def id_of(call: ast.AST, names: tuple[str, ...] = ("finding", "Refusal")) -> Iterator[str]:
+    """Yield the ids that a call's first argument may be, if it is a call of one of these names."""
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.endswith(names):
+        for node in ast.walk(call.args[0]) if call.args else ():
+            if isinstance(node, ast.Constant):
+                yield str(node.value)
 
 
-def test_the_tables_share_no_id() -> None:
-    assert len(all_rules()) == len(RULES) + len(NET_RULES) + len(DIALECT_RULES)
-    assert set(all_rules()) == {*RULES, *NET_RULES, *DIALECT_RULES}
+def functions() -> Iterator[ast.FunctionDef]:
+    """Yield the functions and methods of lint."""
+    for tree in TREES.values():
+        yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("name", all_rules())
+def named_rules() -> dict[str, str]:
+    """Give the ids of the rules that a module names, since several of its checks find them."""
+    assigned = [node for tree in TREES.values() for node in tree.body if isinstance(node, ast.Assign)]
+    return {
+        target.id: name
+        for node in assigned
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        for name in id_of(node.value, ("_rule",))
+    }
+
+
+def carried_by(function: ast.FunctionDef, named: dict[str, str]) -> set[str]:
+    """Give the ids of the rules that stand above a function."""
+    ids = {name for decorator in function.decorator_list for name in id_of(decorator, ("_rule",))}
+    names = {node.id for node in function.decorator_list if isinstance(node, ast.Name)}
+    return ids | {named[name] for name in names & named.keys()}
+
+
+def test_each_check_finds_the_rules_that_it_carries_and_no_others() -> None:
+    named = named_rules()
+    carried: set[str] = set()
+    for function in functions():
+        found = {name for node in ast.walk(function) for name in id_of(node)}
+        own = carried_by(function, named)
+        assert found <= own, function.name
+        assert own == found or function.name in BY_VALUE, function.name
+        carried |= own
+    assert carried | set(DIFFERENCE_RULES) == RULES.keys()
+
+
+def test_what_is_found_by_a_value_is_carried_by_the_check_that_reads_it() -> None:
+    refusals = ast.parse(Path(caffe_recipes.caffe.refusals.__file__).read_text())
+    refused = {name for node in ast.walk(refusals) for name in id_of(node, ("Refusal",))}
+    (check,) = (one for one in functions() if one.name == "check_refusals")
+    assert refused == carried_by(check, {})
+
+
+def test_reading_files_imports_every_rule() -> None:
+    code = "import caffe_recipes.review.lint.inputs as i; from caffe_recipes.review.lint.rules import RULES"
+    run = [sys.executable, "-c", f"{code}; print(len(RULES))"]
+    assert int(subprocess.run(run, capture_output=True, text=True, check=True).stdout) == len(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_is_named_by_a_test_beside(name: str) -> None:
+    files = [path for folder in TESTS for path in folder.rglob("test_*.py") if path != Path(__file__)]
+    assert any(f'"{name}"' in path.read_text() for path in files)
+
+
+def test_an_id_is_given_once() -> None:
+    with pytest.raises(AssertionError, match="join-jump"):
+        rule("a file by itself", "join-jump", "note", "the same again")
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_a_name_a_severity_and_one_line(name: str) -> None:
-    rule = all_rules()[name]
+    one = RULES[name]
     assert name == name.lower()
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert rule.severity in SEVERITIES
-    assert 10 < len(rule.looks_for) < 100
-    assert "\n" not in rule.looks_for
+    assert one.severity in SEVERITIES
+    assert 10 < len(one.looks_for) < 100
+    assert "\n" not in one.looks_for and not one.looks_for.endswith(".")
+    assert one.subject
 
 
-def test_a_finding_is_as_grave_as_its_rule() -> None:
-    assert finding("join-jump", "a", "b", "c", "d", before=1.0).severity == "warning"
+def test_a_finding_says_what_its_rule_says_unless_it_says_it_itself() -> None:
+    one = finding("join-jump", "a", "b", write="c")
+    assert (one.severity, one.effect, one.write) == ("warning", RULES["join-jump"].effect, "c")
     with pytest.raises(KeyError):
-        finding("join-jum", "a", "b", "c", "d")
+        finding("join-jum", "a", "b")

@@ -8,7 +8,7 @@ from caffe_recipes.review.lint.chain import Chain
 from caffe_recipes.review.lint.check import check_chain, sort_findings, split_place
 from caffe_recipes.review.lint.rules import Finding, finding
 
-ONE = finding("join-jump", "a", "it jumps", "it shakes", "base_lr: 1")
+ONE = finding("join-jump", "a", "it jumps", write="base_lr: 1")
 
 
 def test_a_chain_of_no_phases_has_no_findings() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.review.lint.rules import Finding
-from caffe_recipes.review.lint.wiring_rules import BLOB_RULES
+from tests.review.lint.conftest import ids_judging
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == BLOB_RULES.keys()
+    assert CASES.keys() == ids_judging("a net: a net's blobs")
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.review.lint import data_rules
 from caffe_recipes.review.lint.rules import Finding
+from tests.review.lint.conftest import ids_judging
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 def test_every_rule_has_a_case() -> None:
     own = {"raw-datums-scrambled"}
-    assert CASES.keys() | own == data_rules.DATA_RULES.keys() | data_rules.TRANSFORM_RULES.keys()
+    assert CASES.keys() | own == ids_judging("a net: data layers", "a net: `transform_param`")
 
 
 @pytest.mark.parametrize("rule", CASES)

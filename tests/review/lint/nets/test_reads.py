@@ -8,9 +8,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import load_dialects
-from caffe_recipes.review.lint import layer_rules, weight_rules
 from caffe_recipes.review.lint.net_view import block_readers
 from caffe_recipes.review.lint.rules import Finding
+from tests.review.lint.conftest import ids_judging
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -142,10 +142,8 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert (
-        CASES.keys()
-        == layer_rules.READ_RULES.keys() | weight_rules.FILLER_RULES.keys() | layer_rules.REFUSAL_RULES.keys()
-    )
+    about = ("a net: fields that are set", "a net: where weights start", "a net: what Caffe checks")
+    assert CASES.keys() == ids_judging(*about)
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -10,7 +10,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.review.lint.check import check_net
 from caffe_recipes.review.lint.rules import Finding
-from caffe_recipes.review.lint.wiring_rules import SIZE_RULES
+from tests.review.lint.conftest import ids_judging
 
 CheckText = Callable[..., dict[str, Finding]]
 
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == SIZE_RULES.keys()
+    assert CASES.keys() == ids_judging("a net: shapes")
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -58,13 +58,13 @@ def test_options_of_files_are_refused_for_recipes(given: dict[str, object]) -> N
 )  # fmt: skip
 def test_a_finding_fails_from_its_severity_on(severity: str, fails: tuple[bool, ...]) -> None:
     rules = ("lr-iter-missing", "join-jump", "order-guessed")
-    found = [finding(rule, "a", "b", "c", "d") for rule in rules]
+    found = [finding(rule, "a", "b") for rule in rules]
     assert tuple(is_at_least(one, severity) for one in found) == fails
     assert not any(is_at_least(replace(one, accepted="so"), severity) for one in found)
 
 
 def test_an_unknown_rule_is_refused_with_the_nearest() -> None:
-    assert list(explain_rule("join-jump")) == ["join-jump"]
+    assert explain_rule("join-jump").startswith("join-jump: a warning\n")
     with pytest.raises(InputError, match="no rule 'join-jum'; did you mean 'join-jump'"):
         explain_rule("join-jum")
     with pytest.raises(InputError, match="no rule 'x'; --rules lists them"):
