@@ -128,6 +128,49 @@ def make_own_folder(path: Path) -> None:
                 raise _untrusted("other users can write in it; remove it or choose another folder")
 
 
+def open_lock(path: Path) -> int:
+    """Open a lock's file, made if need be, so that nobody else can; raises OSError.
+
+    Whoever can read a lock can hold it. One that belongs to another user is refused, but by root. Without
+    blocking: a pipe of that name would wait for a reader for ever.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    try:
+        if os.geteuid() not in (0, os.fstat(file).st_uid):
+            raise PermissionError(errno.EPERM, "another user can hold it", str(path))
+        with suppress(OSError):  # a disk without modes
+            os.fchmod(file, 0o600)  # what an earlier version made is readable by all
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file without waiting; False where another has it. Raises OSError for a disk without."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def lock(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock of a file, made if need be, for this process alone; raises `busy` where another has it.
+
+    Raises OSError where open_lock and try_lock do.
+    """
+    file = open_lock(path)
+    try:
+        if not try_lock(file):
+            raise busy
+        yield
+    finally:
+        os.close(file)
+
+
 def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
     """Wait until whoever reads a pipe has taken all that was written to it; anything but a pipe is no wait.
 
