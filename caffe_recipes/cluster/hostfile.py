@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.wording import describe_count
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 MOST_HOSTS = 100_000
@@ -327,8 +328,7 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     for localhost beside others, to which it is not the host that it is here.
     """
     if len(hosts) < nodes:
-        ranks = f"{ranks_per_node} rank{'s' if ranks_per_node > 1 else ''}"
-        room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks}"
+        room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise InputError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]

@@ -5,7 +5,6 @@ What nobody has said of a machine is None, and whoever needs it asks the hosts t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -28,6 +27,7 @@ from caffe_recipes.config import (
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.wording import describe_count, did_you_mean
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
@@ -196,7 +196,7 @@ def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | N
         raise InputError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
     limits = profile.partitions[name]
     if limits.nodes is not None and nodes > limits.nodes:
-        most = f"{limits.nodes} node{'s' if limits.nodes != 1 else ''}"
+        most = describe_count(limits.nodes, "node")
         yield f"{name} takes at most {most}, the recipe needs {nodes}"
     if limits.hours is not None and hours is not None and hours > limits.hours:
         yield f"{name} runs a job for at most {limits.hours:g} h, the recipe needs {hours:.1f} h"
@@ -209,10 +209,8 @@ def _read(name: str) -> tuple[str, str | Path]:
         return shipped[name].read_text("utf-8"), f"{name}.yaml"
     path = Path(name)
     if not name.endswith((".yaml", ".yml")) and not path.is_file():
-        near = difflib.get_close_matches(name, shipped, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
-        hint = f"{meant}there are {', '.join(shipped)}, or give a .yaml file"
-        raise InputError("", f"unknown profile '{name[:80]}'", hint)
+        hint = f"{did_you_mean(name, shipped)} there are {', '.join(shipped)}, or give a .yaml file"
+        raise InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
     try:
         with path.open("rb") as file:
             most = limit("yaml-bytes")

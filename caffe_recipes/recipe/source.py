@@ -7,7 +7,6 @@ The JSON schema of a recipe's YAML, and of a family's, for editors.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from caffe_recipes.recipe.families import FamilyFile, parse_row
 from caffe_recipes.recipe.model import Family, Recipe, Reported, SolverSettings
 from caffe_recipes.recipe.rules import Schedule
 from caffe_recipes.recipe.shipped import is_family, shipped_recipes
+from caffe_recipes.wording import did_you_mean
 
 _SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
@@ -62,11 +62,9 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
     if path.is_dir():
         raise RecipeError(path, "is a folder", "give a recipe's name, or its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
-        near = difflib.get_close_matches(text, shipped, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
         there = ", ".join(name for name, one in shipped.items() if one.row is None)
-        hint = f"{meant}there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
-        raise RecipeError("", f"unknown recipe '{text}'", hint)
+        others = f"there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
+        raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
     try:
         most = limit("yaml-bytes")
         data = read_bytes(path, most + 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
 
