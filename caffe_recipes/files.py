@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.limits import LIMITS_VARIABLE, limit
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.limits import LIMITS_VARIABLE, limit, raise_limit
 
 # As many as Linux follows.
 _MOST_LINKS = 40
@@ -370,6 +371,34 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
         start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
         os.set_blocking(descriptor, True)
         return start + read_pieces(file, most_bytes - len(start))
+
+
+@contextmanager
+def reading(path: str | Path, fault: type[CaffeRecipesError], hint: str) -> Iterator[None]:
+    """Have an OSError raise `fault` instead: `PATH: cannot be read: REASON; hint`."""
+    try:
+        yield
+    except OSError as error:
+        raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None
+
+
+def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hint: str) -> bytes:
+    """Read a file, as read_within does; raises `fault`, as `reading` does."""
+    with reading(path, fault, hint):
+        return read_within(path, name)
+
+
+def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
+    """Read a file's YAML, `kind` being what it is to hold; raises `fault`, also over `yaml-bytes`."""
+    most = limit("yaml-bytes")
+    with reading(path, fault, f"give the path of a {kind}'s YAML"):
+        data = read_bytes(path, most + 1)
+    if len(data) > most:
+        raise fault(path, f"is over {most:,} bytes", f"is it a {kind}? {raise_limit('yaml-bytes')}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise fault(path, "not UTF-8 text", f"a {kind} is a YAML file") from None
 
 
 def read_within(path: str | Path, name: str) -> bytes:

@@ -26,7 +26,7 @@ from caffe_recipes.config import (
     validate,
 )
 from caffe_recipes.errors import InputError
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.files import load_yaml_text
 from caffe_recipes.wording import describe_count, did_you_mean
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
@@ -211,15 +211,4 @@ def _read(name: str) -> tuple[str, str | Path]:
     if not name.endswith((".yaml", ".yml")) and not path.is_file():
         hint = f"{did_you_mean(name, shipped)} there are {', '.join(shipped)}, or give a .yaml file"
         raise InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
-    try:
-        with path.open("rb") as file:
-            most = limit("yaml-bytes")
-            data = file.read(most + 1)
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
-    if len(data) > most:
-        raise InputError(path, f"is over {most:,} bytes", f"is it a profile? {raise_limit('yaml-bytes')}")
-    try:
-        return data.decode("utf-8"), path
-    except UnicodeDecodeError:
-        raise InputError(path, "not UTF-8 text", "a profile is a YAML file") from None
+    return load_yaml_text(path, "profile", InputError), path

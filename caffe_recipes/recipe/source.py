@@ -14,8 +14,7 @@ from typing import Any
 
 from caffe_recipes.config import Location, YamlSource, parse_yaml, validate, write_key
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.files import read_bytes
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.files import load_yaml_text
 from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.families import FamilyFile, parse_row
 from caffe_recipes.recipe.model import Family, Recipe, Reported, SolverSettings
@@ -65,19 +64,7 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         there = ", ".join(name for name, one in shipped.items() if one.row is None)
         others = f"there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
-    try:
-        most = limit("yaml-bytes")
-        data = read_bytes(path, most + 1)
-        if len(data) > most:
-            raise RecipeError(path, f"is over {most:,} bytes", f"is it a recipe? {raise_limit('yaml-bytes')}")
-        content = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(path, "not UTF-8 text", "a recipe is a YAML file") from error
-    except OSError as error:
-        raise RecipeError(
-            path, f"cannot be read: {error.strerror}", "give the path of a recipe's YAML"
-        ) from error
-    return content, path, path.parent, row
+    return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
 
 
 def split_row(text: str) -> tuple[str, str | None]:
