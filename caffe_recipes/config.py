@@ -7,7 +7,6 @@ What recipes and cluster profiles are made of: the frozen base, and texts and nu
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pydantic import (
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.wording import did_you_mean
 
 Location = tuple[str | int, ...]
 Fail = Callable[[str | Path, str, str], Exception]
@@ -247,8 +247,7 @@ def _first_error(
     place, key = source.place(location), write_key(location) or source.kind
     if found["type"] == "extra_forbidden":
         known = _fields_at(location[:-1], model)
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+        hint = did_you_mean(str(location[-1]), known, f"known here: {', '.join(known)}")
         return source.fault(place, key, "unknown key", hint)
     if found["type"] == "missing":
         return source.fault(place, key, "missing", f"every {source.kind} needs it")
@@ -315,8 +314,7 @@ def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     if found["type"] != "literal_error":
         return ""
     choices = re.findall(r"'([^']+)'", found["ctx"]["expected"])
-    near = difflib.get_close_matches(str(found["input"]), choices, n=1)
-    return f"did you mean '{near[0]}'?" if near else ""
+    return did_you_mean(str(found["input"]), choices)
 
 
 def _fields_at(location: Location, root: type[BaseModel]) -> list[str]:

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from caffe_recipes.limits import LIMITS_VARIABLE, limit
+from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.limits import LIMITS_VARIABLE, limit, raise_limit
 
 # As many as Linux follows.
 _MOST_LINKS = 40
@@ -126,6 +127,49 @@ def make_own_folder(path: Path) -> None:
                 raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
             if _is_open(status) or is_changed_by_group(status):
                 raise _untrusted("other users can write in it; remove it or choose another folder")
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock's file, made if need be, so that nobody else can; raises OSError.
+
+    Whoever can read a lock can hold it. One that belongs to another user is refused, but by root. Without
+    blocking: a pipe of that name would wait for a reader for ever.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    try:
+        if os.geteuid() not in (0, os.fstat(file).st_uid):
+            raise PermissionError(errno.EPERM, "another user can hold it", str(path))
+        with suppress(OSError):  # a disk without modes
+            os.fchmod(file, 0o600)  # what an earlier version made is readable by all
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file without waiting; False where another has it. Raises OSError for a disk without."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def lock(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock of a file, made if need be, for this process alone; raises `busy` where another has it.
+
+    Raises OSError where open_lock and try_lock do.
+    """
+    file = open_lock(path)
+    try:
+        if not try_lock(file):
+            raise busy
+        yield
+    finally:
+        os.close(file)
 
 
 def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
@@ -327,6 +371,34 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
         start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
         os.set_blocking(descriptor, True)
         return start + read_pieces(file, most_bytes - len(start))
+
+
+@contextmanager
+def reading(path: str | Path, fault: type[CaffeRecipesError], hint: str) -> Iterator[None]:
+    """Have an OSError raise `fault` instead: `PATH: cannot be read: REASON; hint`."""
+    try:
+        yield
+    except OSError as error:
+        raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None
+
+
+def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hint: str) -> bytes:
+    """Read a file, as read_within does; raises `fault`, as `reading` does."""
+    with reading(path, fault, hint):
+        return read_within(path, name)
+
+
+def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
+    """Read a file's YAML, `kind` being what it is to hold; raises `fault`, also over `yaml-bytes`."""
+    most = limit("yaml-bytes")
+    with reading(path, fault, f"give the path of a {kind}'s YAML"):
+        data = read_bytes(path, most + 1)
+    if len(data) > most:
+        raise fault(path, f"is over {most:,} bytes", f"is it a {kind}? {raise_limit('yaml-bytes')}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise fault(path, "not UTF-8 text", f"a {kind} is a YAML file") from None
 
 
 def read_within(path: str | Path, name: str) -> bytes:

@@ -39,24 +39,6 @@ def describe_bytes(count: float) -> str:
     return f"{count / 1000:,.3g} TB"
 
 
-def describe_count(count: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> describe_count(1, "rank"), describe_count(4096, "rank")
-    ('1 rank', '4,096 ranks')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def describe_names(names: Sequence[str]) -> str:
-    """Write the first few of many names.
-
-    >>> describe_names(["a", "b"]), describe_names(["a", "b", "c", "d"])
-    ('a, b', 'a, b, ... (4 in all)')
-    """
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ... ({len(names)} in all)"
-
-
 _MOST = 10_000  # of a unit, before the next larger one is taken
 _LARGEST = 1e9  # that is written with all its digits
 

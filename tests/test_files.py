@@ -15,6 +15,7 @@ import pytest
 from caffe_recipes.files import (
     check_replaceable,
     is_changed_by_group,
+    lock,
     make_own_folder,
     name_beside,
     release,
@@ -267,6 +268,37 @@ def test_a_diff_tells_missing_files_and_missing_line_feeds() -> None:
         "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+a\n\\ No newline"
     )
     assert render_unified("n", "a\x0cb\n", "a\x0cb\n") == ""
+
+
+def test_a_lock_is_one_holders_and_free_again_after_it(tmp_path: Path) -> None:
+    busy = RuntimeError("busy")
+    with lock(tmp_path / "lock", busy):
+        with pytest.raises(RuntimeError, match="busy"), lock(tmp_path / "lock", busy):
+            pass
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+    with lock(tmp_path / "lock", busy):
+        pass
+
+
+def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "other")
+
+    with pytest.raises(OSError, match="symbolic links"), lock(tmp_path / "lock", RuntimeError()):
+        pass
+
+    assert not (tmp_path / "other").exists()
+
+
+@as_root
+def test_a_lock_of_another_user_is_refused_where_its_owner_could_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").touch()
+    os.chown(tmp_path / "lock", STRANGER, STRANGER)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+
+    with pytest.raises(PermissionError, match="another user"), lock(tmp_path / "lock", RuntimeError()):
+        pass
 
 
 @pytest.mark.parametrize("make", [os.pipe, lambda: tuple(end.detach() for end in socket.socketpair())])

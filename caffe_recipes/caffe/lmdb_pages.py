@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from caffe_recipes.errors import DataError
+from caffe_recipes.files import reading
 
 # Of pages 0 and 1: kind, magic, version, bytes of a page; of the records' tree flags, depth, entries, root;
 # the last page in use, the transaction.
@@ -60,10 +61,11 @@ class PageTree:
     def __iter__(self) -> Iterator[bytes]:
         """Yield all keys in order; LMDB may look up those yielded. Raises DataError for damaged pages."""
         try:
-            with (self.folder / "data.mdb").open("rb") as file:
+            with (
+                reading(self.folder, DataError, "check its disk"),
+                (self.folder / "data.mdb").open("rb") as file,
+            ):
                 yield from self._keys(file.fileno())
-        except OSError as error:
-            raise DataError(self.folder, f"cannot be read: {error.strerror}", "check its disk") from None
         except _DamagedError as error:
             raise _damaged(self.folder, str(error)) from None
 

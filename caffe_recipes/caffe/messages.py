@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
+from caffe_recipes.wording import did_you_mean
 
 M = TypeVar("M", bound=Message)
 
@@ -73,10 +73,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     ("did you mean 'kernel_size'?", 'there are kernel_size, pad')
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean '{near[0]}'?"
-    return f"there are {', '.join(names)}" if len(names) < 20 else ""
+    return did_you_mean(name, names, f"there are {', '.join(names)}" if len(names) < 20 else "")
 
 
 @functools.cache

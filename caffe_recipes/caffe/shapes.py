@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +201,4 @@ def _suggest(net: pb.NetParameter, name: str, makers: Mapping[str, str], phase: 
     elsewhere = [layer.name for layer in net.layer if name in layer.top]
     if elsewhere:
         return f"layer '{elsewhere[0]}' makes it, but not before this one in phase {pb.Phase.Name(phase)}"
-    near = difflib.get_close_matches(name, makers, n=1, cutoff=0)
-    return f"did you mean '{near[0]}'?" if near else "there are no blobs yet"
+    return did_you_mean(name, makers, "there are no blobs yet", cutoff=0)

@@ -23,13 +23,13 @@ from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.caffe.upgrade_old import (
     UpgradeStep,
-    count_of,
     move_comments,
     upgrade_transforms,
     upgrade_v0,
     upgrade_v1,
 )
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import describe_count
 
 _AXES = 4  # what `input_dim` gives each input
 
@@ -51,7 +51,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
         new.layer.add(name="input", type="Input", top=net.input, input_param=pb.InputParameter(shape=shapes))
     new.layer.MergeFrom(net.layer)
     if not shapes:
-        return UpgradeStep(new, {}, (f"{count_of(len(net.input), 'input')} without a shape: dropped",))
+        return UpgradeStep(new, {}, (f"{describe_count(len(net.input), 'input')} without a shape: dropped",))
     moves = {f"layer[{index}]": f"layer[{index + 1}]" for index in range(len(net.layer))}
     for index in range(len(net.input)):
         moves[f"input[{index}]"] = f"layer[0].top[{index}]"
@@ -64,7 +64,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
         moves[f"input_dim[{index}]"] = (
             f"layer[0].input_param.shape[{blob}].dim[{axis}]" if is_used else "layer[0].spare"
         )
-    return UpgradeStep(new, moves, (f"{count_of(len(net.input), 'input')}: now a layer of type Input",))
+    return UpgradeStep(new, moves, (f"{describe_count(len(net.input), 'input')}: now a layer of type Input",))
 
 
 def _shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
@@ -72,13 +72,13 @@ def _shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
     count = len(net.input)
     if net.input_shape:
         if len(net.input_shape) < count:
-            what = f"{count_of(count, 'input')} but {len(net.input_shape)} input_shape"
+            what = f"{describe_count(count, 'input')} but {len(net.input_shape)} input_shape"
             raise PrototxtError(f"input[{len(net.input_shape)}]", what, "give each its own")
         return list(net.input_shape)[:count]
     if not net.input_dim:
         return []
     if len(net.input_dim) < _AXES * count:
-        what = f"{count_of(count, 'input')} but {len(net.input_dim)} input_dim"
+        what = f"{describe_count(count, 'input')} but {len(net.input_dim)} input_dim"
         raise PrototxtError("input_dim[0]", what, f"give each {_AXES}: images, channels, height, width")
     return [pb.BlobShape(dim=net.input_dim[_AXES * i : _AXES * (i + 1)]) for i in range(count)]
 

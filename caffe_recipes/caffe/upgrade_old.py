@@ -13,7 +13,6 @@ Comments that move with their fields where a field is renamed, moved or dropped.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import describe_count, did_you_mean
 
 _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
@@ -40,15 +40,6 @@ class UpgradeStep:
     net: pb.NetParameter
     moves: Mapping[str, str] = dataclass_field(default_factory=dict)
     changes: tuple[str, ...] = ()
-
-
-def count_of(number: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> count_of(1, "input"), count_of(2, "V1 layer")
-    ('1 input', '2 V1 layers')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def move_comments(
@@ -280,8 +271,7 @@ def _upgrade_v0_layer(
 
 def _type(kind: str, where: str) -> Any:  # noqa: ANN401 - an enum's number
     if kind not in V0_TYPES:
-        near = difflib.get_close_matches(kind, V0_TYPES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(V0_TYPES)}, padding"
+        hint = did_you_mean(kind, V0_TYPES, f"there are {', '.join(V0_TYPES)}, padding")
         raise PrototxtError(where, f"V0 layers have no type '{kind}'", hint)
     return pb.V1LayerParameter.LayerType.Value(V0_TYPES[kind])
 
@@ -307,9 +297,9 @@ def _put(message: Message, path: str, value: Any, where: str) -> str:  # noqa: A
 
 
 def _changes(layers: int, paddings: int, dropped: list[str]) -> Iterator[str]:
-    yield f"{count_of(layers, 'V0 layer')}: types and parameters renamed"
+    yield f"{describe_count(layers, 'V0 layer')}: types and parameters renamed"
     if paddings:
-        yield f"{count_of(paddings, 'padding layer')}: now the pad of what is fed"
+        yield f"{describe_count(paddings, 'padding layer')}: now the pad of what is fed"
     if dropped:
         yield f"dropped, as in Caffe's own upgrade: {', '.join(dropped)}"
 
@@ -415,7 +405,7 @@ def upgrade_v1(net: pb.NetParameter) -> UpgradeStep | None:
     moves: dict[str, str] = {}
     for index, old in enumerate(net.layers):
         moves |= _upgrade_v1_layer(old, new.layer.add(), index)
-    return UpgradeStep(new, moves, (f"{count_of(len(net.layers), 'V1 layer')}: now `layer`",))
+    return UpgradeStep(new, moves, (f"{describe_count(len(net.layers), 'V1 layer')}: now `layer`",))
 
 
 def _upgrade_v1_layer(old: pb.V1LayerParameter, new: pb.LayerParameter, index: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ import click
 from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 # The machine's fault, not that of what the user gave.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}

@@ -20,7 +20,7 @@ from caffe_recipes.run.monitor.status import (
     summarize_standing,
     table_of_standings,
 )
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 
 @click.command(

@@ -11,7 +11,7 @@ import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
 from caffe_recipes.files import read_pieces
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
     pass

@@ -21,6 +21,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.ranks import check_launch
 from caffe_recipes.cluster.remote import Conversation, unreadable
 from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.wording import describe_count, plural
 
 # Pulses of a host that are kept.
 KEPT = 12
@@ -242,7 +243,7 @@ def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str
         return None
     newest, first = histories[late[0]][-1], histories[late[0]][-UNSTARTED_BEATS]
     seconds = newest.heard_at_s - first.heard_at_s
-    others = f"while {len(have)} {'host has' if len(have) == 1 else 'hosts have'} theirs"
+    others = f"while {describe_count(len(have), 'host')} {plural(len(have), 'has', 'have')} theirs"
     return Straggler(
         late[0], None, f"no rank has started there for {seconds:.0f} s, {others}", is_certain=True
     )

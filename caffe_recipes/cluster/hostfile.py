@@ -13,13 +13,14 @@ order of ranks, so each piece is expanded on its own, and what comes twice is le
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import read_bytes, reading
+from caffe_recipes.wording import describe_count
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 MOST_HOSTS = 100_000
@@ -235,19 +236,14 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
 
     Raises InputError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
     """
+    with reading(path, InputError, "write one host a line, or give --hostfile"):
+        data = read_bytes(path, _MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise InputError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
     try:
-        data = _read(path)
-        if not data and Path(path).is_fifo():
-            raise InputError(path, "is a pipe that nobody has written to", "give a file")
-        if len(data) > _MOST_BYTES:
-            raise InputError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise InputError(path, what, "write one host a line, or give --hostfile") from None
+        return parse_hostfile(data.decode("utf-8-sig"), path)
     except UnicodeDecodeError:
         raise InputError(path, "is not text", "a hostfile holds one host a line") from None
-    return parse_hostfile(text, path)
 
 
 def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
@@ -327,8 +323,7 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     for localhost beside others, to which it is not the host that it is here.
     """
     if len(hosts) < nodes:
-        ranks = f"{ranks_per_node} rank{'s' if ranks_per_node > 1 else ''}"
-        room = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} x {ranks}"
+        room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise InputError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]
@@ -338,13 +333,6 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
         what = f"holds {here} beside {other}: {here} means another machine on each host"
         raise InputError(where, what, "write its name")
     return taken
-
-
-def _read(path: str | Path) -> bytes:
-    """Read a file, or a pipe, as a shell's `<(...)` is; one that nobody writes to would be waited for."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        os.set_blocking(file.fileno(), True)
-        return file.read(_MOST_BYTES + 1)
 
 
 def _hint(entry: str) -> str:

@@ -5,7 +5,6 @@ What nobody has said of a machine is None, and whoever needs it asks the hosts t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -27,7 +26,8 @@ from caffe_recipes.config import (
     validate,
 )
 from caffe_recipes.errors import InputError
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.files import load_yaml_text
+from caffe_recipes.wording import describe_count, did_you_mean
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
@@ -170,9 +170,8 @@ def find_shipped(name: str) -> Traversable:
 
 def _refuse_unknown(name: str, also: str) -> InputError:
     shipped = shipped_profiles()
-    near = difflib.get_close_matches(name, shipped, n=1)
-    meant = f"did you mean '{near[0]}'? " if near else ""
-    return InputError("", f"unknown profile '{name[:80]}'", f"{meant}there are {', '.join(shipped)}{also}")
+    hint = f"{did_you_mean(name, shipped)} there are {', '.join(shipped)}{also}"
+    return InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
 
 
 def find_key(name_or_path: str | Path, key: str) -> str:
@@ -211,7 +210,7 @@ def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | N
         raise InputError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
     limits = profile.partitions[name]
     if limits.nodes is not None and nodes > limits.nodes:
-        most = f"{limits.nodes} node{'s' if limits.nodes != 1 else ''}"
+        most = describe_count(limits.nodes, "node")
         yield f"{name} takes at most {most}, the recipe needs {nodes}"
     if limits.hours is not None and hours is not None and hours > limits.hours:
         yield f"{name} runs a job for at most {limits.hours:g} h, the recipe needs {hours:.1f} h"
@@ -225,15 +224,4 @@ def _read(name: str) -> tuple[str, str | Path]:
     path = Path(name)
     if not name.endswith((".yaml", ".yml")) and not path.is_file():
         raise _refuse_unknown(name, ", or give a .yaml file")
-    try:
-        with path.open("rb") as file:
-            most = limit("yaml-bytes")
-            data = file.read(most + 1)
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "give a profile's YAML") from None
-    if len(data) > most:
-        raise InputError(path, f"is over {most:,} bytes", f"is it a profile? {raise_limit('yaml-bytes')}")
-    try:
-        return data.decode("utf-8"), path
-    except UnicodeDecodeError:
-        raise InputError(path, "not UTF-8 text", "a profile is a YAML file") from None
+    return load_yaml_text(path, "profile", InputError), path

@@ -25,6 +25,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import ask_all, first_error
 from caffe_recipes.errors import ClusterError, HostFailed
+from caffe_recipes.files import reading
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
 # Runs an argv on a host, within seconds.
@@ -258,7 +259,5 @@ def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: flo
 
 
 def _size(path: Path) -> int:
-    try:
+    with reading(path, ClusterError, "restore it"):
         return path.stat().st_size
-    except OSError as error:
-        raise ClusterError(path, f"cannot be read: {error.strerror}", "restore it") from None

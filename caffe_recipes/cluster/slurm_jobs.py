@@ -96,7 +96,7 @@ _BROKEN = frozenset(("down", "drained", "draining", "drain", "fail", "failing", 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as one of Slurm's commands told it; what that command does not tell is None, or empty.
+    """A job as one of Slurm's commands reports it; what that command does not report is None, or empty.
 
     `label` names one of an array (`12_3`) or of a heterogeneous job (`12+1`), whose `job_id` is its own
     number. Times are on the clock of the machine that was asked; `limit_s` is infinite for no limit.
@@ -113,7 +113,6 @@ class Job:
     nodes: int | None = None
     node_list: str = ""
     submit: datetime | None = None
-    eligible: datetime | None = None
     start: datetime | None = None
     end: datetime | None = None
     limit_s: float | None = None
@@ -133,7 +132,6 @@ class NodeGroup:
     """Nodes of a partition in one state, as sinfo tells them; `responds` is false where it writes a `*`."""
 
     partition: str
-    is_up: bool
     limit_s: float | None
     nodes: int
     state: str
@@ -253,7 +251,7 @@ def parse_moment(text: str, where: str) -> datetime | None:
         raise ClusterError(where, f"{text[:80]!r} is no moment of Slurm's", "report what it wrote") from None
 
 
-# Slurm's word: what it means of a waiting job, and what to do; nothing where waiting is all.
+# Slurm's word: what keeps a job waiting, and what to do; nothing where waiting is all.
 REASONS: Mapping[str, tuple[str, str]] = {
     "Priority": ("jobs of higher priority go first", ""),
     "Resources": ("its nodes are still in use", ""),
@@ -387,7 +385,7 @@ def explain_state(job: Job) -> tuple[str, str]:
 
 
 def explain_reason(reason: str) -> tuple[str, str]:
-    """Return what a reason of Slurm's means, and what to do; its own word where we know no better.
+    """Return what a reason of Slurm's stands for, and what to do; its own word where we know no better.
 
     >>> explain_reason("QOSMaxNodePerUserLimit")[0]
     'a limit of the QOS on nodes for each user is reached'

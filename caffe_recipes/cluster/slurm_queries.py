@@ -1,15 +1,16 @@
 """What Slurm's commands write about jobs, read strictly: what cannot be read raises, with the text in it.
 
-Partitions and nodes as Slurm itself tells them, read strictly.
+Partitions and nodes as Slurm itself reports them, read strictly.
 
-Ask Slurm for jobs, partitions and nodes. An answer that does not come is told as that: SchedulerAway.
+Ask Slurm for jobs, partitions and nodes. An answer that does not come is reported as that: SchedulerAway.
 
-What a partition, as Slurm itself tells it, does not give to a job: one line each.
+What a partition, as Slurm itself reports it, does not give to a job: one line each.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -33,50 +34,38 @@ _STDOUT = re.compile(r" StdOut=(.*?)(?= [A-Z][A-Za-z]*=|$)")
 _EXIT = re.compile(r"(\d+):(\d+)(?:\s.*)?")
 _CANCELLED = re.compile(r"CANCELLED by (\d+)")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(\w+)")
+# The columns of both, by scontrol's names; the last holds the job's name.
+_SACCT_ROW = (
+    *("JobId", "Label", "JobState", "ExitCode", "NumNodes", "Partition", "TimeLimit"),
+    *("SubmitTime", "StartTime", "EndTime", "NodeList", "Reason", "JobName"),
+)
+_SQUEUE_ROW = tuple(name for name in _SACCT_ROW if name != "ExitCode")
 _NO_JOB = "No jobs in the system"
 _EMPTY = ("(null)", "None assigned", "N/A", "None")
 
 
-def parse_squeue(said: str) -> tuple[Job, ...]:
+def parse_squeue(stdout: str) -> tuple[Job, ...]:
     """Read what `squeue --noheader --format=SQUEUE_FORMAT` writes; raises ClusterError."""
-    return tuple(_read_squeue(line) for line in said.splitlines() if line.strip())
+    return tuple(_build_job("squeue", line, fields) for line, fields in _rows(stdout, "squeue", _SQUEUE_ROW))
 
 
-def parse_scontrol_jobs(said: str) -> tuple[Job, ...]:
+def parse_scontrol_jobs(stdout: str) -> tuple[Job, ...]:
     """Read what `scontrol --oneliner show job` writes, also with --details; raises ClusterError.
 
     The tasks of an array come as several jobs, and so do the parts of a heterogeneous one.
     """
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_scontrol(line) for line in lines if line.strip() != _NO_JOB)
 
 
-def parse_sacct(said: str) -> tuple[Job, ...]:
+def parse_sacct(stdout: str) -> tuple[Job, ...]:
     """Read the jobs in what `sacct --parsable2 --noheader --format=SACCT_FIELDS` writes; raises ClusterError.
 
     Steps are passed over; without --duplicates a requeued job comes once, as it was last.
     """
-    rows = [_split(line, 13, "sacct") for line in said.splitlines() if line.strip()]
-    return tuple(_read_accounted(row) for row in rows if not _STEP.fullmatch(row[1]))
-
-
-def _read_squeue(line: str) -> Job:
-    job_id, label, state, nodes, partition, limit, submit, start, end, node_list, reason, name = _split(
-        line, 12, "squeue"
-    )
-    return Job(
-        job_id=_whole(job_id, line, "squeue"),
-        name=name,
-        state=_state(state, "squeue"),
-        label=label,
-        reason=reason.strip(),
-        partition=partition,
-        nodes=_count(nodes),
-        node_list=_text(node_list),
-        submit=parse_moment(submit, "squeue"),
-        start=parse_moment(start, "squeue"),
-        end=parse_moment(end, "squeue"),
-        limit_s=parse_limit(limit, "squeue"),
+    rows = _rows(stdout, "sacct", _SACCT_ROW)
+    return tuple(
+        _build_job("sacct", line, fields) for line, fields in rows if not _STEP.fullmatch(fields["Label"])
     )
 
 
@@ -86,54 +75,40 @@ def _read_scontrol(line: str) -> Job:
         _unreadable("scontrol", line)
     job_id, array, task, het, offset, name, rest = found.groups()
     fields = parse_fields(rest)
-    if "JobState" not in fields or "ExitCode" not in fields:
+    if not {"JobState", "ExitCode"} <= fields.keys():
         _unreadable("scontrol", line)
-    exit_code, signal = _exit(fields["ExitCode"], "scontrol")
+    label = f"{array}_{task}" if array else f"{het}+{offset}" if het else job_id
     output = _STDOUT.search(rest)
-    return Job(
-        job_id=int(job_id),
-        name=name,
-        state=_state(fields["JobState"], "scontrol"),
-        label=f"{array}_{task}" if array else f"{het}+{offset}" if het else job_id,
-        reason=_text(fields.get("Reason", ""), but=("None",)),
-        partition=fields.get("Partition", ""),
-        nodes=_count(fields.get("NumNodes", "")),
-        node_list=_text(fields.get("NodeList", "")),
-        submit=parse_moment(fields.get("SubmitTime", ""), "scontrol"),
-        eligible=parse_moment(fields.get("EligibleTime", ""), "scontrol"),
-        start=parse_moment(fields.get("StartTime", ""), "scontrol"),
-        end=parse_moment(fields.get("EndTime", ""), "scontrol"),
-        limit_s=parse_limit(fields.get("TimeLimit", ""), "scontrol"),
-        exit_code=exit_code,
-        signal=signal,
-        restarts=_count(fields.get("Restarts", "")),
-        may_requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
-        dependency=_text(fields.get("Dependency", "")),
-        failed_node=_text(fields.get("FailedNode", "")),
-        stdout=_text(output[1]) if output else "",
-    )
+    own = {"JobId": job_id, "Label": label, "JobName": name, "StdOut": output[1] if output else ""}
+    return _build_job("scontrol", line, {**fields, **own})
 
 
-def _read_accounted(row: list[str]) -> Job:
-    raw, label, state, exit_text, nodes, partition, limit, submit, start, end, node_list, reason, name = row
-    exit_code, signal = _exit(exit_text, "sacct")
-    by = _CANCELLED.match(state)
+def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
+    """Build a job of what a command writes of it, by the names that scontrol has for its fields."""
+    known = defaultdict(str, fields)
+    exit_code, signal = _exit(fields["ExitCode"], command) if "ExitCode" in fields else (None, None)
+    by = _CANCELLED.match(known["JobState"])
     return Job(
-        job_id=_whole(raw, "|".join(row), "sacct"),
-        name=name,
-        state=_state(state, "sacct"),
-        label=label,
-        reason=_text(reason, but=("None",)),
-        partition=partition,
-        nodes=_count(nodes),
-        node_list=_text(node_list),
-        submit=parse_moment(submit, "sacct"),
-        start=parse_moment(start, "sacct"),
-        end=parse_moment(end, "sacct"),
-        limit_s=parse_limit(limit, "sacct"),
+        job_id=_whole(known["JobId"], line, command),
+        name=known["JobName"],
+        state=_state(known["JobState"], command),
+        label=known["Label"],
+        reason=_text(known["Reason"], but=("None",)),
+        partition=known["Partition"],
+        nodes=_count(known["NumNodes"]),
+        node_list=_text(known["NodeList"]),
+        submit=parse_moment(known["SubmitTime"], command),
+        start=parse_moment(known["StartTime"], command),
+        end=parse_moment(known["EndTime"], command),
+        limit_s=parse_limit(known["TimeLimit"], command),
         exit_code=exit_code,
         signal=signal,
+        restarts=_count(known["Restarts"]),
+        may_requeue={"0": False, "1": True}.get(known["Requeue"]),
+        dependency=_text(known["Dependency"]),
+        failed_node=_text(known["FailedNode"]),
         cancelled_by=int(by[1]) if by else None,
+        stdout=_text(known["StdOut"]),
     )
 
 
@@ -151,11 +126,13 @@ def parse_fields(line: str) -> Mapping[str, str]:
     return fields
 
 
-def _split(line: str, count: int, command: str) -> list[str]:
-    row = line.split("|", count - 1)
-    if len(row) != count:
-        _unreadable(command, line)
-    return row
+def _rows(stdout: str, command: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each line that is not empty, and its fields by name; the last may hold the separator."""
+    for line in filter(str.strip, stdout.splitlines()):
+        row = line.split("|", len(names) - 1)
+        if len(row) != len(names):
+            _unreadable(command, line)
+        yield line, dict(zip(names, row, strict=True))
 
 
 def _state(word: str, command: str) -> State:
@@ -191,12 +168,11 @@ def _text(value: str, but: tuple[str, ...] = ()) -> str:
     return "" if stripped in _EMPTY and stripped not in but else stripped
 
 
-def _unreadable(command: str, said: str) -> NoReturn:
-    raise ClusterError(command, f"its answer cannot be read: {said[:300]!r}", "report which Slurm this is")
+def _unreadable(command: str, line: str) -> NoReturn:
+    raise ClusterError(command, f"its answer cannot be read: {line[:300]!r}", "report which Slurm this is")
 
 
 SINFO_FORMAT = "%R|%a|%l|%D|%T|%N"
-_HINT = "report which Slurm this is"
 _ALL = ("ALL", "(null)", "")
 # What sinfo writes behind a state: not responding, powering, reserved, planned, rebooting.
 _MARKS = "*~#!%$@^+-"
@@ -223,24 +199,23 @@ class Partition:
     deny_qos: frozenset[str] = frozenset()
 
 
-def parse_partitions(said: str) -> tuple[Partition, ...]:
+def parse_partitions(stdout: str) -> tuple[Partition, ...]:
     """Read what `scontrol --oneliner show partition` writes; raises ClusterError."""
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_partition(line) for line in lines if "No partitions in the system" not in line)
 
 
-def parse_sinfo(said: str) -> tuple[NodeGroup, ...]:
+def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
     """Read what `sinfo --noheader --format=SINFO_FORMAT` writes; raises ClusterError."""
     groups = []
-    for line in filter(str.strip, said.splitlines()):
+    for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|")
         if len(row) != 6 or not re.fullmatch(r"\d+", row[3].strip()):
-            raise ClusterError("sinfo", f"its answer cannot be read: {line[:300]!r}", _HINT)
-        name, available, limit, nodes, state, node_list = (part.strip() for part in row)
+            _unreadable("sinfo", line)
+        name, _, limit, nodes, state, node_list = (part.strip() for part in row)
         groups.append(
             NodeGroup(
                 partition=name,
-                is_up=available == "up",
                 limit_s=parse_limit(limit, "sinfo"),
                 nodes=int(nodes),
                 state=state.rstrip(_MARKS),
@@ -259,7 +234,7 @@ def default_partition(partitions: Iterable[Partition]) -> Partition | None:
 def _read_partition(line: str) -> Partition:
     fields = parse_fields(line)
     if not {"PartitionName", "State", "TotalNodes", "MaxNodes", "MaxTime"} <= fields.keys():
-        raise ClusterError("scontrol", f"its answer cannot be read: {line[:300]!r}", _HINT)
+        _unreadable("scontrol", line)
     return Partition(
         name=fields["PartitionName"],
         state=fields["State"],
@@ -288,7 +263,7 @@ def _number(fields: Mapping[str, str], key: str) -> int | None:
 
 # A command tries a controller that is away for up to 18 s by itself.
 ASK_S = 20.0
-# What users may have set for their own use of the commands: it would narrow or change what they tell.
+# What users may have set for their own use of the commands: it would narrow or change what they write.
 _UNSET = (
     *(f"SQUEUE_{name}" for name in ("ARRAY", "FORMAT", "FORMAT2", "LICENSES", "NAMES", "PARTITION", "QOS")),
     *(
@@ -328,19 +303,19 @@ _AWAY = re.compile(
     r"|(?:connect|send|receive|shutdown) failure|problem talking to the database|slurmdbd|broken pipe",
     re.IGNORECASE,
 )
-# What squeue and sinfo write, headers or not, of a cluster that they are told to ask.
+# What squeue and sinfo write, headers or not, of a cluster that an option names.
 _CLUSTER = re.compile(r"^CLUSTER: \S+\n", re.MULTILINE)
 _UNKNOWN = re.compile(r"invalid job id|job not found", re.IGNORECASE)
 _NO_ACCOUNTING = "accounting storage is disabled"
-# sacct by name looks through today alone, unless told.
+# sacct by name looks through today alone, unless an option says how far back.
 _ACCOUNTED_SINCE = "--starttime=now-30days"
 
 
 class SchedulerAway(ClusterError):
-    """Slurm gave no answer, which says nothing about any job but those that are `known`: told by others."""
+    """Slurm gave no answer, which says nothing about any job but those that are `known` from others."""
 
     def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
-        """Keep the jobs that somebody else told."""
+        """Keep the jobs that somebody else reported."""
         self.known = known
         super().__init__(where, what, hint)
 
@@ -379,7 +354,7 @@ def find_jobs(
 def ask_partitions(host: Host, cluster: str = "") -> tuple[Partition, ...]:
     """Return all partitions, hidden ones, too; raises SchedulerAway."""
     argv = on_cluster(["scontrol", "--all", "--oneliner", "show", "partition"], cluster)
-    return parse_partitions(_told(host, argv))
+    return parse_partitions(_ask(host, argv))
 
 
 def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "") -> tuple[NodeGroup, ...]:
@@ -389,7 +364,7 @@ def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "")
     """
     which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes but one of them
     argv = on_cluster(["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which], cluster)
-    return parse_sinfo(_told(host, argv))
+    return parse_sinfo(_ask(host, argv))
 
 
 def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
@@ -420,7 +395,7 @@ def run_command(
     return done
 
 
-def is_away(said: str) -> bool:
+def is_away(complaint: str) -> bool:
     """Tell whether a command complains that somebody whom it asked gave no answer.
 
     >>> is_away("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -428,16 +403,16 @@ def is_away(said: str) -> bool:
     >>> is_away("Invalid job id specified")
     False
     """
-    return _AWAY.search(said) is not None
+    return _AWAY.search(complaint) is not None
 
 
-def join_complaints(said: str) -> str:
+def join_complaints(stderr: str) -> str:
     r"""Return what Slurm's commands write when they fail in one line, each complaint once.
 
     >>> join_complaints("sbatch: error: No --time\nsbatch: error: Batch job submission failed: No --time\n")
     'No --time; Batch job submission failed: No --time'
     """
-    lines = (re.sub(r"^\w+: (?:(?:error|fatal): )?", "", line).strip() for line in said.splitlines())
+    lines = (re.sub(r"^\w+: (?:(?:error|fatal): )?", "", line).strip() for line in stderr.splitlines())
     return "; ".join(dict.fromkeys(" ".join(line.split()) for line in lines if line))[:500]
 
 
@@ -457,7 +432,7 @@ def _list_named(host: Host, names: Collection[str], cluster: str) -> list[Job]:
     if not names:
         return []
     argv = ["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", *_by_name(names)]
-    return [job for job in parse_squeue(_told(host, on_cluster(argv, cluster))) if job.name in names]
+    return [job for job in parse_squeue(_ask(host, on_cluster(argv, cluster))) if job.name in names]
 
 
 def _show(host: Host, job_id: int, cluster: str) -> list[Job]:
@@ -509,7 +484,7 @@ def _by_name(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _merge(jobs: Iterable[Job]) -> Iterable[Job]:
-    """Return each job once, as it is told first; who cancelled it may be told later."""
+    """Return each job once, as it is reported first; who cancelled it may be reported later."""
     found: dict[int, Job] = {}
     for job in jobs:
         first = found.setdefault(job.job_id, job)
@@ -518,15 +493,15 @@ def _merge(jobs: Iterable[Job]) -> Iterable[Job]:
     return found.values()
 
 
-def _told(host: Host, argv: Sequence[str]) -> str:
+def _ask(host: Host, argv: Sequence[str]) -> str:
     return _read(host, argv, run_command(host, argv))
 
 
 def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
-    """Return what a command told; whatever it complains of is no news of any job."""
+    """Return what a command wrote; whatever it complains of is no news of any job."""
     if done.returncode != 0:
-        said = join_complaints(done.stderr) or f"exit code {done.returncode}"
-        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {said}", "ask again later")
+        reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
+        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {reason}", "ask again later")
     return _CLUSTER.sub("", done.stdout)
 
 

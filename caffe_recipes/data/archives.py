@@ -29,6 +29,7 @@ from caffe_recipes.data.images import (
     number_classes,
 )
 from caffe_recipes.errors import DataError
+from caffe_recipes.files import reading
 from caffe_recipes.limits import limit, raise_limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
@@ -180,18 +181,15 @@ def _class_of(picture: Picture) -> str:
 
 def _read_files(path: Path) -> Iterator[Picture]:
     """Yield an archive's files, without labels, named `class/file` or `file`."""
-    try:
-        with path.open("rb") as file:
-            whole = os.fstat(file.fileno()).st_size
-            for name, offset, size in _files(str(path), file, 0, whole):
-                if name.endswith(".tar"):
-                    folder = PurePosixPath(name).stem
-                    for image, start, length in _files(f"{path}: {name}", file, offset, size):
-                        yield Picture(f"{folder}/{image}", 0, length, str(path), start)
-                else:
-                    yield Picture(name, 0, size, str(path), offset)
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "give a tar file") from None
+    with reading(path, DataError, "give a tar file"), path.open("rb") as file:
+        whole = os.fstat(file.fileno()).st_size
+        for name, offset, size in _files(str(path), file, 0, whole):
+            if name.endswith(".tar"):
+                folder = PurePosixPath(name).stem
+                for image, start, length in _files(f"{path}: {name}", file, offset, size):
+                    yield Picture(f"{folder}/{image}", 0, length, str(path), start)
+            else:
+                yield Picture(name, 0, size, str(path), offset)
 
 
 def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:

@@ -14,14 +14,13 @@ The images that a user names: by a list, a folder of classes, or ImageNet's arch
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +45,7 @@ from caffe_recipes.data.convert import (
 from caffe_recipes.data.images import Picture, Pictures, load_classes, load_folder, load_list
 from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest, write_manifest
 from caffe_recipes.errors import DataError, InputError, RunFailed
-from caffe_recipes.files import make_own_folder, name_beside, write_whole
+from caffe_recipes.files import lock, make_own_folder, name_beside, write_whole
 
 T = TypeVar("T")
 
@@ -143,20 +142,9 @@ def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
 GOES_ON = "the same command goes on where it was"
 
 
-@contextmanager
-def locked(partial: Path) -> Iterator[None]:
-    """Let one process build at a time."""
-    descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # who can read it can hold it
-    with suppress(OSError):  # what an earlier version made is readable by all
-        os.fchmod(descriptor, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # of this alone: a process that cannot be started is one, too
-            raise DataError(partial, "another build is under way there", "wait for its end") from None
-        yield
-    finally:
-        os.close(descriptor)
+def locked(partial: Path) -> AbstractContextManager[None]:
+    """Let one process build at a time; entering raises DataError where another does."""
+    return lock(partial / "lock", DataError(partial, "another build is under way there", "wait for its end"))
 
 
 def check_plan(partial: Path, digest: str) -> None:

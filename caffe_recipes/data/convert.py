@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.data.images import Picture, reading
+from caffe_recipes.data.images import Picture, picture_reader
 from caffe_recipes.limits import limit
 
 _MOST_BYTES = 2**31 - 1 - 64  # protobuf's most of a message, less what a Datum's other fields take
@@ -349,7 +349,7 @@ def _work(connection: Connection, settings: Settings) -> None:
 def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Converted]:
     """Convert pictures, in this process."""
     use_one_thread()
-    with reading() as read, quiet_decoders():
+    with picture_reader() as read, quiet_decoders():
         made = []
         for picture in pictures:
             try:

@@ -23,7 +23,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import read_within, too_large
+from caffe_recipes.files import load_within, read_within, too_large
 from caffe_recipes.limits import limit
 
 # What is taken for an image in folders and archives; a list may name any file. A GIF is, to be refused.
@@ -61,7 +61,7 @@ class Pictures:
 
 
 @contextmanager
-def reading() -> Iterator[Callable[[Picture], bytes]]:
+def picture_reader() -> Iterator[Callable[[Picture], bytes]]:
     """Give a function that reads pictures; it keeps the archive open between them. It raises OSError."""
     files: dict[str, int] = {}
 
@@ -135,10 +135,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes but
     control characters, which tell that it is no text. Raises DataError.
     """
-    try:
-        lines = read_within(path, "list-bytes").removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "give a text file") from None
+    data = load_within(path, "list-bytes", DataError, "give a text file")
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
             raise DataError(f"{path}:{number}", "is no text", "save it as UTF-8, if it is one")
@@ -296,10 +294,9 @@ def load_classes(path: Path) -> tuple[str, ...]:
     Words behind a synset are left out, so that ImageNet's `synset_words.txt` serves. Raises DataError.
     """
     if path.suffix == ".json":
+        data = load_within(path, "json-bytes", DataError, "give a list of classes")
         try:
-            names = json.loads(read_within(path, "json-bytes"))["classes"]
-        except OSError as error:
-            raise DataError(path, f"cannot be read: {error.strerror}", "give a list of classes") from None
+            names = json.loads(data)["classes"]
         except (ValueError, KeyError, TypeError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import read_within, write_whole
+from caffe_recipes.files import read_within, reading, write_whole
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,33 @@ def manifest_path(lmdb: Path) -> Path:
 
 def load_manifest(lmdb: Path) -> BuildManifest | None:
     """Read the manifest beside an LMDB, if there is one; raises DataError if it is none of ours."""
-    path = manifest_path(lmdb)
-    try:
-        known = json.loads(read_within(path, "json-bytes"))
-        labels = {int(label): count for label, count in known.pop("labels").items()}
-        manifest = BuildManifest(labels=labels, **known)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        manifest = None
-    if manifest is None or not _is_sound(manifest):
-        raise DataError(path, "is no manifest of an LMDB", "remove it, or build the LMDB again")
-    return manifest
+    hint = "remove it, or build the LMDB again"
+    return read_manifest(manifest_path(lmdb), _parse, "is no manifest of an LMDB", hint)
+
+
+def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what: str, hint: str) -> M | None:
+    """Parse a file of JSON, if it exists; raises DataError if it cannot be read.
+
+    `what` and `hint` say that it holds something else: where `parse` returns None, or raises what values of
+    other types make it raise.
+    """
+    made = None
+    with reading(path, DataError, "check its permissions"):
+        try:
+            made = parse(json.loads(read_within(path, "json-bytes")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+    if made is None:
+        raise DataError(path, what, hint)
+    return made
+
+
+def _parse(known: dict[str, Any]) -> BuildManifest | None:
+    labels = {int(label): count for label, count in known.pop("labels").items()}
+    manifest = BuildManifest(labels=labels, **known)
+    return manifest if _is_sound(manifest) else None
 
 
 def is_count(value: object) -> bool:

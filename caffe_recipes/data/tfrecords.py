@@ -20,17 +20,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums, writing
 from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import Problem, hint_of, order_text, order_values
-from caffe_recipes.data.manifest import is_count, is_names, manifest_path
+from caffe_recipes.data.manifest import is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import make_own_folder, read_within, write_whole
+from caffe_recipes.files import make_own_folder, write_whole
 from caffe_recipes.tensorflow.records import (
     DamagedError,
     Values,
@@ -90,21 +90,15 @@ def records_manifest_path(out: Path) -> Path:
 
 def load_record_set(out: Path) -> RecordSet | None:
     """Read the manifest beside a folder of TFRecords, if there is one; raises DataError if it is none."""
-    path = records_manifest_path(out)
-    try:
-        known = json.loads(read_within(path, "json-bytes"))
-        classes, sizes = known.pop("classes"), known.pop("sizes_bytes", [])
-        classes = tuple(classes) if isinstance(classes, list) else classes
-        made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), **known)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "check its permissions") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        made = None
-    if made is None or not _is_sound(made):
-        raise DataError(path, "is no manifest of TFRecords", "remove it, or make the records again")
-    return made
+    hint = "remove it, or make the records again"
+    return read_manifest(records_manifest_path(out), _parse_set, "is no manifest of TFRecords", hint)
+
+
+def _parse_set(known: dict[str, Any]) -> RecordSet | None:
+    classes, sizes = known.pop("classes"), known.pop("sizes_bytes", [])
+    classes = tuple(classes) if isinstance(classes, list) else classes
+    made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), **known)
+    return made if _is_sound(made) else None
 
 
 def write_record_set(out: Path, made: RecordSet) -> None:

@@ -20,7 +20,7 @@ from caffe_recipes.engine.settings import load_solver
 from caffe_recipes.engine.solver import EFFECTS, Requests
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 
 @dataclass(frozen=True)

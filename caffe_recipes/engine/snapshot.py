@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from caffe_recipes.engine.ops import show
 from caffe_recipes.engine.updates import ParamGroup, shaped
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.files import check_replaceable
+from caffe_recipes.wording import find_nearest, plural
 
 
 def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
@@ -153,8 +153,8 @@ def check_complete(
     if not missing:
         return
     spare = [name for name in there if name not in wanted]
-    near = [match for name in missing for match in get_close_matches(name, spare, 1)] or spare
-    layers, verb = ("layers", "are") if len(missing) > 1 else ("layer", "is")
+    near = [match for name in missing if (match := find_nearest(name, spare))] or spare
+    layers, verb = plural(len(missing), "layer"), plural(len(missing), "is", "are")
     what = f"{layers} {_some(map(repr, missing))} {verb} not in {' or '.join(held)}"
     what += f", which has {_some(map(repr, dict.fromkeys(near)))}" if near else ""
     raise WeightsError(net.path, what, hint.format(layers=",".join(missing)))

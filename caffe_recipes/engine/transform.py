@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import blob_shape, blob_values, parse_message
 from caffe_recipes.errors import DataError, InputError
-from caffe_recipes.files import read_within
+from caffe_recipes.files import load_within
 from caffe_recipes.limits import limit
 
 Pixels = NDArray[Any]  # uint8, or float32 where a Datum holds floats; (height, width, channels)
@@ -225,10 +225,9 @@ def check_transform(param: pb.TransformationParameter) -> None:
 def load_mean(path: str) -> NDArray[np.float32]:
     """Read a mean image (a BlobProto) as (height, width, channels); raises DataError."""
     try:
-        blob = parse_message(read_within(path, "record-bytes"), pb.BlobProto)
+        data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
+        blob = parse_message(data, pb.BlobProto)
         values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "give the path of a mean file") from None
     except ValueError:
         raise DataError(path, "is no mean file", "make it with compute_image_mean") from None
     if values.ndim != 3:

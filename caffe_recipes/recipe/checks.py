@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from caffe_recipes.wording import did_you_mean
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import Phase, Recipe
@@ -56,9 +57,7 @@ def _wrong_phases(
     for index, name in enumerate(chosen):
         at = (*where, index)
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
-            yield at, f"no phase '{name}'", hint
+            yield at, f"no phase '{name}'", did_you_mean(name, names, f"there are {', '.join(names)}")
         elif name in chosen[:index]:
             yield at, f"phase '{name}' is named twice", "name each phase once"
 
@@ -102,12 +101,8 @@ def _wrong_net(
     recipe: Recipe, name: str, at: Location, *, needs_test: bool
 ) -> Iterator[tuple[Location, str, str]]:
     if name not in recipe.nets:
-        near = difflib.get_close_matches(name, recipe.nets, n=1)
-        yield (
-            at,
-            f"no net '{name}' under `nets`",
-            f"did you mean '{near[0]}'?" if near else f"there are {', '.join(recipe.nets)}",
-        )
+        hint = did_you_mean(name, recipe.nets, f"there are {', '.join(recipe.nets)}")
+        yield at, f"no net '{name}' under `nets`", hint
     elif needs_test and not recipe.nets[name].test:
         yield at, f"net '{name}' has no TEST data layer", f"set `nets.{name}.test: true` or take another net"
 
@@ -125,8 +120,7 @@ def _wrong_start(
             "reorder the phases",
         )
     else:
-        near = difflib.get_close_matches(weights, earlier, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "name an earlier phase, a .caffemodel file, or none"
+        hint = did_you_mean(weights, earlier, "name an earlier phase, a .caffemodel file, or none")
         yield at, f"no phase '{weights}'", hint
 
 

@@ -17,7 +17,6 @@ rows:
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,6 +30,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import limit, raise_limit
 from caffe_recipes.recipe.model import Cluster, Data, Family
 from caffe_recipes.recipe.rules import PlannedPhase, Schedule, plan_phases
+from caffe_recipes.wording import did_you_mean, find_nearest
 
 _NETS = {True: "train_val", False: "train_val_noaug"}
 _BY_PHASE = "reported_by_phase"
@@ -107,9 +107,9 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource
 
 
 def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
-    near = difflib.get_close_matches(row or "", rows, n=1)
+    near = find_nearest(row or "", rows)
     if near:
-        hint = f"did you mean '{where}:{near[0]}'?"
+        hint = f"did you mean '{where}:{near}'?"
     else:
         more = ", ..." if len(rows) > _MOST_NAMED else ""
         hint = f"name one as {where}:ROW, of {', '.join(rows[:_MOST_NAMED])}{more}"
@@ -198,8 +198,7 @@ def _check_reported(source: YamlSource, phases: list[str]) -> None:
         raise RecipeError(source.place((_BY_PHASE,)), f"{_BY_PHASE}: must be a mapping of phases", "")
     for name in by_phase:
         if name not in phases:
-            near = difflib.get_close_matches(str(name), phases, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(phases)}"
+            hint = did_you_mean(str(name), phases, f"there are {', '.join(phases)}")
             raise RecipeError(source.place((_BY_PHASE, str(name))), f"no phase '{name}'", hint)
 
 

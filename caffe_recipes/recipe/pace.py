@@ -19,6 +19,7 @@ from caffe_recipes.caffe.logs import Loss, Started, parse_line
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_per_iter, total_images
 from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.wording import describe_count
 
 # The paper's epoch: Table VI's throughputs times its seconds are 1.28 million images, rounded.
 PAPER_IMAGES = 1_280_000
@@ -320,7 +321,7 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pac
     own = shape_of(recipe)
     if pace.kind == "measured" or shape == own:
         return pace
-    nodes = "1 node" if own.nodes == 1 else f"{own.nodes} nodes"
+    nodes = describe_count(own.nodes, "node")
     if tabled is not None:
         of_own, there = tabled
         note = f"known for {nodes} of {own.batch_per_node} images each: in proportion to {there.said}"

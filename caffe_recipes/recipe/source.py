@@ -7,7 +7,6 @@ The JSON schema of a recipe's YAML, and of a family's, for editors.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 from caffe_recipes.config import Location, YamlSource, parse_yaml, validate, write_key
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.files import read_bytes
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.files import load_yaml_text
 from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.families import FamilyFile, parse_row
 from caffe_recipes.recipe.model import Family, Recipe, Reported, SolverSettings
 from caffe_recipes.recipe.rules import Schedule
 from caffe_recipes.recipe.shipped import is_family, shipped_recipes
+from caffe_recipes.wording import did_you_mean
 
 _SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
@@ -62,24 +61,10 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
     if path.is_dir():
         raise RecipeError(path, "is a folder", "give a recipe's name, or its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
-        near = difflib.get_close_matches(text, shipped, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
         there = ", ".join(name for name, one in shipped.items() if one.row is None)
-        hint = f"{meant}there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
-        raise RecipeError("", f"unknown recipe '{text}'", hint)
-    try:
-        most = limit("yaml-bytes")
-        data = read_bytes(path, most + 1)
-        if len(data) > most:
-            raise RecipeError(path, f"is over {most:,} bytes", f"is it a recipe? {raise_limit('yaml-bytes')}")
-        content = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(path, "not UTF-8 text", "a recipe is a YAML file") from error
-    except OSError as error:
-        raise RecipeError(
-            path, f"cannot be read: {error.strerror}", "give the path of a recipe's YAML"
-        ) from error
-    return content, path, path.parent, row
+        others = f"there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
+        raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
+    return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
 
 
 def split_row(text: str) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ from caffe_recipes.caffe.dialects import OURS, Dialect, find_counterpart, find_d
 from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.wording import describe_count, plural
 
 # More than the recipe's own are written to a node's /tmp up to here, and never ten times as many.
 _MOST_SNAPSHOTS = 100
@@ -83,9 +84,8 @@ def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
 
 def refusal(recipe: Recipe, dialect: str, parts: list[Part]) -> RecipeError:
     """Say that a recipe cannot be translated, with the first reason."""
-    what = (
-        f"{len(parts)} part{'s have' if len(parts) > 1 else ' has'} no exact equivalent in {TITLES[dialect]}"
-    )
+    have = plural(len(parts), "has", "have")
+    what = f"{describe_count(len(parts), 'part')} {have} no exact equivalent in {TITLES[dialect]}"
     hint = f"`caffe-recipes generate --dialect {dialect}` lists all" if len(parts) > 1 else ""
     return RecipeError(recipe.name, f"{what}: {parts[0]}", hint)
 

@@ -20,6 +20,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import NetVariant, RandomAspectRatio, Recipe
 from caffe_recipes.render.headers import above_net, header_line, shared_lines
 from caffe_recipes.render.own_code import call_beside
+from caffe_recipes.wording import plural
 
 
 def build_data_layers(
@@ -185,7 +186,7 @@ def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[st
     if layer.type != "Data" or layer.include[0].phase != pb.TRAIN:
         return {}
     cluster = recipe.cluster
-    counted = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    counted = f"{cluster.ranks} {plural(cluster.ranks, 'rank')}"
     ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {counted}"
     beside = {"data_param.batch_size": f"of each rank{ranks}"}
     if layer.transform_param.HasField("random_aspect_ratio_param"):

@@ -14,6 +14,7 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.render.headers import above_solver, beside_fields, header_line
+from caffe_recipes.wording import plural
 
 _OURS = {"name", "net", "weights", "weights_iter", "stop_iter", "comment", "reported"}
 
@@ -41,7 +42,7 @@ def render_solver(recipe: Recipe, phase: Phase) -> str:
 def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mapping[str, Comment]:
     cluster, images = recipe.cluster, recipe.data.train.images
     batch, times = images_per_iter(recipe, phase), f" x {phase.iter_size}" if phase.iter_size else ""
-    ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
+    ranks = f"{cluster.ranks} {plural(cluster.ranks, 'rank')}"
     header = [
         header_line(recipe),
         f"{phase.name}, phase {recipe.phases.index(phase) + 1} of {len(recipe.phases)}. {batch:,} images an "

@@ -25,8 +25,8 @@ from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.run.journal import Finish, RunState
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
-from caffe_recipes.terminal import printable
 from caffe_recipes.units import describe_duration
+from caffe_recipes.wording import printable
 
 # A log without a terminal gets a line of progress no more often than this.
 EVERY_S = 5.0

@@ -21,7 +21,8 @@ from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.journal import Finish, Launch, RunState
 from caffe_recipes.run.plan import fetched_snapshot
 from caffe_recipes.run.snapshots import Checkpoint
-from caffe_recipes.units import describe_bytes, describe_count, describe_duration, describe_names
+from caffe_recipes.units import describe_bytes, describe_duration
+from caffe_recipes.wording import describe_count, describe_names
 
 _RESUMES = re.compile(r"--snapshot=.*_iter_([0-9]+)\.solverstate", re.DOTALL)
 

@@ -19,7 +19,7 @@ from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.journal import Clock, Journal
 from caffe_recipes.run.plan import digest_prototxts, plan_prototxts
-from caffe_recipes.units import describe_names
+from caffe_recipes.wording import describe_names
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"

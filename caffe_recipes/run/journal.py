@@ -12,7 +12,6 @@ upon: it is not read, and the next append cuts it off.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -26,8 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from caffe_recipes.errors import InputError, RunFailed
-from caffe_recipes.files import FULL, read_within
-from caffe_recipes.run.lock import open_lock
+from caffe_recipes.files import FULL, open_lock, read_within, try_lock
 from caffe_recipes.run.snapshots import Checkpoint
 
 Clock = Callable[[], float]
@@ -107,10 +105,8 @@ class Lines:
         path = self.path.with_suffix(".lock")
         is_first = not os.path.lexists(path)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if is_first:
-                raise busy() from None
+            if not try_lock(self._file.fileno()) and is_first:
+                raise busy()
         except OSError as error:
             raise _refuse_lock(self.path, error) from None
         try:
@@ -118,11 +114,13 @@ class Lines:
         except OSError as error:
             raise _refuse_open(path, error, hint) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(lock):
+                return lock
+            refusal = busy()
         except OSError as error:
-            os.close(lock)
-            raise busy() if isinstance(error, BlockingIOError) else _refuse_lock(path, error) from None
-        return lock
+            refusal = _refuse_lock(path, error)
+        os.close(lock)
+        raise refusal
 
     def append(self, event: str, **details: object) -> None:
         """Write one event, and what a crash cut short before it off; raises RunFailed."""

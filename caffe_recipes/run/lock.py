@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import open_lock, try_lock
 
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and hold what it held.
@@ -101,22 +102,19 @@ class RecipeLock:
                 what = f"cannot be opened: {error.strerror}; it belongs to user {found}"
                 raise InputError(path, what, "have it removed when nothing trains there") from None
             return ()  # whatever a run writes next says so better
-        while True:
-            try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
-                if then is not None:
-                    fcntl.flock(file, then)
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_POLL_S)
-                    continue
-                os.close(file)
-                raise InputError(path, what, hint) from None
-            except OSError:
-                os.close(file)
-                return ()
-            self._files[name] = file
-            return (file,)
+        try:
+            while not try_lock(file, how):
+                if time.monotonic() >= deadline:
+                    os.close(file)
+                    raise InputError(path, what, hint)
+                time.sleep(_POLL_S)
+            if then is not None:
+                fcntl.flock(file, then)
+        except OSError:
+            os.close(file)
+            return ()
+        self._files[name] = file
+        return (file,)
 
 
 def _owner_of(path: Path) -> int | None:
@@ -124,24 +122,6 @@ def _owner_of(path: Path) -> int | None:
         return path.lstat().st_uid
     except OSError:
         return None
-
-
-def open_lock(path: Path) -> int:
-    """Open a lock's file, made if need be, so that nobody else can; raises OSError.
-
-    One that belongs to another user is refused, but by root. Without blocking: a pipe of that name would
-    wait for a reader for ever.
-    """
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.geteuid() not in (0, os.fstat(file).st_uid):
-            raise PermissionError(errno.EPERM, "another user can hold it", str(path))
-        with suppress(OSError):  # a disk without modes
-            os.fchmod(file, 0o600)  # what an earlier version made is readable by all
-    except OSError:
-        os.close(file)
-        raise
-    return file
 
 
 def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
@@ -153,14 +133,11 @@ def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(file, how)
     except OSError:
         return False
     finally:
         os.close(file)
-    return False
 
 
 def _is_listed(path: Path) -> bool:

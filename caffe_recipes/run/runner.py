@@ -48,7 +48,7 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
 from caffe_recipes.run.trainer import Trainer, describe_launch
-from caffe_recipes.units import describe_names
+from caffe_recipes.wording import describe_names
 
 
 def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:

@@ -28,7 +28,7 @@ from caffe_recipes.cluster.slurm_queries import (
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.journal import Launch, RunState
-from caffe_recipes.units import describe_count
+from caffe_recipes.wording import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]
 # A controller that is restarted, or moved to another machine, is away for minutes.

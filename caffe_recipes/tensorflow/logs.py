@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import load_within
 
 _RESULT = re.compile(r"Saving dict for global step (\d{1,18}): (.*\S)")
 _BATCHES = re.compile(r"Evaluation \[(\d{1,18})/(\d{1,18})\]")
@@ -101,11 +102,8 @@ def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
 
     InputError if it cannot be read, if no evaluation of it has ended, and for an accuracy that is none.
     """
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "give an evaluation's log") from None
-    log = parse_evaluations(text)
+    data = load_within(path, "list-bytes", InputError, "give an evaluation's log")
+    log = parse_evaluations(data.decode(errors="replace"))
     if not log.evaluations:
         how_far = f": it ends at batch {log.unfinished[0]} of {log.unfinished[1]}" if log.unfinished else ""
         hint = "give what the evaluation printed, to its end"

@@ -22,6 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.errors import DataError
+from caffe_recipes.files import reading
 from caffe_recipes.limits import limit, raise_limit
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -150,26 +151,23 @@ def write_records(path: Path, records: Iterable[bytes]) -> int:
 
 def read_records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file, checksums compared; raises DataError, naming the record and its place."""
-    try:
-        with path.open("rb") as file:
-            size, at, number = os.fstat(file.fileno()).st_size, 0, 0
-            while head := file.read(_HEAD.size):
-                where = f"record {number:,} at byte {at:,}"
-                if len(head) < _HEAD.size:
-                    raise DamagedError(path, f"{where} is cut short", _AGAIN)
-                length, crc = _HEAD.unpack(head)
-                if crc != masked_crc32c(head[:8]):
-                    what = "is no TFRecord file" if not number else f"{where} is damaged: so is its length"
-                    raise DamagedError(path, what, _AGAIN if number else "give files of TFRecords")
-                if length > limit("record-bytes"):
-                    raise DataError(path, f"{where} has {length:,} bytes", raise_limit("record-bytes"))
-                at += _HEAD.size + length + _CRC.size
-                if at > size:
-                    raise DamagedError(path, f"{where} is cut short", _AGAIN)
-                data, crc = file.read(length), file.read(_CRC.size)
-                if _CRC.unpack(crc)[0] != masked_crc32c(data):
-                    raise DamagedError(path, f"{where} is damaged", _AGAIN)
-                number += 1
-                yield data
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}", "check the path") from None
+    with reading(path, DataError, "check the path"), path.open("rb") as file:
+        size, at, number = os.fstat(file.fileno()).st_size, 0, 0
+        while head := file.read(_HEAD.size):
+            where = f"record {number:,} at byte {at:,}"
+            if len(head) < _HEAD.size:
+                raise DamagedError(path, f"{where} is cut short", _AGAIN)
+            length, crc = _HEAD.unpack(head)
+            if crc != masked_crc32c(head[:8]):
+                what = "is no TFRecord file" if not number else f"{where} is damaged: so is its length"
+                raise DamagedError(path, what, _AGAIN if number else "give files of TFRecords")
+            if length > limit("record-bytes"):
+                raise DataError(path, f"{where} has {length:,} bytes", raise_limit("record-bytes"))
+            at += _HEAD.size + length + _CRC.size
+            if at > size:
+                raise DamagedError(path, f"{where} is cut short", _AGAIN)
+            data, crc = file.read(length), file.read(_CRC.size)
+            if _CRC.unpack(crc)[0] != masked_crc32c(data):
+                raise DamagedError(path, f"{where} is damaged", _AGAIN)
+            number += 1
+            yield data

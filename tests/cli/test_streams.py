@@ -16,7 +16,7 @@ from rich.text import Text
 from caffe_recipes.cli import logs, streams
 from caffe_recipes.cli.main import COMMANDS, commands, main
 from caffe_recipes.run.console import Reporter, SafeConsole
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # A title of the window, a cleared screen in 8 bits, text from right to left, no width, a line overwritten.

@@ -10,7 +10,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.build import build_lmdb, plan_build
 from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.images import Pictures, load_folder, reading
+from caffe_recipes.data.images import Pictures, load_folder, picture_reader
 from caffe_recipes.errors import DataError
 from tests.data.conftest import Link, encode, pack, records
 
@@ -39,7 +39,7 @@ def write(folder: Path, data: bytes, name: str = "images.tar") -> Path:
 
 
 def contents(found: Pictures) -> list[tuple[str, int, bytes]]:
-    with reading() as read:
+    with picture_reader() as read:
         return [(picture.name, picture.label, read(picture)) for picture in found.pictures]
 
 

@@ -10,7 +10,6 @@ A counterpart is a clause that follows "here" or "there". What is not listed has
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from collections.abc import Collection, Mapping
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import InputError
+from caffe_recipes.wording import did_you_mean, find_nearest
 
 _LONGEST_NAME = 100
 
@@ -78,8 +78,7 @@ def find_dialect(name: str) -> Dialect:
     """
     known = load_dialects()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
         raise InputError("", f"unknown dialect '{name}'", hint)
     return known[name]
 
@@ -113,8 +112,7 @@ def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
     types = sorted(frozenset().union(*(each.layer_types for each in chosen)))
     same = next((known for known in types if known.lower() == name.lower()), None)
     # A ratio takes time in the square of a name's length, and no type has a long one.
-    near = difflib.get_close_matches(name, types, n=1) if len(name) <= _LONGEST_NAME else []
-    return same or next(iter(near), None)
+    return same or (find_nearest(name, types) if len(name) <= _LONGEST_NAME else None)
 
 
 def lr_policy_dialects(name: str) -> tuple[str, ...]:

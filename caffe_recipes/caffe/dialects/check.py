@@ -10,9 +10,8 @@ Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for 
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -32,6 +31,7 @@ from caffe_recipes.caffe.dialects import (
     solver_type_dialects,
 )
 from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.wording import did_you_mean, join_names, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ def _differences(
     name = _own_name(message.DESCRIPTOR.full_name)
     if dialect.missing.get(name, "") is None:
         what = f"{TITLES[dialect.name]} has no {name}"
-        others = _join([title for other, title in TITLES.items() if _has(other, message)])
-        yield DialectDifference("dialect-file", "", name, what, _REFUSED, f"only {others} {_verb(others)} it")
+        others = [title for other, title in TITLES.items() if _has(other, message)]
+        yield DialectDifference("dialect-file", "", name, what, _REFUSED, _only(others))
         return
     yield from _in_message(message, "", dialect, document)
 
@@ -229,9 +229,9 @@ def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> D
     title = TITLES[dialect.name]
     here = find_counterpart(dialect.name, owner, name)
     what = f"{title} has no {owner}.{name}"
-    others = _join([TITLES[other] for other in field_dialects(owner, name)])
+    others = [TITLES[other] for other in field_dialects(owner, name)]
     place = "here" if dialect.name == OURS else "there"
-    write = f"take it out; {place} {here}" if here else f"take it out; only {others} {_verb(others)} it"
+    write = f"take it out; {place} {here}" if here else f"take it out; {_only(others)}"
     return DialectDifference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
 
 
@@ -343,18 +343,12 @@ def _late(solver: Message, dialect: Dialect) -> str:
 def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:
     """Suggest a word where one is misspelt; one that another Caffe has is not."""
     if others:
-        titles = _join([TITLES[other] for other in others])
-        return f"only {titles} {_verb(titles)} it"
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(known))}"
+        return _only([TITLES[other] for other in others])
+    return did_you_mean(word, known, f"it has {', '.join(sorted(known))}")
 
 
-def _verb(subject: str) -> str:
-    return "have" if " and " in subject else "has"
-
-
-def _join(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+def _only(titles: Sequence[str]) -> str:
+    return f"only {join_names(titles)} {plural(len(titles), 'has', 'have')} it"
 
 
 def _own_name(full_name: str) -> str:

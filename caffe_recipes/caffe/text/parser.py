@@ -12,9 +12,8 @@ What to tell somebody who wrote a field or an enum value that the schema has not
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -29,6 +28,7 @@ from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, par
 from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.wording import did_you_mean, join_names
 
 _MOST_OWNERS = 3
 
@@ -44,18 +44,22 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     others = field_dialects(message, name)
     if others:
         here = find_counterpart(OURS, message, name)
-        return f"it belongs to {_join(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
-    near = difflib.get_close_matches(name, known, n=1)
+        return (
+            f"it belongs to {join_names(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
+        )
+    near = did_you_mean(name, known)
     if near:
-        return f"did you mean '{near[0]}'?"
+        return near
     schema = pb.DESCRIPTOR.message_types_by_name.values()
     owners = [owner.name for owner in schema if name in owner.fields_by_name]
+    if len(owners) > _MOST_OWNERS:
+        owners = [*owners[:_MOST_OWNERS], "others"]
     if owners:
-        return f"it is a field of {_join(owners)}: is a brace missing or too many?"
+        return f"it is a field of {join_names(owners)}: is a brace missing or too many?"
     return f"the fields of {message} are in caffe.proto"
 
 
-def hint_for_value(enum: str, known: Iterable[str], name: str) -> str:
+def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
     """Say which other Caffe knows the value, or else the nearest, or else all.
 
     >>> hint_for_value("DataParameter.DB", ["LEVELDB", "LMDB"], "LMBD")
@@ -63,16 +67,8 @@ def hint_for_value(enum: str, known: Iterable[str], name: str) -> str:
     """
     others = field_dialects(enum, name)
     if others:
-        return f"it belongs to {_join(others)}; take it out for this Caffe"
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"write {_join(known, 'or')}"
-
-
-def _join(names: Iterable[str], last: str = "and") -> str:
-    shown = list(names)
-    if last == "and" and len(shown) > _MOST_OWNERS:
-        shown = [*shown[:_MOST_OWNERS], "others"]
-    return f" {last} ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+        return f"it belongs to {join_names(others)}; take it out for this Caffe"
+    return did_you_mean(name, known, f"write {join_names(known, 'or')}")
 
 
 _MOST_SHOWN = 60

@@ -6,7 +6,6 @@ The order in which a person writes the fields of a message.
 from __future__ import annotations
 
 import ctypes
-import difflib
 import functools
 import math
 import re
@@ -19,6 +18,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text.comments import Comment, comment_line
 from caffe_recipes.errors import PrototxtError
+from caffe_recipes.wording import did_you_mean
 
 # A star stands for every field that its row does not name, in the order of the schema.
 ORDERS = {
@@ -80,8 +80,7 @@ def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
     body = _body(message, "", "", notes, file)
     head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
     for path in notes.waiting:
-        near = difflib.get_close_matches(path, list(_paths(message, "")), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "comment a field that is set"
+        hint = did_you_mean(path, _paths(message, ""), "comment a field that is set")
         raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
     return "\n".join([*head, *body, ""])
 

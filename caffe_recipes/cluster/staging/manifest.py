@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from caffe_recipes.cluster.staging.relay import DATA, file_digest
 from caffe_recipes.errors import ClusterError, DataError
-from caffe_recipes.files import is_changed_by_group
+from caffe_recipes.files import is_changed_by_group, lock, reading
 
 # A file younger than this may be written again within one tick of its file system's clock.
 _SETTLED_S = 2.0
@@ -57,10 +56,8 @@ def cache_folder() -> Path:
 def find_source(folder: Path) -> SourceFile:
     """Return the LMDB in a folder; raises DataError where there is none."""
     data = folder.absolute() / DATA
-    try:
+    with reading(data, DataError, "give the LMDB's folder"):
         status = data.stat()
-    except OSError as error:
-        raise DataError(data, f"cannot be read: {error.strerror}", "give the LMDB's folder") from None
     if not data.is_file() or status.st_size == 0:
         raise DataError(data, "is no LMDB", "give the LMDB's folder")
     return SourceFile(data, status.st_size, status.st_mtime_ns, status.st_ino)
@@ -79,14 +76,8 @@ def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
 
 def hash_source(source: SourceFile, cache: Path) -> Manifest:
     """Hash a source and keep what was found; raises DataError, also where it changes meanwhile."""
-    try:
-        descriptor = os.open(source.data, os.O_RDONLY)
-        try:
-            digest = file_digest(descriptor, source.size_bytes)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DataError(source.data, f"cannot be read: {error.strerror or error}", "check its disk") from None
+    with reading(source.data, DataError, "check its disk"), source.data.open("rb") as file:
+        digest = file_digest(file.fileno(), source.size_bytes)
     return keep_manifest(source, digest, cache)
 
 
@@ -106,21 +97,11 @@ def keep_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
 def only_one(lmdb: str, cache: Path) -> Iterator[None]:
     """Hold the right to stage to one place; raises ClusterError where another process of the user has it."""
     name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(own_cache(cache) / f"stage-{name}.lock", flags, 0o600)
-    except OSError:
-        yield  # nothing can be kept here, so nothing can be locked: each node still verifies what it takes
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise ClusterError(lmdb, "is being staged by another process", "wait for it to end") from None
-    try:
+    busy = ClusterError(lmdb, "is being staged by another process", "wait for it to end")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # then each node still verifies what it takes
+            held.enter_context(lock(own_cache(cache) / f"stage-{name}.lock", busy))
         yield
-    finally:
-        os.close(file)
 
 
 def own_cache(cache: Path) -> Path:

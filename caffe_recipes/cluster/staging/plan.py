@@ -17,6 +17,7 @@ from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, seconds_for
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError
+from caffe_recipes.wording import describe_count, plural
 
 How = Literal["copy", "chain", "sbcast", "sftp"]
 WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "sftp")
@@ -293,10 +294,10 @@ def render_plan(plan: StagingPlan) -> list[str]:
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
         rest = f"{len(plan.refused)} cannot take it" if plan.refused else "nothing to send"
-        return [*lines, f"{plan.lmdb} is on {_hosts(len(plan.present))}, {rest}"]
+        return [*lines, f"{plan.lmdb} is on {describe_count(len(plan.present), 'host')}, {rest}"]
     lines.append(
-        f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {_hosts(len(plan.missing))}; "
-        f"{len(plan.present)} {'has' if len(plan.present) == 1 else 'have'} it"
+        f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {describe_count(len(plan.missing), 'host')}; "
+        f"{len(plan.present)} {plural(len(plan.present), 'has', 'have')} it"
     )
     for option in plan.options:
         takes = "not here" if option.seconds is None else f"{option.seconds:,.0f} s"
@@ -320,10 +321,6 @@ def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
     return ""
 
 
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
-
-
 def _weigh(
     missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, lacking: Mapping[How, str]
 ) -> tuple[Option, ...]:
@@ -335,9 +332,10 @@ def _weigh(
         "sbcast": star_s(size_bytes, count, rates),
         "sftp": star_s(size_bytes, count, rates),
     }
+    hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
     why: dict[How, str] = {
-        "copy": f"{count} reader{'' if count == 1 else 's'} of a shared file system of {shared}",
-        "chain": f"one reader, {_hosts(count)} pass{'es' if count == 1 else ''} it on at {link}",
+        "copy": f"{describe_count(count, 'reader')} of a shared file system of {shared}",
+        "chain": f"one reader, {hosts} it on at {link}",
         "sbcast": f"Slurm sends {times} at {link}",
         "sftp": f"this machine sends {times} at {link}",
     }

@@ -52,6 +52,7 @@ from caffe_recipes.cluster.staging.ways import (
     send_to_each,
 )
 from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.wording import describe_count
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -202,7 +203,7 @@ def _send_somehow(
     instead = plan_without(plan, sent.unstarted.keys(), why)
     if instead is None:
         return sent.failed
-    hosts_left = f"{len(instead.missing)} host{'s' if len(instead.missing) > 1 else ''}"
+    hosts_left = describe_count(len(instead.missing), "host")
     say(f"the {plan.how} does not begin ({why}); by {instead.how} instead to {hosts_left}")
     rest = _send_somehow(hosts, instead, source, manifest, means, say)
     return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}

@@ -38,6 +38,7 @@ from caffe_recipes.cluster.staging.plan import (
     take_part,
 )
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.wording import describe_count
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
@@ -319,7 +320,7 @@ def send_by_chain(job: StagingJob, means: ChainMeans, digest: str | None, *, ask
             break
         if missing:
             without = f" without {', '.join(lost)}" if lost else ""
-            hosts = f"{len(missing)} host{'' if len(missing) == 1 else 's'}"
+            hosts = describe_count(len(missing), "host")
             job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {hosts}")
     return Sent({**unstarted, **failed}, digest, frozenset(dead), unstarted)
 

@@ -19,7 +19,7 @@ from caffe_recipes.review.diff import sources
 from caffe_recipes.review.diff.changes import Comparison
 from caffe_recipes.review.diff.compare import compare_files
 from caffe_recipes.review.diff.sources import TextFile
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Change, FileDiff, Given, Json, RateChange

@@ -22,7 +22,7 @@ from caffe_recipes.review.graph.boxes import (
 )
 from caffe_recipes.review.graph.layout import lay_out
 from caffe_recipes.review.inspect.summary import per_image
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
     from caffe_recipes.review.graph.boxes import (

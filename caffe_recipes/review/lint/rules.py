@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from caffe_recipes.terminal import printable
+from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
 

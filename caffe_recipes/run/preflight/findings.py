@@ -14,7 +14,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import Completed, Host, Running
 from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed
-from caffe_recipes.units import describe_names
+from caffe_recipes.wording import describe_names
 
 # A longer list of names hides what is said of them.
 _NAMES = 60

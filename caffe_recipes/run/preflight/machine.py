@@ -21,7 +21,8 @@ from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, fold_
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, lmdb_path, look_at_nodes
 from caffe_recipes.run.preflight.storage import judge_disk, judge_snapshots
 from caffe_recipes.run.preflight.trials import judge_programs, try_trainer
-from caffe_recipes.units import describe_bytes, describe_count
+from caffe_recipes.units import describe_bytes
+from caffe_recipes.wording import describe_count
 
 MOST_SKEW_S = 2.0
 # Of the others' memory, or of the profile's.

@@ -36,7 +36,7 @@ from caffe_recipes.run.preflight.findings import (
 )
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
-from caffe_recipes.units import describe_count
+from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'

@@ -82,7 +82,7 @@ def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
 
 
 def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
-    broken = NodeGroup("debug", True, None, 3, "drained", "n[1-3]")
+    broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
     assert verdict.notes[0].startswith("debug has 1 nodes that work now, the job needs 2")
