@@ -27,8 +27,8 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.recipe.graph import main_line
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.run.context import Run, Setting
-from caffe_recipes.run.events import Branched, Failed, Finished, RunStarted
-from caffe_recipes.run.journal import Launch, RunState, branch_launches, name_branch
+from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
+from caffe_recipes.run.journal import branch_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.prepare import prepare
@@ -57,7 +57,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
                 note_stop(branch, stop)
                 if training.phase not in journal.state().finished:
                     raise
-        run.record(Finished(journal.state().finished[training.phase]))
+        run.record(journal.state().finished[training.phase])
     return branch.setting
 
 
@@ -75,7 +75,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
     journal = run.journal.open_beside(run.path(folder) / "journal.jsonl")
     name = name_branch(run.id, phase)
     if not journal.state().id:
-        journal.append("created", recipe=setting.recipe.name, id=name)
+        journal.append(Created(setting.recipe.name, name))
     branch = replace(
         run,
         id=name,
@@ -166,7 +166,7 @@ class Branches:
     def _tell_of(self, error: BaseException) -> None:
         if self._training and not isinstance(error, Interrupted):
             named = ", ".join(self._training)
-            self._run.reporter.say(f"{error}; first the end of {named} is waited for, which trains")
+            self._run.notify(f"{error}; first the end of {named} is waited for, which trains")
 
     def _work(self, setting: Setting, first: Training | None, goes_on: bool) -> None:
         try:
@@ -185,7 +185,7 @@ class Branches:
             self._failure = self._failure or error
             self._close()
             if isinstance(error, CaffeRecipesError):
-                self._run.reporter.say(f"{error}; the run ends when what trains now is finished")
+                self._run.notify(f"{error}; the run ends when what trains now is finished")
 
     def _next(self) -> Training | None:
         """Wait until there is a branch whose start is finished; None if nothing more is to be begun."""

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import Recipe, Reported
-from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.terminal import printable

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -40,7 +41,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.events import Event
+from caffe_recipes.run.events import Event, Notice
 from caffe_recipes.run.folders import RUNS, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
@@ -492,7 +493,14 @@ class Run:
 
     def record(self, event: Event) -> None:
         """Journal an event whose line somebody else prints; raises RunFailed."""
-        self.journal.append(event.name, **event.details())
+        self.journal.append(event)
+
+    def notify(self, message: str, phase: str = "") -> None:
+        """Print a remark, and journal it if the disk takes it at once: nothing depends on it."""
+        notice = Notice(message, phase)
+        with suppress(RunFailed):
+            self.journal.append(notice, patience_s=0.0)
+        self.reporter.say(notice.line(self.setting.recipe, self.folder))
 
     def path(self, path: str) -> Path:
         """Return a path from the Caffe root as one from here."""

@@ -5,7 +5,6 @@ Whatever becomes of the terminal, of the login or of the connection then, the ru
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -19,9 +18,9 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.run.events import is_trained
+from caffe_recipes.run.events import Branched, Launch, is_trained
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import JournalError, fold_journal
+from caffe_recipes.run.journal import JournalError, fold_journal, read_events
 
 _POLL_S = 0.1
 _CHUNK = 1 << 16
@@ -160,13 +159,14 @@ def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int
     for folder in reversed(run_folders(root, recipe.name)):
         try:
             text = _whole_lines(folder)
-            new = text[before.get(folder, 0) :]
+            new = read_events(text[before.get(folder, 0) :].decode(errors="replace"), folder)
             state = fold_journal(text.decode(errors="replace"), folder)
         except (OSError, JournalError):
             continue
         if not new or (state.pid, state.host) != (pid, socket.gethostname()):
             continue
-        if state.launch is not None or is_trained(state, recipe) or _tells_of(new, "launched", "branched"):
+        has_launched = any(isinstance(event, Launch | Branched) for _, event in new)
+        if state.launch is not None or is_trained(state, recipe) or has_launched:
             return folder
     return None
 
@@ -174,10 +174,6 @@ def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int
 def _has_started(root: Path, recipe_name: str, before: Mapping[Path, int]) -> bool:
     """Tell whether any journal has grown: then there is something to look up in the output."""
     return any(size > before.get(folder, 0) for folder, size in _journal_bytes(root, recipe_name).items())
-
-
-def _tells_of(lines: bytes, *events: str) -> bool:
-    return any(json.loads(line).get("event") in events for line in lines.split(b"\n")[:-1])
 
 
 def _journal_bytes(root: Path, recipe_name: str) -> dict[Path, int]:

@@ -25,8 +25,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run
-from caffe_recipes.run.events import Checkpointed, Ending, Stopping
-from caffe_recipes.run.journal import Launch
+from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import SOLVER, Training
 from caffe_recipes.run.prepare import check_read, secure_weights
 from caffe_recipes.run.snapshots import STATE_NAME, drop_checkpoints, fetch_checkpoint, is_whole
@@ -186,7 +185,7 @@ class Keeper:
             )
             run.emit(Checkpointed(kept))
         except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
-            run.reporter.say(f"{training.phase}: no checkpoint: {error}")
+            run.notify(f"no checkpoint: {error}", training.phase)
             return
         drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
 
@@ -220,7 +219,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     the user has asked to stop, with the snapshot that Caffe was then asked for kept as a checkpoint.
     """
     folder = run.path(launch.log).with_suffix(".ranks")
-    ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.reporter.say)
+    ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.notify)
     tail, log = LogTail(run.path(launch.log)), LogFile(run.path(launch.log))
     with ExitStack() as stack:
         stack.callback(ranks.close)
@@ -260,10 +259,10 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     hosts = [host for host in run.setting.hosts if host.name != lost]
     here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
     if lost:
-        run.reporter.say(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
+        run.notify(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
     failed = end_ranks((*hosts, *here), run.id, launcher=True)
     for host, reason in failed.items():
-        run.reporter.say(f"{host}: its ranks could not be ended: {reason}")
+        run.notify(f"{host}: its ranks could not be ended: {reason}")
     return list(failed)
 
 
@@ -415,14 +414,14 @@ class _Attendant:
         try:
             answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
         except CaffeRecipesError as error:
-            run.reporter.say(f"no snapshot can be asked for: {error}")
+            run.notify(f"no snapshot can be asked for: {error}")
             return False
         if answer != "asked":
-            run.reporter.say("no snapshot can be asked for: Caffe is not there yet, or no more")
+            run.notify("no snapshot can be asked for: Caffe is not there yet, or no more")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.reporter.say("asked Caffe for a snapshot; once more stops at once")
+        run.notify("asked Caffe for a snapshot; once more stops at once")
         return True
 
     def _look(self) -> Trouble | None:
@@ -433,7 +432,7 @@ class _Attendant:
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)
-            self._run.reporter.say(f"{suspect.host} may hold the others up: {suspect.reason}")
+            self._run.notify(f"{suspect.host} may hold the others up: {suspect.reason}")
         return trouble
 
     def _reserve(self) -> None:
@@ -441,7 +440,7 @@ class _Attendant:
         log = self._run.path(self._launch.log)
         is_full = reserve(log, AHEAD_BYTES)
         if is_full and not self.was_full:
-            self._run.reporter.say(f"{log.parent}: its disk is full; make room")
+            self._run.notify(f"{log.parent}: its disk is full; make room")
         self.was_full = self.was_full or is_full
 
 

@@ -29,7 +29,7 @@ from caffe_recipes.errors import InputError, RunFailed, WeightsError
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.snapshots import verify_digest, verify_weights
 from caffe_recipes.run.trainer import own_environment
 

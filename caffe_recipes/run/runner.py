@@ -27,13 +27,12 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
-from caffe_recipes.run.events import Failed, RunStarted
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
     Journal,
     JournalError,
-    RunState,
     branch_launches,
     load_journal,
     refuse_empty,
@@ -158,6 +157,8 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
+    for line in describe_before(run.journal.state(), run.setting.recipe, run.folder):
+        run.reporter.say(line)
     with Branches(run, planned.beside) as branches:
         for group in planned.groups:
             if group.left:
@@ -171,7 +172,6 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
                 branches.start(with_retries(there, stage_lmdb).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
-                run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
                 continue
             if training.phase != left:  # else it trains already, and is not to be left alone
                 branches.check()

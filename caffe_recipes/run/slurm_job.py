@@ -26,8 +26,8 @@ from caffe_recipes.cluster.slurm_queries import (
     run_command,
 )
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import Launch, RunState
 from caffe_recipes.units import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]

@@ -33,7 +33,7 @@ from caffe_recipes.run.context import (
     search_path,
     split_options,
 )
-from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.trainer import describe_work
 

@@ -68,7 +68,7 @@ def show_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
 ) -> None:
     """Write the log of the phase that trains, or of the last launch.
@@ -78,15 +78,15 @@ def show_log(
     `say` is told which log it is, and what else is not the log's. Raises InputError for a run, a phase or a
     log that is not there; with `follow` RunFailed as attach does.
     """
-    means = means or FollowEnv()
+    env = env or FollowEnv()
     reporter = Reporter(Console(quiet=True))
     with ExitStack() as stack:
-        files = open_files(options.on, means)
+        files = open_files(options.on, env)
         stack.callback(files.close)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
         told = say if options.follow else _keep_quiet
-        jobs = JobWatch(files, runs, ask or slurm_beside(files), told, means.clock)
-        path = wait_for_run(run, options.root, jobs, means, once=not options.follow)
+        jobs = JobWatch(files, runs, ask or slurm_beside(files), told, env.clock)
+        path = wait_for_run(run, options.root, jobs, env, once=not options.follow)
         if path is None:
             raise _not_begun(run, jobs)
         shown = ShownRun(run, path, load_frozen(files, path), reporter)
@@ -94,7 +94,7 @@ def show_log(
         shown.take(files.look(shown.wanted()).pieces)
         if options.phase in shown.state.branches:
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe, reporter)
-        followed = FileFollower(files, reporter, means, once=not options.follow)
+        followed = FileFollower(files, reporter, env, once=not options.follow)
         stack.callback(followed.close)
         lines = _Lines(write, options.rank)
         stack.callback(lines.end)
@@ -102,7 +102,7 @@ def show_log(
         follower.begin()
         while follower.step():
             if not follower.is_behind:
-                means.pause(THERE_S if options.on else HERE_S)
+                env.pause(THERE_S if options.on else HERE_S)
 
 
 def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
@@ -120,7 +120,7 @@ def show_job_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
 ) -> None:
     """Write what the script of a recipe's job says, as Slurm keeps it; `follow` goes on until Ctrl-C.
@@ -128,9 +128,9 @@ def show_job_log(
     It is the job that runs, else the last that has begun. Raises InputError if nothing was submitted, or its
     output is not there yet.
     """
-    means = means or FollowEnv()
+    env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, means)
+        files = open_files(options.on, env)
         stack.callback(files.close)
         path, where = _find_output(files, run, options, ask or slurm_beside(files))
         say(f"==> {path} <==")
@@ -146,7 +146,7 @@ def show_job_log(
                     continue
             if not options.follow:
                 return
-            means.pause(THERE_S)
+            env.pause(THERE_S)
 
 
 def _keep_quiet(text: str) -> None:

@@ -130,14 +130,14 @@ class Standing:
 
 
 def find_standings(
-    options: StatusOptions, means: FollowEnv | None = None, ask: Ask | None = None
+    options: StatusOptions, env: FollowEnv | None = None, ask: Ask | None = None
 ) -> list[Standing]:
     """Return where all runs stand: by recipe, the latest first.
 
     Raises InputError for a root that is not there, ClusterError for the host.
     """
     with ExitStack() as stack:
-        files = open_files(options.on, means or FollowEnv())
+        files = open_files(options.on, env or FollowEnv())
         stack.callback(files.close)
         ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
@@ -151,7 +151,7 @@ def find_standings(
 def find_standing(
     run: str,
     options: StatusOptions,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
     *,
     reach: bool = True,
@@ -160,9 +160,9 @@ def find_standing(
 
     The host of its process is asked, if need be and `reach`, whether that lives.
     """
-    means = means or FollowEnv()
+    env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, means)
+        files = open_files(options.on, env)
         stack.callback(files.close)
         ask = ask or slurm_beside(files)
         runs = posixpath.normpath(posixpath.join(options.root, RUNS))
@@ -184,7 +184,7 @@ def find_standing(
         standing = _with_jobs(standing, see_jobs((*told, *_by_hand(standing, submitted)), ask))
         is_ours = any(job.submission.is_ours for job in standing.jobs)
         if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
-            follower = FileFollower(files, silent(), means, once=True)
+            follower = FileFollower(files, silent(), env, once=True)
             stack.callback(follower.close)
             follower.look(standing.run)  # which host it is, so that the run's own can be another
             return replace(standing, lives=follower.look(standing.run).lives)

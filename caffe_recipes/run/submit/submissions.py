@@ -24,11 +24,11 @@ from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import Clock, Fold, JournalError, Lines, fold_lines
+from caffe_recipes.run.journal import Clock, JournalError, Lines, fold_lines
 from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
 
 SUFFIX = ".submissions.jsonl"
-_TOLD = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
+_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
 _HINT = "mend it, or move it away once no job of the recipe waits or runs"
 
 
@@ -91,30 +91,35 @@ class Submissions:
         return Submissions(tuple(changed if each.name == name else each for each in self.all))
 
 
-def _submitting(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    argv = tuple(said.get("argv", ()))
-    return Submissions((*state.all, Submission(**{**said, "argv": argv}, time_s=time_s)))
+def _submitting(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    argv = tuple(fields.get("argv", ()))
+    return Submissions((*state.all, Submission(**{**fields, "argv": argv}, time_s=time_s)))
 
 
-def _submitted(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    cluster = str(said.get("cluster", state.find(said["name"]).cluster))
-    return state.with_changed(said["name"], outcome="submitted", job_id=int(said["job_id"]), cluster=cluster)
+def _submitted(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    cluster = str(fields.get("cluster", state.find(fields["name"]).cluster))
+    job_id = int(fields["job_id"])
+    return state.with_changed(fields["name"], outcome="submitted", job_id=job_id, cluster=cluster)
 
 
-def _refused(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(said["name"], outcome="refused", reason=str(said.get("reason", "")))
+def _refused(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    return state.with_changed(fields["name"], outcome="refused", reason=str(fields.get("reason", "")))
 
 
-def _cancelled(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(said["name"], outcome="cancelled")
+def _cancelled(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    return state.with_changed(fields["name"], outcome="cancelled")
 
 
-_FOLD: Fold[Submissions] = {
+_EVENTS: Mapping[str, Callable[[Submissions, Mapping[str, Any], float], Submissions]] = {
     "submitting": _submitting,
     "submitted": _submitted,
     "refused": _refused,
     "cancelled": _cancelled,
 }
+
+
+def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    return _EVENTS[event](state, fields, time_s) if event in _EVENTS else state
 
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
@@ -124,7 +129,7 @@ def submissions_path(root: Path, recipe_name: str) -> Path:
 
 def fold_submissions(text: str, where: str | Path) -> Submissions:
     """Return what a text tells of; raises JournalError for a whole line that is none of such a file."""
-    return fold_lines(text, where, _FOLD, Submissions(), _HINT)
+    return fold_lines(text, where, _fold, Submissions(), _HINT)
 
 
 def load_submissions(path: Path) -> Submissions:
@@ -176,20 +181,20 @@ class SubmissionJournal(Lines):
 
     def begin(self, submission: Submission) -> None:
         """Write that a job is about to be submitted; raises RunFailed, and then it must not be."""
-        told = {key: getattr(submission, key) for key in _TOLD}
-        self.append("submitting", **told)
+        fields = {key: getattr(submission, key) for key in _FIELDS}
+        self.write("submitting", **fields)
 
     def settle(self, name: str, job_id: int, cluster: str = "") -> None:
-        """Write a job's number, and which cluster has it, if that was told."""
-        self.append("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
+        """Write a job's number, and which cluster has it, if sbatch reports one."""
+        self.write("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
 
     def refuse(self, name: str, reason: str) -> None:
         """Write that a job was not submitted."""
-        self.append("refused", name=name, reason=reason)
+        self.write("refused", name=name, reason=reason)
 
     def cancel(self, name: str) -> None:
         """Write that a job was cancelled."""
-        self.append("cancelled", name=name)
+        self.write("cancelled", name=name)
 
 
 # Asks Slurm for jobs by their numbers and names; raises ClusterError if it does not answer.

@@ -10,7 +10,8 @@ import pytest
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
-from caffe_recipes.run.journal import Launch, RunState, name_branch
+from caffe_recipes.run.events import Launch, RunState
+from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
