@@ -91,8 +91,8 @@ class _Live:
             if progress.phase not in self._tasks:
                 self._tasks[progress.phase] = self._bar.add_task("", total=progress.last_iter)
             self._bar.start()
-            said = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
-            description = escape("  ".join(said))
+            parts = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
+            description = escape("  ".join(parts))
             self._bar.update(
                 self._tasks[progress.phase], completed=progress.iteration, description=description
             )
@@ -118,7 +118,7 @@ class Reporter:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write to standard output unless told otherwise."""
+        """Write to standard output by default."""
         self._console = console or SafeConsole(highlight=False, soft_wrap=True)
         self._console.file = cast("IO[str]", _Stream(self._console.file))
         self._clock = clock
@@ -148,7 +148,7 @@ class Reporter:
         for finding in findings:
             mark = Text(*_MARKS[finding.mark])
             mark.pad_right(8 - len(mark))
-            self._console.print(mark + Text(f"{finding.subject:15}{printable(finding.said)}"))
+            self._console.print(mark + Text(f"{finding.subject:15}{printable(finding.message)}"))
 
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""

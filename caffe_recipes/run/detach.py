@@ -104,7 +104,7 @@ class _Spool:
             to(line)
 
     def remove(self) -> None:
-        """Take away what was made, and has been said."""
+        """Take away what was made, and has been printed."""
         with suppress(OSError):
             self.path.unlink()
             for folder in self._made:

@@ -374,7 +374,7 @@ class Ending(Event):
 
     name = "ending"
     phase: str
-    reason: str
+    reason: str = ""
     host: str | None = None
 
     def line(self, recipe: Recipe, folder: str) -> str:
@@ -385,7 +385,7 @@ class Ending(Event):
 
 @dataclass(frozen=True)
 class Stopping(Event):
-    """Caffe is told to stop: the phase has reached its last iteration, its schedule has not."""
+    """Caffe is asked to stop: the phase has reached its last iteration, its schedule has not."""
 
     name = "stopping"
     phase: str
@@ -481,7 +481,7 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run was told to stop by `signal`, `seconds` into a launch, which may have `trained` to its end."""
+    """The run was stopped by `signal`, `seconds` into a launch, which may have `trained` to its end."""
 
     name = "interrupted"
     signal: str = ""

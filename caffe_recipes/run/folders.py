@@ -24,7 +24,7 @@ from caffe_recipes.units import describe_names
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"
-# The recipe only names a net of the user's own: what that net was is told by the digests.
+# The recipe only names a net of the user's own: what that net was is known by the digests.
 _PROTOTXTS = "prototxts.json"
 # What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
 _TELLING = {

@@ -57,7 +57,7 @@ class RankLogs:
     """Splits a launcher's log into `folder`, a file per rank; leaving its `with` block closes them.
 
     Whoever reads the log from its beginning again makes a new one of these, and each file begins anew.
-    `complain` is told once, and then no more is written, if a disk does not take it.
+    `complain` is called once, and then no more is written, if a disk does not take it.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class RankLogs:
             return
         by_file: dict[str, list[str]] = {}
         for line in lines:
-            name, said = self._sort(line.rstrip("\r\n"))
-            by_file.setdefault(name, []).append(f"{said}\n")
+            name, text = self._sort(line.rstrip("\r\n"))
+            by_file.setdefault(name, []).append(f"{text}\n")
         try:
-            for name, said_there in by_file.items():
-                _write_all(self._file(name), "".join(said_there))
+            for name, texts in by_file.items():
+                _write_all(self._file(name), "".join(texts))
         except OSError as error:
             self._gave_up = True
             self.close()
@@ -107,10 +107,10 @@ class RankLogs:
 
     def _sort(self, line: str) -> tuple[str, str]:
         """Return the file that a line belongs into, and the line as it stands there."""
-        rank, said = split_rank(line)
+        rank, text = split_rank(line)
         if rank is None or rank >= self._ranks:
             return LAUNCHER, line
-        return f"{rank:0{self._digits}}.log", said
+        return f"{rank:0{self._digits}}.log", text
 
     def _file(self, name: str) -> FileIO:
         """Return an open file, the one longest unused being closed for it."""
@@ -146,7 +146,7 @@ class Keeper:
         self._kept = set(run.journal.state().kept)
 
     def skip(self) -> None:
-        """Leave alone what the log has told of until now."""
+        """Leave alone what the log holds until now."""
         self._seen = len(self._tail.summary.solverstates)
 
     def take(self) -> bool:
@@ -342,8 +342,8 @@ class _Attendant:
     def _find_ignored(self) -> Trouble | None:
         known, self._ignored = self._ignored, len(self._tail.summary.ignored)
         root = self._run.setting.root
-        said = find_ignored(self._tail, self._training, root) if self._ignored > known else None
-        return Trouble(said) if said else None
+        reason = find_ignored(self._tail, self._training, root) if self._ignored > known else None
+        return Trouble(reason) if reason else None
 
     def _find_damaged(self, *, waits: bool = False) -> Trouble | None:
         """Look, once the ranks have read their weights, whether these are still what they were.

@@ -79,7 +79,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
         if followed.was_full and trouble is None:
             folder = run.path(launch.log).parent
             raise LaunchFailed(f"the disk of {folder} was full; {reason}", "make room there")
-        # Whatever the launcher said of a host that is dead, that is why.
+        # Whatever the launcher reports of a host that is dead, that is why.
         host = trouble.host if trouble else next(iter(followed.unheard), None)
         if host is None and not tail.has_begun:  # a launcher that gave up by itself
             for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
@@ -204,7 +204,7 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
 
 
 def note_stop(run: Run, stop: Interrupted) -> None:
-    """Journal that a run was told to stop, with no trainer of it left."""
+    """Journal that a run was stopped, with no trainer of it left."""
     run.check_folder()
     launch = run.journal.state().launch
     if launch:
@@ -406,8 +406,8 @@ def evaluate(run: Run, testing: Testing) -> None:
         raise RunFailed(testing.weights, what, "check the disk, and run again")
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:
-        said = describe_last_words(tail, "; it said: ")
-        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
+        words = describe_last_words(tail, "; it said: ")
+        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.emit(Evaluated(testing.phase, outputs, log))

@@ -24,7 +24,7 @@ from caffe_recipes.run.snapshots import (
     verify_kept,
     verify_weights,
 )
-from caffe_recipes.run.staging import find_means, refusal
+from caffe_recipes.run.staging import find_staging_env, refusal
 
 _HASH_S = 600.0
 
@@ -89,9 +89,9 @@ def stage_lmdb(run: Run) -> None:
     size = (source / "data.mdb").stat().st_size
     # What this machine does for itself alone needs no plan to be argued with.
     tells = len(hosts) > 1 or not hosts[0].is_local
-    means = find_means(setting.profile, setting.how)
+    ways = find_staging_env(setting.profile, setting.how)
     with run.lock.preparing:
-        placed = stage(hosts, lmdb, source, means, run.notify if tells else lambda line: None)
+        placed = stage(hosts, lmdb, source, ways, run.notify if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent:
         run.emit(Staged(lmdb, size, sent, setting.show(source)))

@@ -103,7 +103,7 @@ def run_chain(
     """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
 
     Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
-    Interrupted when told to stop; no trainer is left behind in any of these.
+    Interrupted when stopped; no trainer is left behind in any of these.
     """
     options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)

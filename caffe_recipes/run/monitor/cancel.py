@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
 # For an iteration, a snapshot of it, and its copy; then the job is ended whatever it does.
 JOB_GRACE_S = 300.0
-# A job that is told to stop and does so in order has failed for Slurm, by what its script returns.
+# A job that gets SIGTERM and stops in order has failed for Slurm, by what its script returns.
 _ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,11 +89,11 @@ class _Log:
 
 
 class RunInterrupted(RunFailed):
-    """A run that was told to stop; its hint is the command that resumes it."""
+    """A run that was stopped; its hint is the command that resumes it."""
 
 
 class ShownRun:
-    """A run in the folder `path`, called `given` by the user; what is new of it is said to `reporter`."""
+    """A run in the folder `path`, called `given` by the user; what is new of it is shown by `reporter`."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class ShownRun:
         with_branches: bool = False,
         is_branch: bool = False,
     ) -> None:
-        """Know and say nothing yet; `with_branches` follows what trains beside the main line, too.
+        """Know and show nothing yet; `with_branches` follows what trains beside the main line, too.
 
-        A branch itself, whose lines the whole run says, starts and ends there.
+        A branch itself, whose lines the whole run shows, starts and ends there.
         """
         self._with_branches, self._is_branch = with_branches, is_branch
-        self.path, self.recipe, self.reporter = path, recipe, reporter or silent()
+        self.path, self.recipe, self.reporter = path, recipe, reporter or Reporter(Console(quiet=True))
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
@@ -125,7 +125,7 @@ class ShownRun:
         self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
         self._beside: dict[str, tuple[ShownRun, Reporter]] = {}  # by phase, what trains beside the main line
         self._asked: list[tuple[str, int]] = []  # of which branches something is wanted, and how many files
-        self.lines: list[tuple[float, str]] = []  # what is new and not said yet, with when it came to pass
+        self.lines: list[tuple[float, str]] = []  # what is new and not shown yet, with its time
 
     @property
     def process(self) -> Process:
@@ -176,9 +176,9 @@ class ShownRun:
         return [*wanted, Wanted(log, self._log.offset, _MOST_BYTES)]
 
     def take(self, pieces: Sequence[Piece | None], *, live: bool = True) -> bool:
-        """Take what `wanted` has brought, say what is new of it, and tell whether anything is.
+        """Take what `wanted` has brought, show what is new of it, and tell whether anything is.
 
-        Progress is said only if `live`.
+        Progress is shown only if `live`.
         """
         own = len(pieces) - sum(count for _, count in self._asked)
         is_new, progress = self.take_own(pieces[:own])
@@ -189,7 +189,7 @@ class ShownRun:
             is_new |= has_news
             due.append((reporter, None if phase in self.state.finished else progress))
             own += count
-        self._say_lines()
+        self._show_lines()
         for reporter, progress in due:
             if live and progress is not None:
                 reporter.show_progress(progress)
@@ -204,8 +204,8 @@ class ShownRun:
             return True, self.progress() if self.state.launch == launch else None
         return is_new, None
 
-    def _say_lines(self) -> None:
-        """Say what is new, of the branches too, in the order in which it came to pass."""
+    def _show_lines(self) -> None:
+        """Show what is new, of the branches too, in the order in which it came to pass."""
         due = [(time_s, self.reporter, line) for time_s, line in self.lines]
         for branch, reporter in self._beside.values():
             due += [(time_s, reporter, line) for time_s, line in branch.lines]
@@ -301,11 +301,6 @@ class ShownRun:
         return RunFailed("evaluation" if log else "", event.reason, hint)
 
 
-def silent() -> Reporter:
-    """Return a reporter that prints nothing."""
-    return Reporter(Console(quiet=True))
-
-
 # Between two looks at files of this machine, and of another.
 HERE_S = 0.3
 THERE_S = 1.0
@@ -334,13 +329,27 @@ class Watched(Protocol):
         """Return what is to be read next."""
 
 
-def open_files(on: str | None, env: FollowEnv) -> RunFiles:
-    """Return the files of a host, or of this machine; raises InputError for what is no host's name."""
-    return HostFiles(env.connect(on, "auto")) if on else LocalFiles()
+@dataclass(frozen=True)
+class RunsFolder:
+    """The folder `path` of all runs in the Caffe root `root`: its files, and the Slurm beside them."""
+
+    files: RunFiles
+    root: str
+    path: str
+    ask: Ask
+
+
+@contextmanager
+def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None) -> Iterator[RunsFolder]:
+    """Open the runs of a root on a host, or on this machine; raises InputError for what is no host's name."""
+    files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
+    with closing(files):
+        path = posixpath.normpath(posixpath.join(root, RUNS))
+        yield RunsFolder(files, root, path, ask or slurm_beside(files))
 
 
 def check_end(shown: ShownRun, look: RunSnapshot, *, is_final: bool) -> None:
-    """Raise how a run has ended whose process is gone, or, where nobody knows of it, has said its last."""
+    """Raise how a run has ended whose process is gone, or, if nobody knows of it, has journaled its end."""
     if look.lives is False:
         raise shown.failure or shown.gone()
     if look.lives is None and is_final and (shown.failure or shown.process == NOBODY):
@@ -432,11 +441,9 @@ _EVERY_S = 10.0
 
 @dataclass
 class JobWatch:
-    """Looks at what the last submit of a recipe has submitted, in the folder `runs` of some files."""
+    """Looks at what the last submit of a recipe has submitted."""
 
-    files: RunFiles
-    runs: str
-    ask: Ask
+    runs: RunsFolder
     say: Callable[[str], None]
     clock: Callable[[], float]
     _asked_s: float = float("-inf")
@@ -449,7 +456,7 @@ class JobWatch:
         if self.clock() - self._asked_s < _EVERY_S:
             return self._seen
         self._asked_s = self.clock()
-        self._seen = see_jobs(read_latest(self.files, self.runs, recipe), self.ask)
+        self._seen = see_jobs(read_latest(self.runs.files, self.runs.path, recipe), self.runs.ask)
         latest = next((job for job in self._seen if job.standing != "over"), None)
         if latest is None and self._seen:
             latest = self._seen[-1]
@@ -476,14 +483,14 @@ class JobWatch:
             self.say(line)
 
 
-def wait_for_run(run: str, root: str, jobs: JobWatch, env: FollowEnv, *, once: bool) -> str | None:
+def wait_for_run(run: str, jobs: JobWatch, env: FollowEnv, *, once: bool) -> str | None:
     """Return a run's folder, once a job has made it; with `once` None if it is still to be made.
 
     Raises InputError if there is neither a run nor a job, RunFailed if the job has ended without one.
     """
     while True:
         try:
-            return find_run(jobs.files, root, run)
+            return find_run(jobs.runs.files, jobs.runs.root, run)
         except (InputError, ClusterError):  # while a job is waited for, a lost connection is no end
             recipe = name_recipe(run)
             if not jobs.look(recipe):
@@ -510,15 +517,10 @@ def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, i
 
 
 def _is_latest(shown: ShownRun, jobs: JobWatch) -> bool:
-    """Tell whether the jobs, which go on with the latest run of a recipe, go on with this one."""
-    name = posixpath.basename(posixpath.normpath(shown.path))
-    numbers = [found[1] for each in jobs.files.names(jobs.runs) if (found := _of_recipe(each, shown))]
-    return numbered_run(name) == (shown.recipe.name, max(numbers, default=0))
-
-
-def _of_recipe(name: str, shown: ShownRun) -> tuple[str, int] | None:
-    found = numbered_run(name)
-    return found if found and found[0] == shown.recipe.name else None
+    """Tell whether the jobs, which resume the latest run of a recipe, resume this one."""
+    runs = map(numbered_run, jobs.runs.files.names(jobs.runs.path))
+    latest = max((run for run in runs if run and run[0] == shown.recipe.name), default=None)
+    return latest is not None and numbered_run(posixpath.basename(posixpath.normpath(shown.path))) == latest
 
 
 # No file is as long: nothing of it is read.
@@ -544,22 +546,19 @@ def attach(
     """Show a run, and follow it until it is finished; with `once` only where it stands.
 
     `run` is its folder, its name, or its recipe, whose latest run is meant. While a job of the recipe waits
-    or runs, that is told and the run waited for. Raises InputError if there is neither, and RunFailed when
-    the run has failed, is interrupted, or its process is gone without a word.
+    or runs, that is reported and the run waited for. Raises InputError if there is neither, and RunFailed
+    when the run has failed, is interrupted, or its process is gone without a last event.
     """
     env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, env)
-        stack.callback(files.close)
+        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
         stack.callback(reporter.end_progress)
-        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        jobs = JobWatch(files, runs, ask or slurm_beside(files), reporter.say_amid, env.clock)
-        path = wait_for_run(run, options.root, jobs, env, once=options.once)
+        jobs, files = JobWatch(runs, reporter.say_amid, env.clock), runs.files
+        path = wait_for_run(run, jobs, env, once=options.once)
         if path is None:
             return
         shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
-        follower = FileFollower(files, reporter, env, options.once)
-        stack.callback(follower.close)
+        follower = stack.enter_context(closing(FileFollower(files, reporter, env, options.once)))
         # Which log there is to be read, and whose process to be asked for, the journal tells first.
         shown.take(follower.look(shown).pieces)
         if shown.state.branches:  # each has a journal, which names its log

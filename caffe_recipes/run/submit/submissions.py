@@ -332,7 +332,7 @@ def name_seen(seen: SeenJob) -> str:
 
 
 def _is_cancelled(seen: SeenJob, job: Job) -> bool:
-    """Tell whether a job was told to end; of a user's own only its end tells that."""
+    """Tell whether a job was cancelled; of a user's own only its end tells that."""
     if seen.submission.is_ours:
         return seen.submission.outcome == "cancelled"
     return job.signal == SIGTERM or job.exit_code == 128 + SIGTERM
