@@ -227,12 +227,7 @@ def _describe(progress: Progress) -> list[str]:
         parts.append(f"lr {progress.rate:.5g}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
-    if progress.images_per_s is not None:
-        parts.append(f"{progress.images_per_s:,.0f} images/s")
-    if progress.phase_left_s is not None and progress.chain_left_s is not None:
-        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
-        parts.append(f"{phase} left, {chain} in all")
-    return parts
+    return [*parts, *progress.timing]
 
 
 def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:

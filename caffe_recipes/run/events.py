@@ -11,8 +11,9 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import reduce
 from typing import Any, ClassVar, Self
 
 from caffe_recipes.recipe.graph import find_evaluated
@@ -524,6 +525,11 @@ def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
         return Event()
 
 
+def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
+    """Return the state of a run, or what becomes of one, to which these have happened."""
+    return reduce(lambda known, event: event.fold(known), events, state or RunState())
+
+
 def describe_event(event: Event, recipe: Recipe, folder: str) -> str:
     """Return the line of a journal's event as the run has printed it; empty for what it prints nothing of."""
     try:
@@ -554,12 +560,8 @@ def describe_run_command(given: str, recipe: Recipe) -> str:
 
 def is_complete(state: RunState, recipe: Recipe) -> bool:
     """Tell whether nothing is left to be done."""
-    return is_trained(state, recipe) and next_evaluated(state, recipe) is None
-
-
-def next_evaluated(state: RunState, recipe: Recipe) -> Phase | None:
-    """Return the phase whose model is evaluated next; None if all have been."""
-    return next((phase for phase in find_evaluated(recipe) if phase.name not in state.evaluations), None)
+    is_tested = all(phase.name in state.evaluations for phase in find_evaluated(recipe))
+    return is_tested and is_trained(state, recipe)
 
 
 def is_trained(state: RunState, recipe: Recipe) -> bool:

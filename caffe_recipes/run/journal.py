@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import FULL, read_within
-from caffe_recipes.run.events import Event, Launch, RunState, decode_event
+from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
 from caffe_recipes.run.lock import open_lock
 
 Clock = Callable[[], float]
@@ -201,10 +201,7 @@ def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
 
 def fold_journal(text: str, where: str | Path, state: RunState | None = None) -> RunState:
     """Return the state of a run, or what becomes of one, by a journal's text; raises as `read_events`."""
-    state = state or RunState()
-    for _, event in read_events(text, where):
-        state = event.fold(state)
-    return state
+    return fold_events((event for _, event in read_events(text, where)), state)
 
 
 def load_journal(path: Path) -> RunState:

@@ -30,7 +30,7 @@ from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.snapshots import verify_digest, verify_weights
+from caffe_recipes.run.snapshots import digest_weights, verify_digest, verify_weights
 from caffe_recipes.run.trainer import own_environment
 
 _MODEL = ".caffemodel"
@@ -103,8 +103,7 @@ def _check_different(members: Sequence[Member]) -> None:
 
 def _digest_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_weights(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise WeightsError(path, f"cannot be read: {reason}", "give a trained caffemodel") from None

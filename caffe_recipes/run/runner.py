@@ -22,12 +22,12 @@ from typing import Literal
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves
+from caffe_recipes.recipe.graph import find_leaves
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
@@ -52,9 +52,9 @@ from caffe_recipes.units import describe_names
 
 def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
     """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
-    evaluated = find_evaluated(recipe) if phases == recipe.phases else ()
-    is_trained = all(phase.name in state.finished for phase in phases)
-    return is_trained and all(phase.name in state.evaluations for phase in evaluated)
+    if phases == recipe.phases:
+        return is_complete(state, recipe)
+    return all(phase.name in state.finished for phase in phases)
 
 
 def read_finished(

@@ -65,6 +65,15 @@ class Progress:
     phase_left_s: float | None
     chain_left_s: float | None
 
+    @property
+    def timing(self) -> list[str]:
+        """The speed and the time left in words, as far as they are known."""
+        parts = [] if self.images_per_s is None else [f"{self.images_per_s:,.0f} images/s"]
+        if self.phase_left_s is not None and self.chain_left_s is not None:
+            phase, chain = describe_duration(self.phase_left_s), describe_duration(self.chain_left_s)
+            parts.append(f"{phase} left, {chain} in all")
+        return parts
+
 
 class LogTail:
     """A growing log, read a whole line at a time.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from rich.console import Console
@@ -123,8 +124,8 @@ class ShownRun:
         self.job_id: int | None = None  # the job that carries the run on, or did
         self.job_ids: tuple[int, ...] = ()
         self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
-        self._beside: dict[str, tuple[ShownRun, Reporter]] = {}  # by phase, what trains beside the main line
-        self._asked: list[tuple[str, int]] = []  # of which branches something is wanted, and how many files
+        self._beside: dict[str, ShownRun] = {}  # by phase, what trains beside the main line
+        self._asked = 0  # how many files of its own are wanted
         self.lines: list[tuple[float, str]] = []  # what is new and not shown yet, with its time
 
     @property
@@ -151,19 +152,14 @@ class ShownRun:
         Behind that, where they are followed, the same of every branch that trains beside the main line.
         """
         wanted = self._wanted()
-        self._asked = []
+        self._asked = len(wanted)
         for phase in self.state.branches if self._with_branches else ():
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
-                continue
-            if phase not in self._beside:
-                path = f"{self.path}/branches/{phase}"
-                branch = ShownRun(self.recipe.name, path, self.recipe, is_branch=True)
-                self._beside[phase] = branch, self.reporter.beside(phase)
-            more = self._beside[phase][0].wanted()
-            self._asked.append((phase, len(more)))
-            wanted += more
-        return wanted
+            elif phase not in self._beside:
+                path, reporter = f"{self.path}/branches/{phase}", self.reporter.beside(phase)
+                self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
+        return [*wanted, *(each for branch in self.beside for each in branch.wanted())]
 
     def _wanted(self) -> list[Wanted]:
         wanted = [Wanted(f"{self.path}/journal.jsonl", self._journal_bytes)]
@@ -180,19 +176,15 @@ class ShownRun:
 
         Progress is shown only if `live`.
         """
-        own = len(pieces) - sum(count for _, count in self._asked)
-        is_new, progress = self.take_own(pieces[:own])
-        due = [(self.reporter, progress)]
-        for phase, count in self._asked:
-            branch, reporter = self._beside[phase]
-            has_news, progress = branch.take_own(pieces[own : own + count])
+        left, is_new, due = iter(pieces), False, []
+        for run in (self, *self.beside):
+            has_news, progress = run.take_own([*islice(left, run._asked)])
             is_new |= has_news
-            due.append((reporter, None if phase in self.state.finished else progress))
-            own += count
+            if live and progress is not None and progress.phase not in self.state.finished:
+                due.append((run.reporter, progress))
         self._show_lines()
         for reporter, progress in due:
-            if live and progress is not None:
-                reporter.show_progress(progress)
+            reporter.show_progress(progress)
         return is_new
 
     def take_own(self, pieces: Sequence[Piece | None]) -> tuple[bool, Progress | None]:
@@ -206,11 +198,10 @@ class ShownRun:
 
     def _show_lines(self) -> None:
         """Show what is new, of the branches too, in the order in which it came to pass."""
-        due = [(time_s, self.reporter, line) for time_s, line in self.lines]
-        for branch, reporter in self._beside.values():
-            due += [(time_s, reporter, line) for time_s, line in branch.lines]
-            branch.lines.clear()
-        self.lines.clear()
+        runs = (self, *self.beside)
+        due = [(time_s, run.reporter, line) for run in runs for time_s, line in run.lines]
+        for run in runs:
+            run.lines.clear()
         if due and self._log.summary.losses:
             self.reporter.end_progress()
         for _, reporter, line in sorted(due, key=lambda each: each[0]):
@@ -231,7 +222,7 @@ class ShownRun:
     @property
     def beside(self) -> tuple[ShownRun, ...]:
         """The branches that train beside the main line."""
-        return tuple(branch for branch, _ in self._beside.values())
+        return tuple(self._beside.values())
 
     def show_result(self) -> None:
         """Show the table of a run that is finished."""

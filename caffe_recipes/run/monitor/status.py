@@ -68,7 +68,6 @@ class Standing:
 
     `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
     `trainer` is the process that a killed run has left training, where that can be seen from here.
-    `branches` are what trains beside the main line, each as a run of its own.
     """
 
     name: str
@@ -77,8 +76,13 @@ class Standing:
     lives: bool | None = None
     jobs: tuple[SeenJob, ...] = ()
     spoilt: CaffeRecipesError | None = None
-    branches: tuple[ShownRun, ...] = ()
     trainer: int | None = None
+
+    @property
+    def branches(self) -> tuple[ShownRun, ...]:
+        """What trains beside the main line, each as a run of its own."""
+        beside = self.run.beside if self.run else ()
+        return tuple(branch for branch in beside if branch.state.launch is not None)
 
     @property
     def progress(self) -> Progress | None:
@@ -205,13 +209,12 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         shown.take(look.pieces, live=False)
         if shown.beside:  # each has a journal, which names its log
             shown.take(files.look(shown.wanted()).pieces, live=False)
-        branches = tuple(branch for branch in shown.beside if branch.state.launch is not None)
         if shown.last_s is None and files.recipes(f"{path}/snapshots", ".caffemodel"):
             raise refuse_empty(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
     trainer = _find_left(shown) if look.lives is False and not files.host else None
-    return Standing(name, shown.recipe.name, shown, look.lives, branches=branches, trainer=trainer)
+    return Standing(name, shown.recipe.name, shown, look.lives, trainer=trainer)
 
 
 def _find_left(run: ShownRun) -> int | None:
@@ -421,13 +424,8 @@ def _describe_work(run: ShownRun, standing: Standing) -> str:
     progress = run.progress()
     if progress is None:
         return _describe_phase(run, standing)
-    parts = [f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"]
-    if progress.images_per_s is not None:
-        parts.append(f"{progress.images_per_s:,.0f} images/s")
-    if progress.phase_left_s is not None and progress.chain_left_s is not None:
-        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
-        parts.append(f"{phase} left, {chain} in all")
-    return ", ".join(parts)
+    place = f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"
+    return ", ".join([place, *progress.timing])
 
 
 def _describe_phase(run: ShownRun, standing: Standing) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
@@ -28,6 +28,7 @@ from caffe_recipes.run.journal import Clock, JournalError, Lines, fold_lines
 from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
 
 SUFFIX = ".submissions.jsonl"
+Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
 _FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
 _HINT = "mend it, or move it away once no job of the recipe waits or runs"
 
@@ -49,7 +50,7 @@ class Submission:
     profile: str | None = None
     phase: str | None = None
     output: str = ""
-    outcome: Literal["submitting", "submitted", "refused", "cancelled"] = "submitting"
+    outcome: Outcome = "submitting"
     job_id: int | None = None
     reason: str = ""
     cluster: str = ""
@@ -85,41 +86,22 @@ class Submissions:
         """Return the one of that name; KeyError if there is none."""
         return {each.name: each for each in self.all}[name]
 
-    def with_changed(self, name: str, **changes: Any) -> Submissions:  # noqa: ANN401 - as dataclasses.replace
-        """Return them with one changed; KeyError if there is none of that name."""
-        changed = replace(self.find(name), **changes)
-        return Submissions(tuple(changed if each.name == name else each for each in self.all))
-
-
-def _submitting(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
-    argv = tuple(fields.get("argv", ()))
-    return Submissions((*state.all, Submission(**{**fields, "argv": argv}, time_s=time_s)))
-
-
-def _submitted(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
-    cluster = str(fields.get("cluster", state.find(fields["name"]).cluster))
-    job_id = int(fields["job_id"])
-    return state.with_changed(fields["name"], outcome="submitted", job_id=job_id, cluster=cluster)
-
-
-def _refused(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(fields["name"], outcome="refused", reason=str(fields.get("reason", "")))
-
-
-def _cancelled(state: Submissions, fields: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(fields["name"], outcome="cancelled")
-
-
-_EVENTS: Mapping[str, Callable[[Submissions, Mapping[str, Any], float], Submissions]] = {
-    "submitting": _submitting,
-    "submitted": _submitted,
-    "refused": _refused,
-    "cancelled": _cancelled,
-}
-
 
 def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
-    return _EVENTS[event](state, fields, time_s) if event in _EVENTS else state
+    if event == "submitting":
+        fields = {**fields, "argv": tuple(fields.get("argv", ()))}
+        return Submissions((*state.all, Submission(**fields, time_s=time_s)))
+    if event not in ("submitted", "refused", "cancelled"):
+        return state
+    known = state.find(fields["name"])
+    changed = replace(
+        known,
+        outcome=cast("Outcome", event),
+        job_id=int(fields["job_id"]) if event == "submitted" else known.job_id,
+        reason=str(fields.get("reason", known.reason)),
+        cluster=str(fields.get("cluster", known.cluster)),
+    )
+    return Submissions(tuple(changed if each.name == known.name else each for each in state.all))
 
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
