@@ -65,7 +65,7 @@ def _as_json(finding: CheckResult) -> dict[str, object]:
     return {
         "subject": finding.subject,
         "mark": finding.mark,
-        "said": finding.said,
+        "said": finding.message,
         "hosts": list(finding.hosts),
         "hint": finding.error.hint if finding.error else "",
     }

@@ -7,7 +7,7 @@ needs to know of branches.
 Branches that train beside the main line, each group of hosts carried by a thread of this process.
 
 A line that fails begins nothing more. What the others then train is finished first, so that nothing is lost,
-and then the run fails. Told to stop, all end in order at once.
+and then the run fails. Asked to stop, all end in order at once.
 
 Which branches of a recipe train beside its main line, and on which hosts.
 """
@@ -27,8 +27,8 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
 from caffe_recipes.recipe.graph import main_line
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.run.context import Run, Setting
-from caffe_recipes.run.events import Branched, Failed, Finished, RunStarted
-from caffe_recipes.run.journal import Launch, RunState, branch_launches, name_branch
+from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
+from caffe_recipes.run.journal import branch_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
 from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.prepare import prepare
@@ -39,11 +39,11 @@ from caffe_recipes.run.trainer import Trainer
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
-    """Train a branch of a run on the hosts of a setting, to its end, and tell the run's journal of it.
+    """Train a branch of a run on the hosts of a setting, to its end, and journal it in the run's.
 
     Returns the setting with the hosts that it then has, of which some may be spares.
 
-    Raises RunFailed, or Interrupted when told to stop before it is finished.
+    Raises RunFailed, or Interrupted when stopped before it is finished.
     """
     branch = _open_branch(run, training, setting)
     with closing(branch.journal) as journal:
@@ -57,12 +57,12 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
                 note_stop(branch, stop)
                 if training.phase not in journal.state().finished:
                     raise
-        run.record(Finished(journal.state().finished[training.phase]))
+        run.record(journal.state().finished[training.phase])
     return branch.setting
 
 
 def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
-    """Return the run that a branch is, told of in the journal of the whole."""
+    """Return the run that a branch is, known from the journal of the whole."""
     phase, state = training.phase, run.journal.state()
     folder = f"{run.folder}/branches/{phase}"
     hosts = [host.name for host in setting.hosts]
@@ -75,7 +75,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
     journal = run.journal.open_beside(run.path(folder) / "journal.jsonl")
     name = name_branch(run.id, phase)
     if not journal.state().id:
-        journal.append("created", recipe=setting.recipe.name, id=name)
+        journal.append(Created(setting.recipe.name, name))
     branch = replace(
         run,
         id=name,
@@ -155,7 +155,7 @@ class Branches:
                 with self._run.interrupts.noted():
                     if error is not None and not self._is_closing:
                         self._close()
-                        self._tell_of(error)
+                        self._report_failure(error)
                     for thread in self._threads:
                         while thread.is_alive() and (until is None or time.monotonic() < until):
                             thread.join(_LOOK_S)
@@ -163,10 +163,10 @@ class Branches:
             except Interrupted:
                 until = until or time.monotonic() + _URGENT_S
 
-    def _tell_of(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if self._training and not isinstance(error, Interrupted):
             named = ", ".join(self._training)
-            self._run.reporter.say(f"{error}; first the end of {named} is waited for, which trains")
+            self._run.notify(f"{error}; first the end of {named} is waited for, which trains")
 
     def _work(self, setting: Setting, first: Training | None, goes_on: bool) -> None:
         try:
@@ -185,7 +185,7 @@ class Branches:
             self._failure = self._failure or error
             self._close()
             if isinstance(error, CaffeRecipesError):
-                self._run.reporter.say(f"{error}; the run ends when what trains now is finished")
+                self._run.notify(f"{error}; the run ends when what trains now is finished")
 
     def _next(self) -> Training | None:
         """Wait until there is a branch whose start is finished; None if nothing more is to be begun."""

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import Recipe, Reported
-from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration
@@ -91,8 +91,8 @@ class _Live:
             if progress.phase not in self._tasks:
                 self._tasks[progress.phase] = self._bar.add_task("", total=progress.last_iter)
             self._bar.start()
-            said = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
-            description = escape("  ".join(said))
+            parts = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
+            description = escape("  ".join(parts))
             self._bar.update(
                 self._tasks[progress.phase], completed=progress.iteration, description=description
             )
@@ -118,7 +118,7 @@ class Reporter:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write to standard output unless told otherwise."""
+        """Write to standard output by default."""
         self._console = console or SafeConsole(highlight=False, soft_wrap=True)
         self._console.file = cast("IO[str]", _Stream(self._console.file))
         self._clock = clock
@@ -148,7 +148,7 @@ class Reporter:
         for finding in findings:
             mark = Text(*_MARKS[finding.mark])
             mark.pad_right(8 - len(mark))
-            self._console.print(mark + Text(f"{finding.subject:15}{printable(finding.said)}"))
+            self._console.print(mark + Text(f"{finding.subject:15}{printable(finding.message)}"))
 
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""
@@ -227,12 +227,7 @@ def _describe(progress: Progress) -> list[str]:
         parts.append(f"lr {progress.rate:.5g}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
-    if progress.images_per_s is not None:
-        parts.append(f"{progress.images_per_s:,.0f} images/s")
-    if progress.phase_left_s is not None and progress.chain_left_s is not None:
-        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
-        parts.append(f"{phase} left, {chain} in all")
-    return parts
+    return [*parts, *progress.timing]
 
 
 def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:

@@ -1,4 +1,4 @@
-"""A run under way: what is done where, and who is told of it.
+"""A run under way: what is done where, and who is informed.
 
 What a run works with on this day: folders, hosts, programs. None of it changes what is trained.
 
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -40,7 +41,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.events import Event
+from caffe_recipes.run.events import Event, Notice
 from caffe_recipes.run.folders import RUNS, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
@@ -285,8 +286,8 @@ def find_profile(recipe: Recipe, name: str | None) -> Profile:
         launcher = Launcher(options=options)
         return Profile(name="recipe", title=recipe.title, launcher=launcher, copy_with=cluster.copy_with)
     profile = load_profile(name)
-    said = "copy_with" in cluster.model_fields_set
-    return profile.model_copy(update={"copy_with": cluster.copy_with}) if said else profile
+    is_given = "copy_with" in cluster.model_fields_set
+    return profile.model_copy(update={"copy_with": cluster.copy_with}) if is_given else profile
 
 
 def find_root(
@@ -298,12 +299,12 @@ def find_root(
     line, of the recipe and of its trainer. Without `recipe` any folder will do. Raises InputError for a
     profile's folder that does not exist, and for a current folder that is not a Caffe root.
     """
-    said = load_profile(profile).caffe_root if profile is not None else None
-    if given is None and profile is not None and said is not None and not Path(said).is_dir():
-        where, what = find_key(profile, "caffe_root"), f"caffe_root: {said!r} is no folder here"
+    known = load_profile(profile).caffe_root if profile is not None else None
+    if given is None and profile is not None and known is not None and not Path(known).is_dir():
+        where, what = find_key(profile, "caffe_root"), f"caffe_root: {known!r} is no folder here"
         raise InputError(where, what, "correct it, or give the Caffe root with --caffe-root")
-    if given is not None or said is not None:
-        return given or Path(said or ".")
+    if given is not None or known is not None:
+        return given or Path(known or ".")
     if recipe is not None:
         _check_current_folder(recipe, [path for path in typed if path is not None])
     return Path()
@@ -492,7 +493,14 @@ class Run:
 
     def record(self, event: Event) -> None:
         """Journal an event whose line somebody else prints; raises RunFailed."""
-        self.journal.append(event.name, **event.details())
+        self.journal.append(event)
+
+    def notify(self, message: str, phase: str = "") -> None:
+        """Print a remark, and journal it if the disk takes it at once: nothing depends on it."""
+        notice = Notice(message, phase)
+        with suppress(RunFailed):
+            self.journal.append(notice, patience_s=0.0)
+        self.reporter.say(notice.line(self.setting.recipe, self.folder))
 
     def path(self, path: str) -> Path:
         """Return a path from the Caffe root as one from here."""
@@ -520,7 +528,7 @@ def note_submitted(recipe: Recipe, job: str) -> dict[str, str]:
 def check_submitted(recipe: Recipe, environment: Mapping[str, str]) -> None:
     """Raise InputError in a job that was submitted with another recipe than this one.
 
-    A job that is submitted inside of another inherits what that was told, which says nothing of its own.
+    A job that is submitted inside of another inherits that one's note, which says nothing of its own.
     """
     job, _, digest = environment.get(_SUBMITTED, "").partition(" ")
     if job and job == environment.get("SLURM_JOB_NAME") and digest != digest_recipe(recipe):

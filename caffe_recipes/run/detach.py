@@ -5,7 +5,6 @@ Whatever becomes of the terminal, of the login or of the connection then, the ru
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -19,9 +18,9 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.run.events import is_trained
+from caffe_recipes.run.events import Branched, Event, Launch, fold_events, is_trained
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import JournalError, fold_journal
+from caffe_recipes.run.journal import JournalError, read_events
 
 _POLL_S = 0.1
 _CHUNK = 1 << 16
@@ -45,7 +44,7 @@ def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached
     """
     if not root.is_dir():
         raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
-    before = _journal_bytes(root, recipe.name)
+    before = _count_events(root, recipe.name)
     spool = _Spool(root, recipe.name)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,7 +104,7 @@ class _Spool:
             to(line)
 
     def remove(self) -> None:
-        """Take away what was made, and has been said."""
+        """Take away what was made, and has been printed."""
         with suppress(OSError):
             self.path.unlink()
             for folder in self._made:
@@ -143,7 +142,8 @@ def _wait(
             spool.relay(relay)
             folder = _find_begun(root, recipe, before, pid)
             if ended:
-                if not _has_started(root, recipe.name, before):
+                counts = _count_events(root, recipe.name)
+                if all(count <= before.get(folder, 0) for folder, count in counts.items()):
                     spool.remove()
                 code = os.waitstatus_to_exitcode(status)
                 return Detached(pid, spool.path, folder, code if code >= 0 else 128 - code)
@@ -157,38 +157,25 @@ def _wait(
 
 def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int) -> Path | None:
     """Return the folder of the run that a process carries on, once it trains or has nothing left to train."""
-    for folder in reversed(run_folders(root, recipe.name)):
-        try:
-            text = _whole_lines(folder)
-            new = text[before.get(folder, 0) :]
-            state = fold_journal(text.decode(errors="replace"), folder)
-        except (OSError, JournalError):
-            continue
+    for folder, events in reversed(_read_journals(root, recipe.name).items()):
+        new, state = events[before.get(folder, 0) :], fold_events(events)
         if not new or (state.pid, state.host) != (pid, socket.gethostname()):
             continue
-        if state.launch is not None or is_trained(state, recipe) or _tells_of(new, "launched", "branched"):
+        has_launched = any(isinstance(event, Launch | Branched) for event in new)
+        if state.launch is not None or is_trained(state, recipe) or has_launched:
             return folder
     return None
 
 
-def _has_started(root: Path, recipe_name: str, before: Mapping[Path, int]) -> bool:
-    """Tell whether any journal has grown: then there is something to look up in the output."""
-    return any(size > before.get(folder, 0) for folder, size in _journal_bytes(root, recipe_name).items())
-
-
-def _tells_of(lines: bytes, *events: str) -> bool:
-    return any(json.loads(line).get("event") in events for line in lines.split(b"\n")[:-1])
-
-
-def _journal_bytes(root: Path, recipe_name: str) -> dict[Path, int]:
-    sizes = {}
+def _read_journals(root: Path, recipe_name: str) -> dict[Path, list[Event]]:
+    """Return the events of a recipe's runs, by folder, without those that cannot be read."""
+    read: dict[Path, list[Event]] = {}
     for folder in run_folders(root, recipe_name):
-        with suppress(OSError):
-            sizes[folder] = len(_whole_lines(folder))
-    return sizes
+        with suppress(OSError, JournalError):
+            text = (folder / "journal.jsonl").read_text(encoding="utf-8", errors="replace")
+            read[folder] = [event for _, event in read_events(text, folder)]
+    return read
 
 
-def _whole_lines(folder: Path) -> bytes:
-    """Read a journal without a last line cut short, which a run that goes on takes away."""
-    text = (folder / "journal.jsonl").read_bytes()
-    return text[: text.rfind(b"\n") + 1]
+def _count_events(root: Path, recipe_name: str) -> dict[Path, int]:
+    return {folder: len(events) for folder, events in _read_journals(root, recipe_name).items()}

@@ -199,8 +199,8 @@ def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
 def _reported(found: EnsembleResult) -> list[str]:
     """Say what the source reports, if it does, and of which members: these here may be others."""
     pairs = (("top-1", found.reported.top1_percent), ("top-5", found.reported.top5_percent))
-    said = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
-    return [f"reported by the source, of {', '.join(found.reported_of)}: {said}"] if said else []
+    reported = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
+    return [f"reported by the source, of {', '.join(found.reported_of)}: {reported}"] if reported else []
 
 
 def _best(found: EnsembleResult) -> tuple[float, float]:

@@ -1,8 +1,8 @@
-"""What happens in a run: an event each, as its journal keeps it, and the line that is printed of it.
+"""What happens in a run: an event each, with its line in the journal, what it changes, and the line printed.
 
 A run emits its events: the journal has them first, the console prints their lines. Who watches a run decodes
-them from the journal and prints the same lines. Events of earlier versions lack some fields, later ones may
-have more; what is no event here is passed over.
+them from the journal, folds them into the same state and prints the same lines. Events of earlier versions
+lack some fields, later ones may have more; an event that this version does not know changes nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import reduce
 from typing import Any, ClassVar, Self
 
 from caffe_recipes.recipe.graph import find_evaluated
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.review.naming import shipped_names
-from caffe_recipes.run.journal import Finish, Launch, RunState
 from caffe_recipes.run.plan import fetched_snapshot
 from caffe_recipes.run.snapshots import Checkpoint
 from caffe_recipes.units import describe_bytes, describe_duration
@@ -29,9 +29,9 @@ _RESUMES = re.compile(r"--snapshot=.*_iter_([0-9]+)\.solverstate", re.DOTALL)
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that has happened; `name` is what the journal calls it."""
+    """One thing that has happened; `name` is what the journal calls it, empty for an unknown event."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
 
     def details(self) -> dict[str, object]:
         """Return what the journal keeps of it: its fields, without empty ones."""
@@ -40,16 +40,116 @@ class Event:
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
         """Make it of what a journal has kept; raises TypeError, KeyError or ValueError if too little."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: _frozen(value) for name, value in details.items() if name in known})
+        event: Self = _build(cls, details)
+        return event
+
+    def fold(self, state: RunState) -> RunState:
+        """Return the state of a run to which it has happened; most events change nothing."""
+        return state
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Return the line to print, for a run in `folder`; empty for an event that prints none."""
         return ""
 
 
-def _frozen(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
-    return tuple(value) if isinstance(value, list) else value
+def _words(value: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(each) for each in value)
+
+
+def _floats(value: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(number) for name, number in value.items()}
+
+
+# By a field's type: what makes it of JSON. A journal may hold anything.
+_FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "str": str,
+    "Sequence[str]": _words,
+    "tuple[str, ...]": _words,
+    "Mapping[str, float]": _floats,
+    "Mapping[str, str]": dict,
+    "Mapping[str, str | None]": dict,
+}
+
+
+def _build(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
+    """Return a dataclass of the fields that it has; raises TypeError or ValueError for wrong values."""
+    types = {each.name: str(each.type) for each in fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in details.items():
+        if name in types:
+            is_none = value is None and types[name].endswith(" | None")
+            convert = _FROM_JSON[types[name].removesuffix(" | None")]
+            values[name] = None if is_none else convert(value)
+    return kind(**values)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a journal says; `launch` is the trainer that was started last, while its end is not journaled.
+
+    `id` is the run's own, `evaluations` what tests of phases' models gave, `checkpoints` are the last two of
+    each unfinished phase, `kept` where the launch's own were written, `hosts` all that have had ranks, but
+    for those of Slurm jobs before this one: Slurm ends these. `job` and `restarts` are of who carried the run
+    on last. `branches` are the phases that train beside the main line, or did, and the folders,
+    from the Caffe root, that hold their journals. `weights` is the SHA-256 of what launches started from, by
+    path, as the first of them read it. `spent` are the seconds of each phase's launches that did not
+    finish it.
+    """
+
+    id: str = ""
+    pid: int | None = None
+    host: str | None = None
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    launch: Launch | None = None
+    finished: Mapping[str, Finish] = field(default_factory=dict)
+    evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    job: str = ""
+    restarts: int = 0
+    branches: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def snapshots(self) -> Mapping[str, tuple[str, str]]:
+        """The SHA-256 and the phase of every kept snapshot, by path."""
+        return {
+            path: (sha256, done.phase)
+            for done in self.finished.values()
+            for path, sha256 in ((done.snapshot, done.sha256), *done.needed.items())
+        }
+
+    @property
+    def outputs(self) -> Mapping[str, float] | None:
+        """What the evaluation gave, of several models the last one; None if there was none."""
+        return next(reversed([*self.evaluations.values()]), None)
+
+    def without_launch(self, phase: str, seconds: float) -> RunState:
+        """Return it once a phase's launch has ended, after `seconds`, without finishing the phase."""
+        spent = {**self.spent, phase: self.spent.get(phase, 0.0) + seconds} if seconds else self.spent
+        return replace(self, launch=self._launch_but(phase), spent=spent)
+
+    def _launch_but(self, phase: str) -> Launch | None:
+        """Return the launch under way, unless it is a phase's: one that trained beside it may end first."""
+        return None if self.launch is None or self.launch.phase == phase else self.launch
+
+
+@dataclass(frozen=True)
+class Created(Event):
+    """A run's folder was made; `id` is what its ranks are known by."""
+
+    name = "created"
+    recipe: str = ""
+    id: str = ""
+
+    def fold(self, state: RunState) -> RunState:
+        """Know the run by its id."""
+        return replace(state, id=self.id)
 
 
 @dataclass(frozen=True)
@@ -71,6 +171,12 @@ class RunStarted(Event):
         """Return what is kept of it: outside of a job nothing of one."""
         around = {"job": self.job, "restarts": self.restarts} if self.job else {}
         return {"pid": self.pid, "host": self.host, **around}
+
+    def fold(self, state: RunState) -> RunState:
+        """Know who carries the run on; of an earlier Slurm job no rank is left."""
+        is_same = not state.job or (self.job, self.restarts) == (state.job, state.restarts)
+        hosts = state.hosts if is_same else ()
+        return replace(state, pid=self.pid, host=self.host, job=self.job, restarts=self.restarts, hosts=hosts)
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Name the run's folder."""
@@ -119,24 +225,48 @@ class Staged(Event):
 
 
 @dataclass(frozen=True)
-class Launched(Event):
-    """A trainer is about to start."""
+class Launch(Event):
+    """A trainer is about to start; `stamp` is what lay at its last snapshot's path before, if anything.
+
+    `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
+    ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are, `job`
+    the Slurm job around it, if any, which had been queued again `restarts` times. `weights` is the SHA-256 of
+    the weights that it starts from, by path. `time_s` is the journal line's own.
+    """
 
     name = "launched"
-    launch: Launch
+    phase: str
+    attempt: int
+    log: str
+    host: str
+    stamp: str | None
+    time_s: float
+    needed: Mapping[str, str | None] = field(default_factory=dict)
+    id: str = ""
+    arguments: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    job: str = ""
+    restarts: int = 0
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     def details(self) -> dict[str, object]:
-        """Return the launch's fields; its time is the journal's."""
-        return {name: value for name, value in asdict(self.launch).items() if name != "time_s"}
+        """Return its fields, empty ones too; its time is the journal's."""
+        return {name: value for name, value in asdict(self).items() if name != "time_s"}
 
-    @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Make it of a launch whose time stands beside it."""
-        return cls(Launch(**{name: _frozen(value) for name, value in details.items()}, time_s=0.0))
+    def fold(self, state: RunState) -> RunState:
+        """Know it as the launch under way; weights stay what the first launch read."""
+        return replace(
+            state,
+            launch=self,
+            attempts={**state.attempts, self.phase: self.attempt},
+            kept=(),
+            hosts=tuple(dict.fromkeys((*state.hosts, *self.hosts))),
+            weights={**self.weights, **state.weights},
+        )
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Say how many iterations are to come, and from what."""
-        phase = recipe.phase(self.launch.phase)
+        phase = recipe.phase(self.phase)
         resumed = self._resumed()
         if resumed is not None:
             left = phase.last_iter - resumed
@@ -146,16 +276,16 @@ class Launched(Event):
 
     def _weights(self, recipe: Recipe, folder: str) -> str | None:
         """Return what the trainer starts from; the recipe tells where no arguments were kept, as once."""
-        if self.launch.arguments:
-            given = (word.partition("--weights=") for word in self.launch.arguments)
+        if self.arguments:
+            given = (word.partition("--weights=") for word in self.arguments)
             return next((path for before, found, path in given if found and not before), None)
-        phase = recipe.phase(self.launch.phase)
+        phase = recipe.phase(self.phase)
         start = recipe.starts_from(phase)
         return fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
 
     def _resumed(self) -> int | None:
-        """Return the iteration of the checkpoint that the trainer was told to resume from, if from one."""
-        found = [_RESUMES.fullmatch(argument) for argument in self.launch.arguments]
+        """Return the iteration of the checkpoint that the trainer was to resume from, if from one."""
+        found = [_RESUMES.fullmatch(argument) for argument in self.arguments]
         return next((int(match[1]) for match in found if match), None)
 
 
@@ -166,7 +296,11 @@ class Branched(Event):
     name = "branched"
     phase: str
     folder: str
-    hosts: Sequence[str]
+    hosts: Sequence[str] = ()
+
+    def fold(self, state: RunState) -> RunState:
+        """Know where its journal is."""
+        return replace(state, branches={**state.branches, self.phase: self.folder})
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Say where."""
@@ -175,26 +309,37 @@ class Branched(Event):
 
 
 @dataclass(frozen=True)
-class Finished(Event):
-    """A phase's snapshot was fetched and verified."""
+class Finish(Event):
+    """A phase's snapshot was fetched and verified; paths are from the Caffe root.
+
+    `seconds` are those of all its launches.
+
+    `needed` are the digests of the other snapshots that later phases start from, by path.
+    """
 
     name = "finished"
-    finish: Finish
+    phase: str
+    snapshot: str
+    sha256: str
+    seconds: float
+    images_per_s: float | None
+    loss: float | None
+    needed: Mapping[str, str] = field(default_factory=dict)
 
     def details(self) -> dict[str, object]:
-        """Return the finish's fields."""
-        return asdict(self.finish)
+        """Return its fields, empty ones too."""
+        return asdict(self)
 
-    @classmethod
-    def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Make it of a finish."""
-        return cls(Finish(**details))
+    def fold(self, state: RunState) -> RunState:
+        """Know the phase as finished: its launch is over, and its checkpoints serve no more."""
+        left = {phase: kept for phase, kept in state.checkpoints.items() if phase != self.phase}
+        finished = {**state.finished, self.phase: self}
+        return replace(state.without_launch(self.phase, 0.0), finished=finished, checkpoints=left)
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Say how long it took, how fast it was, and where the snapshot lies."""
-        done = self.finish
-        speed = f", {done.images_per_s:,.0f} images/s" if done.images_per_s else ""
-        return f"{done.phase}: finished in {describe_duration(done.seconds)}{speed}; {done.snapshot}"
+        speed = f", {self.images_per_s:,.0f} images/s" if self.images_per_s else ""
+        return f"{self.phase}: finished in {describe_duration(self.seconds)}{speed}; {self.snapshot}"
 
 
 @dataclass(frozen=True)
@@ -211,7 +356,14 @@ class Checkpointed(Event):
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
         """Make it of a checkpoint."""
-        return cls(Checkpoint(**details))
+        return cls(_build(Checkpoint, details))
+
+    def fold(self, state: RunState) -> RunState:
+        """Know the last two of its phase."""
+        kept = self.checkpoint
+        earlier = [each for each in state.checkpoints.get(kept.phase, ()) if each != kept]
+        checkpoints = {**state.checkpoints, kept.phase: (*earlier[-1:], kept)}
+        return replace(state, checkpoints=checkpoints, kept=(*state.kept, kept.state_path))
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Say at which iteration."""
@@ -224,7 +376,7 @@ class Ending(Event):
 
     name = "ending"
     phase: str
-    reason: str
+    reason: str = ""
     host: str | None = None
 
     def line(self, recipe: Recipe, folder: str) -> str:
@@ -235,7 +387,7 @@ class Ending(Event):
 
 @dataclass(frozen=True)
 class Stopping(Event):
-    """Caffe is told to stop: the phase has reached its last iteration, its schedule has not."""
+    """Caffe is asked to stop: the phase has reached its last iteration, its schedule has not."""
 
     name = "stopping"
     phase: str
@@ -300,7 +452,17 @@ class Evaluated(Event):
     name = "evaluated"
     phase: str
     outputs: Mapping[str, float]
-    log: str
+    log: str = ""
+
+    @classmethod
+    def decode(cls, details: Mapping[str, Any]) -> Self:
+        """Make it of what a journal has kept: before recipes had branches no phase."""
+        return super().decode({"phase": "", **details})
+
+    def fold(self, state: RunState) -> RunState:
+        """Know the outputs; where the journal names no phase, they are those of the last one."""
+        phase = self.phase or next(reversed([*state.finished]), "")
+        return replace(state, evaluations={**state.evaluations, phase: self.outputs})
 
 
 @dataclass(frozen=True)
@@ -308,54 +470,82 @@ class Failed(Event):
     """Something has failed; with a phase, its launch is over. What goes on after it says so."""
 
     name = "failed"
-    reason: str
+    reason: str = ""
     phase: str | None = None
     host: str | None = None
     log: str | None = None
     seconds: float | None = None
 
+    def fold(self, state: RunState) -> RunState:
+        """Know a trainer's end only from its phase's failure: one that a killed run left may live on."""
+        return state if self.phase is None else state.without_launch(self.phase, self.seconds or 0.0)
+
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run was told to stop by `signal`, `seconds` into a launch, which may have `trained` to its end."""
+    """The run was stopped by `signal`, `seconds` into a launch, which may have `trained` to its end."""
 
     name = "interrupted"
-    signal: str
+    signal: str = ""
     trained: bool = False
     seconds: float = 0.0
+
+    def fold(self, state: RunState) -> RunState:
+        """Keep the launch of a trainer that had done all it was to do: what it left is yet to be judged."""
+        phase = state.launch.phase if state.launch else ""
+        return state if self.trained else state.without_launch(phase, self.seconds)
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """A remark about a phase, or about the run, that changes nothing."""
+
+    name = "notice"
+    message: str
+    phase: str = ""
+
+    def line(self, recipe: Recipe, folder: str) -> str:
+        """Print it, behind its phase."""
+        return f"{self.phase}: {self.message}" if self.phase else self.message
 
 
 _EVENTS: Mapping[str, type[Event]] = {each.name: each for each in Event.__subclasses__()}
 
 
-def decode_event(said: Mapping[str, Any]) -> Event | None:
-    """Return the event that a line of a journal tells of; None for one of another version that lacks much."""
-    kind = _EVENTS.get(str(said.get("event")))
-    details = {name: value for name, value in said.items() if name not in ("event", "time")}
+def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
+    """Return the event that a journal's line of that time holds; a bare Event for one of another version.
+
+    Raises TypeError or ValueError where an event that the state depends on lacks a field.
+    """
+    kind = _EVENTS.get(name, Event)
     try:
-        return kind.decode(details) if kind else None
-    except (KeyError, TypeError, ValueError):
-        return None
+        return kind.decode({**details, "time_s": time_s})
+    except (TypeError, ValueError):
+        if kind.fold is not Event.fold:
+            raise
+        return Event()
 
 
-def describe_event(said: Mapping[str, Any], recipe: Recipe, folder: str) -> str:
+def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
+    """Return the state of a run, or what becomes of one, to which these have happened."""
+    return reduce(lambda known, event: event.fold(known), events, state or RunState())
+
+
+def describe_event(event: Event, recipe: Recipe, folder: str) -> str:
     """Return the line of a journal's event as the run has printed it; empty for what it prints nothing of."""
-    event = decode_event(said)
     try:
-        return event.line(recipe, folder) if event else ""
-    except (KeyError, TypeError, ValueError):  # of another recipe, or of another type
+        return event.line(recipe, folder)
+    except (KeyError, TypeError, ValueError):  # of another recipe
         return ""
 
 
 def describe_before(state: RunState, recipe: Recipe, folder: str) -> list[str]:
-    """Write what was finished, or left behind, before the process that carries the run on now."""
-    lines = [
+    """Write what was finished before the process that carries the run on now."""
+    return [
         f"{phase.name}: finished before; {fetched_snapshot(phase, folder)}"
         for phase in recipe.phases
         if phase.name in state.finished
     ]
-    left = [f"{state.launch.phase}: going on with the trainer of a killed run"] if state.launch else []
-    return lines + left
 
 
 def describe_run_command(given: str, recipe: Recipe) -> str:
@@ -371,12 +561,8 @@ def describe_run_command(given: str, recipe: Recipe) -> str:
 
 def is_complete(state: RunState, recipe: Recipe) -> bool:
     """Tell whether nothing is left to be done."""
-    return is_trained(state, recipe) and next_evaluated(state, recipe) is None
-
-
-def next_evaluated(state: RunState, recipe: Recipe) -> Phase | None:
-    """Return the phase whose model is evaluated next; None if all have been."""
-    return next((phase for phase in find_evaluated(recipe) if phase.name not in state.evaluations), None)
+    is_tested = all(phase.name in state.evaluations for phase in find_evaluated(recipe))
+    return is_tested and is_trained(state, recipe)
 
 
 def is_trained(state: RunState, recipe: Recipe) -> bool:

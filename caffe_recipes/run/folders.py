@@ -17,13 +17,14 @@ from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import Clock, Journal
 from caffe_recipes.run.plan import digest_prototxts, plan_prototxts
 from caffe_recipes.wording import describe_names
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"
-# The recipe only names a net of the user's own: what that net was is told by the digests.
+# The recipe only names a net of the user's own: what that net was is known by the digests.
 _PROTOTXTS = "prototxts.json"
 # What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
 _TELLING = {
@@ -78,7 +79,7 @@ def create_run(
         for name, values in frozen.items():
             (part / name).write_text(json.dumps(values, indent=1) + "\n")
         journal = Journal(part / "journal.jsonl", clock, create=True)
-        journal.append("created", recipe=recipe.name, id=secrets.token_hex(8))
+        journal.append(Created(recipe.name, secrets.token_hex(8)))
         part.rename(folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -25,8 +25,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run
-from caffe_recipes.run.events import Checkpointed, Ending, Stopping
-from caffe_recipes.run.journal import Launch
+from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import SOLVER, Training
 from caffe_recipes.run.prepare import check_read, secure_weights
 from caffe_recipes.run.snapshots import STATE_NAME, drop_checkpoints, fetch_checkpoint, is_whole
@@ -58,7 +57,7 @@ class RankLogs:
     """Splits a launcher's log into `folder`, a file per rank; leaving its `with` block closes them.
 
     Whoever reads the log from its beginning again makes a new one of these, and each file begins anew.
-    `complain` is told once, and then no more is written, if a disk does not take it.
+    `complain` is called once, and then no more is written, if a disk does not take it.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class RankLogs:
             return
         by_file: dict[str, list[str]] = {}
         for line in lines:
-            name, said = self._sort(line.rstrip("\r\n"))
-            by_file.setdefault(name, []).append(f"{said}\n")
+            name, text = self._sort(line.rstrip("\r\n"))
+            by_file.setdefault(name, []).append(f"{text}\n")
         try:
-            for name, said_there in by_file.items():
-                _write_all(self._file(name), "".join(said_there))
+            for name, texts in by_file.items():
+                _write_all(self._file(name), "".join(texts))
         except OSError as error:
             self._gave_up = True
             self.close()
@@ -108,10 +107,10 @@ class RankLogs:
 
     def _sort(self, line: str) -> tuple[str, str]:
         """Return the file that a line belongs into, and the line as it stands there."""
-        rank, said = split_rank(line)
+        rank, text = split_rank(line)
         if rank is None or rank >= self._ranks:
             return LAUNCHER, line
-        return f"{rank:0{self._digits}}.log", said
+        return f"{rank:0{self._digits}}.log", text
 
     def _file(self, name: str) -> FileIO:
         """Return an open file, the one longest unused being closed for it."""
@@ -147,7 +146,7 @@ class Keeper:
         self._kept = set(run.journal.state().kept)
 
     def skip(self) -> None:
-        """Leave alone what the log has told of until now."""
+        """Leave alone what the log holds until now."""
         self._seen = len(self._tail.summary.solverstates)
 
     def take(self) -> bool:
@@ -186,7 +185,7 @@ class Keeper:
             )
             run.emit(Checkpointed(kept))
         except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
-            run.reporter.say(f"{training.phase}: no checkpoint: {error}")
+            run.notify(f"no checkpoint: {error}", training.phase)
             return
         drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
 
@@ -220,7 +219,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
     the user has asked to stop, with the snapshot that Caffe was then asked for kept as a checkpoint.
     """
     folder = run.path(launch.log).with_suffix(".ranks")
-    ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.reporter.say)
+    ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.notify)
     tail, log = LogTail(run.path(launch.log)), LogFile(run.path(launch.log))
     with ExitStack() as stack:
         stack.callback(ranks.close)
@@ -260,10 +259,10 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     hosts = [host for host in run.setting.hosts if host.name != lost]
     here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
     if lost:
-        run.reporter.say(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
+        run.notify(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
     failed = end_ranks((*hosts, *here), run.id, launcher=True)
     for host, reason in failed.items():
-        run.reporter.say(f"{host}: its ranks could not be ended: {reason}")
+        run.notify(f"{host}: its ranks could not be ended: {reason}")
     return list(failed)
 
 
@@ -343,8 +342,8 @@ class _Attendant:
     def _find_ignored(self) -> Trouble | None:
         known, self._ignored = self._ignored, len(self._tail.summary.ignored)
         root = self._run.setting.root
-        said = find_ignored(self._tail, self._training, root) if self._ignored > known else None
-        return Trouble(said) if said else None
+        reason = find_ignored(self._tail, self._training, root) if self._ignored > known else None
+        return Trouble(reason) if reason else None
 
     def _find_damaged(self, *, waits: bool = False) -> Trouble | None:
         """Look, once the ranks have read their weights, whether these are still what they were.
@@ -415,14 +414,14 @@ class _Attendant:
         try:
             answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
         except CaffeRecipesError as error:
-            run.reporter.say(f"no snapshot can be asked for: {error}")
+            run.notify(f"no snapshot can be asked for: {error}")
             return False
         if answer != "asked":
-            run.reporter.say("no snapshot can be asked for: Caffe is not there yet, or no more")
+            run.notify("no snapshot can be asked for: Caffe is not there yet, or no more")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.reporter.say("asked Caffe for a snapshot; once more stops at once")
+        run.notify("asked Caffe for a snapshot; once more stops at once")
         return True
 
     def _look(self) -> Trouble | None:
@@ -433,7 +432,7 @@ class _Attendant:
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)
-            self._run.reporter.say(f"{suspect.host} may hold the others up: {suspect.reason}")
+            self._run.notify(f"{suspect.host} may hold the others up: {suspect.reason}")
         return trouble
 
     def _reserve(self) -> None:
@@ -441,7 +440,7 @@ class _Attendant:
         log = self._run.path(self._launch.log)
         is_full = reserve(log, AHEAD_BYTES)
         if is_full and not self.was_full:
-            self._run.reporter.say(f"{log.parent}: its disk is full; make room")
+            self._run.notify(f"{log.parent}: its disk is full; make room")
         self.was_full = self.was_full or is_full
 
 

@@ -1,7 +1,7 @@
 """The locks that a run shares with run.sh: one training of a recipe under one Caffe root.
 
 As in the script, one is for who carries a chain, and one is inherited by what trains: so a launcher that
-outlived its killed run is told from a run at work, by either. What a run launches shares that one: so the run
+outlived its killed run shows beside a run at work, by either. What a run launches shares that one: so the run
 that goes on beside a trainer of a killed one may launch others. The script's is its alone.
 
 Nobody else may open them: who can read a lock can hold it, and keep a run from starting.

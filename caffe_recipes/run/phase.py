@@ -26,9 +26,8 @@ from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
-from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finished, Launched, Stopped
+from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
 from caffe_recipes.run.folders import write_hostfile
-from caffe_recipes.run.journal import Finish, Launch, RunState
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
 from caffe_recipes.run.plan import SOLVER, Testing, Training
 from caffe_recipes.run.prepare import check_read, secure_prototxts, secure_weights
@@ -80,7 +79,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
         if followed.was_full and trouble is None:
             folder = run.path(launch.log).parent
             raise LaunchFailed(f"the disk of {folder} was full; {reason}", "make room there")
-        # Whatever the launcher said of a host that is dead, that is why.
+        # Whatever the launcher reports of a host that is dead, that is why.
         host = trouble.host if trouble else next(iter(followed.unheard), None)
         if host is None and not tail.has_begun:  # a launcher that gave up by itself
             for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
@@ -122,7 +121,7 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
                 hint = "free space on the local disk, or repair it, and run again"
                 raise SnapshotNotKept(error.where, error.what, hint) from None
-            run.reporter.say(f"{error.without_hint}; waiting for room")
+            run.notify(f"{error.without_hint}; waiting for room")
             time.sleep(_PAUSE_S)
         except RunFailed as error:
             tries += 1
@@ -130,7 +129,7 @@ def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | N
             if time.monotonic() > until or (tries > 1 and not is_away):
                 raise
             if is_away:
-                run.reporter.say(f"{error.without_hint}; fetching again")
+                run.notify(f"{error.without_hint}; fetching again")
                 time.sleep(_PAUSE_S)
 
 
@@ -178,17 +177,17 @@ def train(run: Run, training: Training) -> None:
         weights = {training.weights: _secure(run, training.weights, training.net)}
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
-        wait_for_slurm(state.job, say=run.reporter.say)
+        wait_for_slurm(state.job, say=run.notify)
     launch = replace(_plan_launch(run, training, state, checkpoint), weights=weights)
     names = (host.name for host in run.setting.hosts)
     if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
     write_hostfile(run.path(run.folder), launch.hosts)
     log = run.path(launch.log)
-    make_room(log, run.reporter.say)
+    make_room(log, run.notify)
     inherited = run.lock.take_trainer()
     # The journal comes first: whoever finds the launch there finds the trainer by its log.
-    run.emit(Launched(launch))
+    run.emit(launch)
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
     _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))
@@ -205,7 +204,7 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
 
 
 def note_stop(run: Run, stop: Interrupted) -> None:
-    """Journal that a run was told to stop, with no trainer of it left."""
+    """Journal that a run was stopped, with no trainer of it left."""
     run.check_folder()
     launch = run.journal.state().launch
     if launch:
@@ -285,7 +284,7 @@ def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoin
         try:
             verify_checkpoint(run.setting.root, checkpoint, build_net(run.setting.recipe, training.net))
         except WeightsError as error:
-            run.reporter.say(f"{training.phase}: a checkpoint is left out: {error}")
+            run.notify(f"a checkpoint is left out: {error}", training.phase)
         else:
             return checkpoint
     return None
@@ -315,7 +314,7 @@ def _resume(run: Run, training: Training, left: Launch) -> bool:
     trainer = Trainer(run.path(left.log))
     lives = trainer.is_running()
     doing = "is still training; going on with it" if lives else "has ended since; looking at what it left"
-    run.reporter.say(f"{training.phase}: the trainer of a killed run {doing}")
+    run.notify(f"the trainer of a killed run {doing}", training.phase)
     try:
         _carry(run, training, left, lambda: trainer, _unfollowed_s(run, left))
     except LaunchFailed as failure:
@@ -376,7 +375,7 @@ def _carry(
         run.emit(Failed(failure.what, training.phase, host, seconds=seconds))
         raise LaunchFailed(what, hint, host, where) from None
     old = run.journal.state().checkpoints.get(training.phase, ())
-    run.emit(Finished(finish))
+    run.emit(finish)
     drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.left)
     run.interrupts.raise_asked()
 
@@ -401,14 +400,14 @@ def evaluate(run: Run, testing: Testing) -> None:
         tail, stalled = _follow(run, testing, log)
         if is_whole(run.path(testing.weights), sha256):
             break
-        run.reporter.say(f"{testing.weights} was damaged while it was evaluated; evaluating it again")
+        run.notify(f"{testing.weights} was damaged while it was evaluated; evaluating it again")
     else:
         what = "was damaged each time that it was evaluated"
         raise RunFailed(testing.weights, what, "check the disk, and run again")
     outputs = dict(tail.summary.means)
     if tail.summary.fatal or not outputs:
-        said = describe_last_words(tail, "; it said: ")
-        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{said}")
+        words = describe_last_words(tail, "; it said: ")
+        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.emit(Evaluated(testing.phase, outputs, log))
@@ -419,7 +418,7 @@ def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
     setting, tail, pace = run.setting, LogTail(run.path(log)), LogPace(run.setting.policy.stall_s)
     stalled: str | None = None
     argv = setting.trainer_argv(testing.arguments)
-    make_room(run.path(log), run.reporter.say)
+    make_room(run.path(log), run.notify)
     try:
         with run.interrupts.held():
             trainer = launch_trainer(argv, setting.root, setting.environment, run.path(log))

@@ -140,9 +140,9 @@ def plan_launch(
 
 def find_servers(recipe: Recipe, profile: Profile) -> tuple[int | None, tuple[int, ...]]:
     """Return a rank's number of MLSL servers and their cores: what the recipe leaves open, by the profile."""
-    said = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
-    number = next((mlsl.num_servers for mlsl in said if mlsl.num_servers), None)
-    return number, next((mlsl.server_affinity for mlsl in said if mlsl.server_affinity), ())
+    given = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
+    number = next((mlsl.num_servers for mlsl in given if mlsl.num_servers), None)
+    return number, next((mlsl.server_affinity for mlsl in given if mlsl.server_affinity), ())
 
 
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str) -> Training:

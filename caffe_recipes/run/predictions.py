@@ -29,8 +29,8 @@ from caffe_recipes.errors import InputError, RunFailed, WeightsError
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.run.journal import RunState
-from caffe_recipes.run.snapshots import verify_digest, verify_weights
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.snapshots import digest_weights, verify_digest, verify_weights
 from caffe_recipes.run.trainer import own_environment
 
 _MODEL = ".caffemodel"
@@ -103,8 +103,7 @@ def _check_different(members: Sequence[Member]) -> None:
 
 def _digest_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_weights(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise WeightsError(path, f"cannot be read: {reason}", "give a trained caffemodel") from None
@@ -178,7 +177,7 @@ def softmax(scores: Floats) -> Floats:
 
 
 def log_softmax(scores: Floats) -> Floats:
-    """Return the logarithms of the probabilities, also of those too small to be told from 0.
+    """Return the logarithms of the probabilities, also of those too small to differ from 0.
 
     >>> log_softmax(np.array([[0.0, 1000.0]])).tolist()
     [[-1000.0, 0.0]]
@@ -373,11 +372,11 @@ def _predict(member: Member, tested: Tested, place: Place, out: Path, log: Path,
 
 
 def _refuse(where: str, log: Path, code: int, hint: str) -> None:
-    """Raise what caffe-torch has said last, with its own exit code; it may be the model or the LMDB."""
+    """Raise what caffe-torch complained of last, with its own exit code; it may be the model or the LMDB."""
     with log.open("rb") as file:
         file.seek(-min(1 << 16, os.fstat(file.fileno()).st_size), os.SEEK_END)
         lines = file.read().decode(errors="replace").splitlines()
-    said = next((line.removeprefix(_SAYS) for line in reversed(lines) if line.startswith(_SAYS)), None)
-    if code == 2 and said is not None:
-        raise InputError(where, said)
-    raise RunFailed(where, said or f"caffe-torch returned {code}", hint)
+    complaint = next((line.removeprefix(_SAYS) for line in reversed(lines) if line.startswith(_SAYS)), None)
+    if code == 2 and complaint is not None:
+        raise InputError(where, complaint)
+    raise RunFailed(where, complaint or f"caffe-torch returned {code}", hint)

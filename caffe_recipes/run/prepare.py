@@ -24,7 +24,7 @@ from caffe_recipes.run.snapshots import (
     verify_kept,
     verify_weights,
 )
-from caffe_recipes.run.staging import find_means, refusal
+from caffe_recipes.run.staging import find_staging_env, refusal
 
 _HASH_S = 600.0
 
@@ -62,7 +62,7 @@ def _build(run: Run) -> None:
     if missing:
         from caffe_recipes.data.digits import build_digits
 
-        run.reporter.say(f"building {', '.join(run.setting.show(path) for path in missing)}")
+        run.notify(f"building {', '.join(run.setting.show(path) for path in missing)}")
         try:
             build_digits(missing[0].parent)
         except RunFailed as error:  # a disk that is full
@@ -89,9 +89,9 @@ def stage_lmdb(run: Run) -> None:
     size = (source / "data.mdb").stat().st_size
     # What this machine does for itself alone needs no plan to be argued with.
     tells = len(hosts) > 1 or not hosts[0].is_local
-    means = find_means(setting.profile, setting.how)
+    ways = find_staging_env(setting.profile, setting.how)
     with run.lock.preparing:
-        placed = stage(hosts, lmdb, source, means, run.reporter.say if tells else lambda line: None)
+        placed = stage(hosts, lmdb, source, ways, run.notify if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent:
         run.emit(Staged(lmdb, size, sent, setting.show(source)))
@@ -144,7 +144,7 @@ def secure_kept(run: Run, path: str) -> str:
             verify_kept(run.path(path), sha256, phase, trained)
         except WeightsError as error:
             run.check_folder()
-            run.reporter.say(f"{error.without_hint}; looking for a whole one")
+            run.notify(f"{error.without_hint}; looking for a whole one")
             host = _find_whole(run, trained, sha256)
             if host is None:
                 raise

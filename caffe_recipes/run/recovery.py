@@ -52,9 +52,9 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
     if tries > policy.retries:
         retries = f"{policy.retries} {'retry' if policy.retries == 1 else 'retries'}"
         raise LaunchFailed(failure.what, f"{failure.hint}; after {retries}", failure.host, failure.where)
-    run.reporter.say(str(failure))
+    run.reporter.say(str(failure))  # who watches reads it from the event that was journaled
     run.emit(Retrying(tries, policy.retries))
-    run.reporter.say("looking which hosts answer")
+    run.notify("looking which hosts answer")
     if policy.on_failure == "replace":
         if isinstance(failure, SnapshotOutOfReach):  # to fetch it later is quicker than to train it again
             dead = {*_await_hosts(run, _FETCH_S)}
@@ -84,7 +84,7 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
             rejected.append(f"{spare.name}: {reason}")
             if run is not None:
                 run.interrupts.raise_asked()
-                run.reporter.say(f"{spare.name} is no spare: {reason}")
+                run.notify(f"{spare.name} is no spare: {reason}")
         else:
             raise _no_spare(host.name, rejected, run)
         hosts[index] = spare
@@ -108,7 +108,7 @@ def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:
     while dead := find_dead(run.setting.hosts):
         if dead != waits_for:
             waits_for = dead
-            run.reporter.say(f"waiting for {', '.join(dead)}")
+            run.notify(f"waiting for {', '.join(dead)}")
         run.interrupts.raise_asked()
         if time.monotonic() > until:
             return dead

@@ -22,18 +22,17 @@ from typing import Literal
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves
+from caffe_recipes.recipe.graph import find_leaves
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
-from caffe_recipes.run.events import Failed, RunStarted
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
     Journal,
     JournalError,
-    RunState,
     branch_launches,
     load_journal,
     refuse_empty,
@@ -53,9 +52,9 @@ from caffe_recipes.wording import describe_names
 
 def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
     """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
-    evaluated = find_evaluated(recipe) if phases == recipe.phases else ()
-    is_trained = all(phase.name in state.finished for phase in phases)
-    return is_trained and all(phase.name in state.evaluations for phase in evaluated)
+    if phases == recipe.phases:
+        return is_complete(state, recipe)
+    return all(phase.name in state.finished for phase in phases)
 
 
 def read_finished(
@@ -104,7 +103,7 @@ def run_chain(
     """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
 
     Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
-    Interrupted when told to stop; no trainer is left behind in any of these.
+    Interrupted when stopped; no trainer is left behind in any of these.
     """
     options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
@@ -158,6 +157,8 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
+    for line in describe_before(run.journal.state(), run.setting.recipe, run.folder):
+        run.reporter.say(line)
     with Branches(run, planned.beside) as branches:
         for group in planned.groups:
             if group.left:
@@ -171,7 +172,6 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
                 branches.start(with_retries(there, stage_lmdb).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
-                run.reporter.say(f"{training.phase}: finished before; {training.fetched}")
                 continue
             if training.phase != left:  # else it trains already, and is not to be left alone
                 branches.check()

@@ -1,4 +1,4 @@
-"""Being told to stop: Ctrl-C, SIGTERM, a terminal that closes, and SIGUSR1 before a job's time is over."""
+"""Requests to stop: Ctrl-C, SIGTERM, a terminal that closes, and SIGUSR1 before a job's time is over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was told to stop by the signal `number`, `launch_s` seconds into a launch, if into one.
+    """The run was stopped by the signal `number`, `launch_s` seconds into a launch, if into one.
 
     `time_s` is when the first signal came, on the monotonic clock.
     """

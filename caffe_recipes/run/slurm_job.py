@@ -26,8 +26,8 @@ from caffe_recipes.cluster.slurm_queries import (
     run_command,
 )
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import Launch, RunState
 from caffe_recipes.wording import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]
@@ -36,7 +36,7 @@ _PATIENCE_S, _AGAIN_S = 1800.0, 2.0
 # A job that is warned as early as that had too little time to ask for.
 _SHORTEST_S = 120
 _PAUSES_S = (0, 1, 2, 5, 10, 20, 30)
-# What a job is for a while after all of it was told to end.
+# What a job is for a while after all of it got SIGTERM.
 _ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
 
 
@@ -122,7 +122,7 @@ def requeue_job(
 ) -> int:
     """Have Slurm queue the job around us again, at most `most` times; return the exit code.
 
-    That is 138 if it is queued, as for a run that SIGUSR1 has stopped, and 143 for whoever was told to end
+    That is 138 if it is queued, as for a run that SIGUSR1 has stopped, and 143 where a signal to end came
     meanwhile, which `wait` tells. Raises RunFailed where it is not queued.
     """
     job, restarts = over.around.job, over.around.restarts
@@ -140,7 +140,7 @@ def requeue_job(
     # Said before: Slurm may end this process before scontrol returns.
     say(f"the time is over; job {job} is to be queued again to go on (restart {restarts + 1} of {most})")
     reason = ""
-    with _told_to_end() as ended:
+    with _signals_to_end() as ended:
         for pause_s in _PAUSES_S:  # the controller may be busy for a while
             if (wait or ended.wait)(pause_s):
                 say(f"told to end; job {job} is not queued again")
@@ -156,8 +156,8 @@ def requeue_job(
 
 
 @contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Note that we are told to end: by scontrol's own success, too, which must not look like a cancelling."""
+def _signals_to_end() -> Iterator[threading.Event]:
+    """Note a signal to end: by scontrol's own success, too, which must not look like a cancelling."""
     ended = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
@@ -183,7 +183,7 @@ def list_kept(root: Path, recipe_name: str) -> frozenset[tuple[str, int]]:
 def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
     """Tell whether a launcher of this environment has Slurm start the ranks, inside a job of Slurm's.
 
-    hydra calls srun there for its proxies, unless it is told to call ssh: then it was given words for that.
+    hydra calls srun there for its proxies, unless it is to call ssh: then it was given words for that.
     """
     return program != HYDRA or "HYDRA_LAUNCHER_EXTRA_ARGS" not in environment
 
@@ -211,7 +211,7 @@ def wait_for_slurm(
 
     Where the node has no command of Slurm's there is nothing to wait for.
     """
-    until, told = clock() + _PATIENCE_S, ""
+    until, waited_for = clock() + _PATIENCE_S, ""
     while True:
         try:
             reason = "" if ready(int(job)) else "Slurm has just been started and looks for its nodes"
@@ -219,11 +219,11 @@ def wait_for_slurm(
             return
         except SchedulerAway as error:
             reason = error.without_hint
-        if reason and not told:
+        if reason and not waited_for:
             say(f"{reason}; waiting for Slurm, which starts the ranks")
-        elif told and not reason:
+        elif waited_for and not reason:
             say("Slurm answers")
-        told = told or reason
+        waited_for = waited_for or reason
         if not reason:
             return
         if clock() >= until:
@@ -244,7 +244,7 @@ def _wait_for_end(
 
     Raises SchedulerAway where there is no answer in the end.
     """
-    until, told = clock() + patience_s, False
+    until, is_reported = clock() + patience_s, False
     while True:
         try:
             state = next((each.state for each in ask(int(job)) if not each.state.is_over), None)
@@ -255,9 +255,9 @@ def _wait_for_end(
             if isinstance(error, NoCommand) or clock() >= until:
                 raise
             reason = error.without_hint
-        if not told:
+        if not is_reported:
             say(f"{reason}; waiting until Slurm says that job {job} is over")
-        told = True
+        is_reported = True
         pause(_AGAIN_S)
 
 

@@ -154,10 +154,13 @@ def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
 
 def verify_weights(path: Path, net: pb.NetParameter) -> None:
     """Load a caffemodel and compare it with its net; raises WeightsError with the first misfit."""
-    misfits = check_weights(load_weights(path), net)
+    _refuse_misfits(check_weights(load_weights(path), net), path, net, "give another snapshot")
+
+
+def _refuse_misfits(misfits: Sequence[str], path: Path, net: pb.NetParameter, hint: str) -> None:
     if misfits:
         more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
-        raise WeightsError(path, f"does not fit net {net.name}: {misfits[0]}{more}", "give another snapshot")
+        raise WeightsError(path, f"does not fit net {net.name}: {misfits[0]}{more}", hint)
 
 
 def learned_ignored(ignored: Iterable[str], weights: Path) -> list[str]:
@@ -341,10 +344,7 @@ def _value_of(text: str, name: int) -> tuple[int, int]:
 
 def _load_state(path: Path, net: pb.NetParameter, last_iter: int) -> pb.SolverState:
     state = load_solverstate(path)
-    misfits = check_solverstate(state, net, at_most_iter=last_iter)
-    if misfits:
-        more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
-        raise WeightsError(path, f"does not fit net {net.name}: {misfits[0]}{more}", _HINT)
+    _refuse_misfits(check_solverstate(state, net, at_most_iter=last_iter), path, net, _HINT)
     return state
 
 

@@ -33,7 +33,7 @@ from caffe_recipes.run.context import (
     search_path,
     split_options,
 )
-from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.trainer import describe_work
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: Say) -> tuple[StagedHost, ...]:
     """Put a recipe's training LMDB on every host of a hostfile; what became of each.
 
-    Spares are staged too; fewer hosts than the recipe's are said, since they may be a beginning. Raises
+    Spares are staged too; fewer hosts than the recipe's are reported, since they may be a beginning. Raises
     InputError for the hostfile, the source, both before any host is reached, and the way.
     """
     root = Path(os.path.realpath(options.root))
@@ -54,7 +54,7 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
         raise InputError(recipe.name, what, "give its folder with --lmdb-source")
     lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
-    means = find_means(profile, options.how)
+    ways = find_staging_env(profile, options.how)
     names, where, stale = find_staged_hosts(options)
     if stale:
         say(stale)
@@ -64,14 +64,14 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     return with_hosts(
         names,
         lambda name: connect(name, profile.copy_with),
-        lambda hosts: stage(hosts, lmdb, root / source, means, say),
+        lambda hosts: stage(hosts, lmdb, root / source, ways, say),
     )
 
 
-def find_means(profile: Profile, how: How | None) -> StagingMeans:
+def find_staging_env(profile: Profile, how: How | None) -> StagingMeans:
     """Return what staging works with here: a launcher, and what the profile says."""
     return StagingMeans(
-        rates=find_rates(profile), how=how, chain=find_chain_means(profile), here=profile.head or ""
+        rates=find_rates(profile), how=how, chain=find_chain_env(profile), here=profile.head or ""
     )
 
 
@@ -82,15 +82,15 @@ def find_rates(profile: Profile) -> CopyRates:
     >>> find_rates(load_profile("stampede2-skx")).link
     12500000000.0
     """
-    said, modest = profile.rates, CopyRates()
+    known, modest = profile.rates, CopyRates()
     return CopyRates(
-        link=said.link_gb_per_s * 1e9 if said.link_gb_per_s else modest.link,
-        shared=said.shared_gb_per_s * 1e9 if said.shared_gb_per_s else modest.shared,
-        disk=said.disk_gb_per_s * 1e9 if said.disk_gb_per_s else modest.disk,
+        link=known.link_gb_per_s * 1e9 if known.link_gb_per_s else modest.link,
+        shared=known.shared_gb_per_s * 1e9 if known.shared_gb_per_s else modest.shared,
+        disk=known.disk_gb_per_s * 1e9 if known.disk_gb_per_s else modest.disk,
     )
 
 
-def find_chain_means(profile: Profile) -> ChainMeans | None:
+def find_chain_env(profile: Profile) -> ChainMeans | None:
     """Return what a chain is started with; None without a launcher or mpi4py."""
     imported = [find_spec(name) for name in ("mpi4py", RELAY)]
     needs = [spec.origin for spec in imported if spec is not None and spec.origin]

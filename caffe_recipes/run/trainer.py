@@ -17,7 +17,8 @@ from pathlib import Path
 
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
-from caffe_recipes.run.journal import ROOM_S, RunState, branch_launches
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.journal import ROOM_S, branch_launches
 from caffe_recipes.run.lock import RecipeLock
 
 POLL_S = 0.1

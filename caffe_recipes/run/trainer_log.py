@@ -65,6 +65,15 @@ class Progress:
     phase_left_s: float | None
     chain_left_s: float | None
 
+    @property
+    def timing(self) -> list[str]:
+        """The speed and the time left in words, as far as they are known."""
+        parts = [] if self.images_per_s is None else [f"{self.images_per_s:,.0f} images/s"]
+        if self.phase_left_s is not None and self.chain_left_s is not None:
+            phase, chain = describe_duration(self.phase_left_s), describe_duration(self.chain_left_s)
+            parts.append(f"{phase} left, {chain} in all")
+        return parts
+
 
 class LogTail:
     """A growing log, read a whole line at a time.
@@ -107,17 +116,17 @@ class LogTail:
         self.lines += len(lines)
         for line in lines:
             self.signs += self._is_sign(line, self.summary.feed(line))
-            said = split_rank(line)[1].strip()
-            if not said:
+            text = split_rank(line)[1].strip()
+            if not text:
                 continue
-            self.last_line = said
-            if _INFO.match(said):
+            self.last_line = text
+            if _INFO.match(text):
                 continue
-            self.last_words = said
+            self.last_words = text
             self.ends.feed(line.strip())
             ended = _EXIT_STRING.fullmatch(line.strip())
             self.exit_string = ended[1] if ended else self.exit_string
-            refused = None if self.has_begun else _NO_STEP.fullmatch(said)
+            refused = None if self.has_begun else _NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
 
     def _is_sign(self, line: str, entry: Entry | None) -> bool:
@@ -127,11 +136,11 @@ class LogTail:
             self._heard.clear()
             return False
         # Ranks, times and counters make nothing new of a line.
-        said = _NUMBERS.sub("", split_rank(line)[1])
-        is_new = bool(said) and hash(said) not in self._heard
+        text = _NUMBERS.sub("", split_rank(line)[1])
+        is_new = bool(text) and hash(text) not in self._heard
         if len(self._heard) >= _MOST_HEARD:
             self._heard.clear()
-        self._heard.add(hash(said))
+        self._heard.add(hash(text))
         return is_new
 
 
@@ -230,11 +239,11 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
 
 
 def describe_last_words(tail: LogTail, before: str) -> str:
-    """Return what was said last, behind `before`, and protobuf's complaint; "" where nothing was said."""
-    said, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
-    if complaint and complaint[:100] not in said:
-        said = f"{said}; protobuf complained: {complaint[:300]}"
-    return f"{before}{said}" if said else ""
+    """Return the last words of a log, behind `before`, and protobuf's complaint; "" without either."""
+    words, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
+    if complaint and complaint[:100] not in words:
+        words = f"{words}; protobuf complained: {complaint[:300]}"
+    return f"{before}{words}" if words else ""
 
 
 # A host that has not been heard for so long is lost, unless the log goes on.
@@ -277,7 +286,7 @@ class Trouble:
 
 
 class LogPace:
-    """A log's pace: how long it has told of no progress, and its longest such pause since it had begun.
+    """A log's pace: how long it shows no progress, and its longest such pause since it had begun.
 
     `stall_s` overrides what the pace says of how long is too long.
     """
@@ -305,8 +314,8 @@ class LogPace:
             return None
         if tail.lines == self._lines:
             return f"the log has said nothing for {describe_duration(self.quiet_s)}"
-        said = f"and says only: {tail.last_line[:200]}"
-        return f"the log has told of no progress for {describe_duration(self.quiet_s)}, {said}"
+        last = f"and says only: {tail.last_line[:200]}"
+        return f"the log has told of no progress for {describe_duration(self.quiet_s)}, {last}"
 
     def _patience_s(self, *, begun: bool) -> float:
         if self._stall_s is not None:
@@ -331,8 +340,8 @@ class Watchdog:
         patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
         for silence in self._hearing.silent(patience_s):
             if quiet_s > patience_s:
-                said = f" ({silence.reason})" if silence.reason else ""
-                what = f"not heard for {describe_duration(silence.seconds)}{said}"
+                why = f" ({silence.reason})" if silence.reason else ""
+                what = f"not heard for {describe_duration(silence.seconds)}{why}"
                 return Trouble(what, silence.host, is_lost=True)
         # While progress comes nobody is held up; at a normal end ranks finish at different times.
         is_held = quiet_s > max(HELD_S, 2 * longest_s)

@@ -25,7 +25,8 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.own_code import allowing_code
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import RunOptions
-from caffe_recipes.run.journal import RunState, load_journal
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.runner import run_chain
 
 RECIPE = """\

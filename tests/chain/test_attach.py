@@ -66,7 +66,7 @@ def make_run(place: Place, *events: Event, log: str = "") -> Path:
     folder.parent.mkdir()
     journal = create_run(folder, recipe, {}, lambda: 1_700_000_000.0)
     for event, details in events:
-        journal.append(event, **details)
+        journal.write(event, **details)
     journal.close()
     (folder / "logs" / "init-1.log").write_text(log)
     (folder / "snapshots" / "last.caffemodel").write_bytes(b"weights")
@@ -123,7 +123,7 @@ def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: st
 def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
     folder = make_run(place, started(), launched(), log=LOG)
     holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place)
-    holder.append("started", pid=os.getpid(), host=HERE)
+    holder.write("started", pid=os.getpid(), host=HERE)
     before = place.tree()
 
     def go_on(said: str) -> None:
@@ -131,7 +131,7 @@ def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
         holder.close()
         journal = Journal(folder / "journal.jsonl")  # and so can a run
         for event, details in WHOLE[2:]:
-            journal.append(event, **details)
+            journal.write(event, **details)
         journal.close()
 
     watcher.meanwhile = go_on
@@ -273,11 +273,26 @@ def test_what_earlier_processes_did_is_told_in_short(place: Place) -> None:
     assert not any("failed" in line for line in said)
 
 
+def test_what_a_run_remarks_is_shown_and_resumes_nothing(place: Place) -> None:
+    failed: Event = ("failed", {"phase": "init", "reason": "x"})
+    remark: Event = ("notice", {"message": "first the end of side is waited for, which trains"})
+    of_phase: Event = ("notice", {"message": "no checkpoint: the disk is full", "phase": "init"})
+    make_run(place, started(), launched(), of_phase, failed, remark)
+    watcher = Watcher(place)
+    with pytest.raises(RunFailed, match=r"^phase init: failed: x; log: "):
+        watcher.watch()
+    lines = [line for line in watcher.output.getvalue().splitlines() if not line.startswith("  ")]
+    assert lines[2:] == [
+        "init: no checkpoint: the disk is full",
+        "first the end of side is waited for, which trains",
+    ]
+
+
 def test_of_a_long_log_the_end_is_read(place: Place) -> None:
     noise = "[0] " + "x" * 4091 + "\n"
     folder = make_run(place, started(), launched(), log=noise * 600 + LOG)
     with closing(Journal(folder / "journal.jsonl")) as held:
-        held.append("started", pid=os.getpid(), host=HERE)
+        held.write("started", pid=os.getpid(), host=HERE)
         assert "  init  2/8  lr 0.1" in Watcher(place).watch(once=True)
 
 
@@ -296,13 +311,13 @@ class LosesTouch(LocalHost):
 def test_a_lost_connection_is_told_once_and_opened_again(place: Place) -> None:
     folder = make_run(place, started(), launched(), log=LOG)
     holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place, LosesTouch)
-    holder.append("started", pid=os.getpid(), host=HERE)
+    holder.write("started", pid=os.getpid(), host=HERE)
     LosesTouch.commands = 0
 
     def go_on(said: str) -> None:
         if "connected again" in said:
             for event, details in WHOLE[2:]:
-                holder.append(event, **details)
+                holder.write(event, **details)
 
     watcher.meanwhile = go_on
     said = watcher.watch(on="login1").splitlines()

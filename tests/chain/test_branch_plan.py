@@ -12,7 +12,8 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import BranchPlan, HostGroup, plan_branches
 from caffe_recipes.run.context import RunOptions, Setting, find_setting
-from caffe_recipes.run.journal import Finish, Journal, Launch, RunState
+from caffe_recipes.run.events import Finish, Launch, RunState
+from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.plan import plan_chain
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
@@ -64,7 +65,7 @@ def left(place: Place, phase: str, *hosts: str) -> Iterator[Launch]:
         process = subprocess.Popen(["sleep", "60"], stdout=output, start_new_session=True)
     launch = {"phase": phase, "attempt": 1, "log": str(log.relative_to(place.root)), "host": "here"}
     journal = Journal(beside / "journal.jsonl", create=True)
-    journal.append("launched", **launch, stamp=None, hosts=list(hosts))
+    journal.write("launched", **launch, stamp=None, hosts=list(hosts))
     found = journal.state().launch
     journal.close()
     assert found is not None

@@ -14,14 +14,8 @@ from typing import IO
 import pytest
 
 from caffe_recipes.errors import InputError, RunFailed
-from caffe_recipes.run.journal import (
-    Journal,
-    JournalError,
-    RunState,
-    branch_launches,
-    fold_journal,
-    load_journal,
-)
+from caffe_recipes.run.events import Notice, RunState
+from caffe_recipes.run.journal import Journal, JournalError, branch_launches, fold_journal, load_journal
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
 FINISH = {
@@ -40,7 +34,7 @@ def open_journal(folder: Path) -> Journal:
 
 def test_each_event_is_a_line_of_json_with_the_time_in_utc(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    journal.append("staged", lmdb="/tmp/größe", hosts=["a"])
+    journal.write("staged", lmdb="/tmp/größe", hosts=["a"])
     journal.close()
     line = json.loads((tmp_path / "journal.jsonl").read_text())
     assert line == {
@@ -53,18 +47,18 @@ def test_each_event_is_a_line_of_json_with_the_time_in_utc(tmp_path: Path) -> No
 
 def test_the_state_is_a_fold_over_the_events(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    journal.append("started", pid=7, host="login1")
-    journal.append("launched", **LAUNCH)
+    journal.write("started", pid=7, host="login1")
+    journal.write("launched", **LAUNCH)
     running = journal.state()
     assert running.launch is not None
     assert (running.pid, running.launch.time_s, running.attempts) == (7, 1_000_000_000.25, {"init": 1})
-    journal.append("failed", reason="hosts: one is down")
+    journal.write("failed", reason="hosts: one is down")
     assert journal.state().launch is not None
-    journal.append("interrupted", signal="SIGINT")
+    journal.write("interrupted", signal="SIGINT")
     assert journal.state().launch is None
-    journal.append("launched", **{**LAUNCH, "attempt": 2})
-    journal.append("finished", **FINISH)
-    journal.append("evaluated", outputs={"top-1": 0.5}, log="evaluation-1.log")
+    journal.write("launched", **{**LAUNCH, "attempt": 2})
+    journal.write("finished", **FINISH)
+    journal.write("evaluated", outputs={"top-1": 0.5}, log="evaluation-1.log")
     state = journal.state()
     journal.close()
     assert (state.launch, state.attempts, state.outputs) == (None, {"init": 2}, {"top-1": 0.5})
@@ -74,7 +68,7 @@ def test_the_state_is_a_fold_over_the_events(tmp_path: Path) -> None:
 def test_events_that_only_people_read_do_not_change_the_state(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     before = journal.state()
-    journal.append("built", lmdbs=["x"])
+    journal.write("built", lmdbs=["x"])
     assert journal.state() == before
     journal.close()
 
@@ -83,13 +77,13 @@ def test_events_that_only_people_read_do_not_change_the_state(tmp_path: Path) ->
 def test_a_torn_line_is_not_read_and_gives_way_to_the_next(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "journal.jsonl"
     journal = open_journal(tmp_path)
-    journal.append("started", pid=7, host="login1")
+    journal.write("started", pid=7, host="login1")
     journal.close()
     with path.open("a") as file:
         file.write(torn)
     assert load_journal(path).pid == 7
     again = open_journal(tmp_path)
-    again.append("started", pid=8, host="login1")
+    again.write("started", pid=8, host="login1")
     again.close()
     assert load_journal(path).pid == 8
     assert len(path.read_text().splitlines()) == 2
@@ -119,7 +113,7 @@ def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
 
 def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     first = open_journal(tmp_path)
-    first.append("started", pid=os.getpid(), host="here")
+    first.write("started", pid=os.getpid(), host="here")
     with pytest.raises(InputError, match=r"process \d+ on .* carries on this run; wait for it, or stop it"):
         open_journal(tmp_path)
     first.close()
@@ -138,7 +132,7 @@ def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> No
     with (tmp_path / "journal.jsonl").open("rb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_SH)
         with closing(open_journal(tmp_path)) as journal:
-            journal.append("started", pid=os.getpid(), host="here")
+            journal.write("started", pid=os.getpid(), host="here")
             with pytest.raises(InputError, match=r"process \d+ on .* carries on this run"):
                 open_journal(tmp_path)
         assert journal.state().pid == os.getpid()
@@ -154,7 +148,7 @@ def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path:
             with pytest.raises(InputError, match="process 7 on login1 carries on this run"):
                 open_journal(tmp_path)
     with closing(open_journal(tmp_path)) as journal, path.open("rb+") as theirs:
-        journal.append("started", pid=os.getpid(), host="here")
+        journal.write("started", pid=os.getpid(), host="here")
         with pytest.raises(BlockingIOError):  # nor does it start beside this one
             fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -174,26 +168,26 @@ def test_a_journal_that_is_missing_is_not_made(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    journal.append("staged", lmdb="a")
+    journal.write("staged", lmdb="a")
     before = journal.path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:  # the limit lets a write be short, as a full disk does
         with pytest.raises(RunFailed, match=r"journal.jsonl: cannot be written: .*; make room; the same"):
-            journal.append("staged", lmdb="b")
+            journal.write("staged", lmdb="b")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert journal.path.read_bytes() == before
-    journal.append("staged", lmdb="c")
+    journal.write("staged", lmdb="c")
     assert [json.loads(line)["lmdb"] for line in journal.path.read_text().splitlines()] == ["a", "c"]
 
 
 def test_a_branch_that_ends_first_leaves_the_launch_of_the_main_line(tmp_path: Path) -> None:
     with closing(open_journal(tmp_path)) as journal:
-        journal.append("branched", phase="side", folder="runs/x/branches/side", hosts=["n2"])
-        journal.append("launched", **LAUNCH)
-        journal.append("finished", **{**FINISH, "phase": "side"})
-        journal.append("failed", phase="other", reason="it ended early")
+        journal.write("branched", phase="side", folder="runs/x/branches/side", hosts=["n2"])
+        journal.write("launched", **LAUNCH)
+        journal.write("finished", **{**FINISH, "phase": "side"})
+        journal.write("failed", phase="other", reason="it ended early")
         state = journal.state()
     assert state.launch is not None
     assert list(state.finished) == ["side"]
@@ -205,7 +199,7 @@ def test_lines_that_several_threads_append_are_all_whole(tmp_path: Path) -> None
 
         def work() -> None:
             for _ in range(20):
-                journal.append("staged", hosts=["n"] * 50)
+                journal.write("staged", hosts=["n"] * 50)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -222,13 +216,13 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
     beside = tmp_path / "branches/side"
     beside.mkdir(parents=True)
     with closing(open_journal(tmp_path)) as journal:
-        journal.append("branched", phase="side", folder="branches/side", hosts=["n2"])
+        journal.write("branched", phase="side", folder="branches/side", hosts=["n2"])
         assert branch_launches(tmp_path, journal.state()) == ()
         with closing(journal.open_beside(beside / "journal.jsonl")) as branch:
-            branch.append("launched", **{**LAUNCH, "phase": "side"})
+            branch.write("launched", **{**LAUNCH, "phase": "side"})
         (launch,) = branch_launches(tmp_path, journal.state())
         assert launch.phase == "side"
-        journal.append("finished", **{**FINISH, "phase": "side"})
+        journal.write("finished", **{**FINISH, "phase": "side"})
         assert branch_launches(tmp_path, journal.state()) == ()
 
 
@@ -259,7 +253,7 @@ def test_a_disk_that_is_full_for_four_seconds_is_waited_for(tmp_path: Path) -> N
             disk.is_full = sum(waited) < 4
 
         journal._file, journal._pause = disk, pause  # type: ignore[assignment]
-        journal.append("created", id="a")
+        journal.write("created", id="a")
         assert journal.state().id == "a"
         assert sum(waited) == 4
 
@@ -294,3 +288,28 @@ def test_launches_that_did_not_finish_their_phase_are_counted() -> None:
     assert fold(launched, trained).spent == {}
     # Journals of earlier versions do not say it.
     assert fold(launched, ("failed", {"phase": "init", "reason": "x"})).spent == {}
+
+
+def test_a_remark_or_an_event_of_a_later_version_changes_nothing() -> None:
+    launched = ("launched", LAUNCH)
+    remark: tuple[str, dict[str, object]] = ("notice", {"message": "waiting for n1", "phase": "init"})
+    assert fold(launched, remark, ("foreseen", {"by": 1})) == fold(launched)
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    later = ("launched", {**LAUNCH, "colour": "blue"})
+    assert fold(later) == fold(("launched", LAUNCH))
+
+
+@pytest.mark.parametrize("wrong", [{"pid": [1]}, {"pid": None}, {"host": 7, "restarts": "two"}])
+def test_a_field_of_another_type_is_no_journal_s(wrong: dict[str, object]) -> None:
+    with pytest.raises(JournalError, match=r"^journal.jsonl:1: is no line of a journal"):
+        fold(("started", {"pid": 7, "host": "login1", **wrong}))
+
+
+def test_a_remark_does_not_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl", lambda: 0.0, create=True)) as journal:
+        journal._file = FullDisk(journal._file)  # type: ignore[assignment]
+        journal._pause = lambda seconds: pytest.fail("it waits")
+        with pytest.raises(RunFailed, match="cannot be written: No space left on device"):
+            journal.append(Notice("its disk is full"), patience_s=0.0)

@@ -16,6 +16,7 @@ from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
 from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
+from caffe_recipes.run.events import Event
 from caffe_recipes.run.recovery import recover, replace_hosts
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from tests.chain.conftest import Place
@@ -111,7 +112,11 @@ def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
         spares=Spares(setting.spares),
     )
     run.reporter.say = said.append  # type: ignore[method-assign, assignment]
-    run.journal.append = lambda event, **said: journal.append({"event": event, **said})  # type: ignore[method-assign]
+
+    def append(event: Event, patience_s: float = 0.0) -> None:
+        journal.append({"event": event.name, **event.details()})
+
+    run.journal.append = append  # type: ignore[method-assign]
     return run, said, journal
 
 
@@ -122,8 +127,12 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
     why = "does not answer: no route to host"
     what = f"n1: no spare answers (n2: {why}; n3: {why})"
     assert str(caught.value) == f"{what}; put more hosts into the hostfile"
-    assert said[2:] == ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
-    assert journal[1:] == [{"event": "failed", "reason": what, "host": "n1"}]
+    notices = ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
+    assert said[2:] == notices
+    assert journal[1:] == [
+        *({"event": "notice", "message": message} for message in notices),
+        {"event": "failed", "reason": what, "host": "n1"},
+    ]
 
 
 def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:

@@ -15,7 +15,7 @@ import pytest
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
-from caffe_recipes.run.journal import Launch, RunState
+from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.slurm_job import (
     JobStart,
     TimeOver,

@@ -18,7 +18,7 @@ from caffe_recipes.cluster.staging.ways import ChainMeans
 from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import StageOptions, find_profile
-from caffe_recipes.run.staging import find_means, stage_recipe
+from caffe_recipes.run.staging import find_staging_env, stage_recipe
 
 pytest.importorskip("mpi4py", reason="the extra `local` is not installed")
 
@@ -30,7 +30,7 @@ def profile(text: str = "") -> Profile:
 
 
 def chain(of: Profile) -> ChainMeans:
-    means = find_means(of, None).chain
+    means = find_staging_env(of, None).chain
     assert means is not None
     return means
 
@@ -40,10 +40,10 @@ def argv(means: ChainMeans) -> Sequence[str]:
 
 
 def test_rates_and_the_heads_name_are_the_profiles_and_modest_where_it_says_nothing() -> None:
-    means = find_means(profile("rates: {shared_gb_per_s: 40}\nhead: login1\n"), "copy")
+    means = find_staging_env(profile("rates: {shared_gb_per_s: 40}\nhead: login1\n"), "copy")
     assert means.rates == CopyRates(shared=40e9)
     assert (means.here, means.how) == ("login1", "copy")
-    means = find_means(find_profile(load_recipe("stampede2-64n-72ep"), None), None)
+    means = find_staging_env(find_profile(load_recipe("stampede2-64n-72ep"), None), None)
     assert (means.rates, means.here, means.how) == (CopyRates(), "", None)
 
 
@@ -64,7 +64,7 @@ def test_a_chain_is_started_by_the_launcher_that_the_profile_names(
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "none"))  # a machine of a Slurm cluster has srun
-    assert find_means(profile("launcher: {program: srun}\n"), None).chain is None
+    assert find_staging_env(profile("launcher: {program: srun}\n"), None).chain is None
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     started = argv(chain(profile("launcher: {program: srun}\n")))
     assert started[:4] == ("srun", "--mpi=pmi2", "--label", "--export=ALL")

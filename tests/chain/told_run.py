@@ -43,7 +43,7 @@ def tell(folder: Path, *events: Event) -> None:
     """Write more events into a journal."""
     journal = Journal(folder / "journal.jsonl", lambda: 1_700_000_000.0)
     for event, details in events:
-        journal.append(event, **details)
+        journal.write(event, **details)
     journal.close()
 
 

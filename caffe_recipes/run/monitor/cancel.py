@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
 # For an iteration, a snapshot of it, and its copy; then the job is ended whatever it does.
 JOB_GRACE_S = 300.0
-# A job that is told to stop and does so in order has failed for Slurm, by what its script returns.
+# A job that gets SIGTERM and stops in order has failed for Slurm, by what its script returns.
 _ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
 
 
@@ -55,21 +55,21 @@ class CancelEnv:
     kill: Callable[[int, int], None] = os.kill
 
 
-def cancel_run(run: str, options: CancelOptions, say: Say, means: CancelEnv | None = None) -> None:
+def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None = None) -> None:
     """End a run in order, as Ctrl-C does, and wait until it has ended; a job that waits is taken back.
 
     Raises InputError if nothing waits or runs, or if it cannot be reached from here, RunFailed if it does not
     end, or Slurm gives no answer.
     """
-    means = means or CancelEnv()
-    ask = slurm_of(means.host)
+    env = env or CancelEnv()
+    ask = slurm_of(env.host)
     standing = find_standing(run, StatusOptions(options.root), ask=ask, reach=False)
     away = next((job.away for job in standing.jobs if job.away), "")
     live = [job for job in standing.jobs if job.is_live or job.is_elsewhere]
     if live:
-        _cancel_jobs(standing, live, options, say, means, ask)
+        _cancel_jobs(standing, live, options, say, env, ask)
     elif standing.run is not None and standing.lives:
-        _stop_process(standing.run.process, options, say, means)
+        _stop_process(standing.run.process, options, say, env)
     elif away:
         raise RunFailed("", f"whether a job waits or runs is not known: {away}", "nothing is cancelled")
     else:
@@ -84,7 +84,7 @@ def _nothing(standing: Standing) -> InputError:
     return InputError(standing.name, f"nothing to cancel: it is {standing.state}")
 
 
-def _stop_process(process: Process, options: CancelOptions, say: Say, means: CancelEnv) -> None:
+def _stop_process(process: Process, options: CancelOptions, say: Say, env: CancelEnv) -> None:
     """Send a run what Ctrl-C sends, twice where there is no time, and wait for its end."""
     say(f"stopping process {process.pid}" + ("" if options.now else "; it has Caffe snapshot first"))
     files, is_sent = LocalFiles(), 0
@@ -92,34 +92,32 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, means: Can
         # The second of two signals that come at once is lost: the first must have been taken.
         if is_sent < (2 if options.now else 1):
             with suppress(ProcessLookupError):
-                means.kill(process.pid, signal.SIGINT)
+                env.kill(process.pid, signal.SIGINT)
             is_sent += 1
-        means.pause(_POLL_S)
+        env.pause(_POLL_S)
     say("it has ended")
 
 
 def _cancel_jobs(
-    standing: Standing, live: Sequence[SeenJob], options: CancelOptions, say: Say, means: CancelEnv, ask: Ask
+    standing: Standing, live: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
 ) -> None:
     """Take back what waits, the last first, so that none starts meanwhile; then end what runs."""
     path = submissions_path(Path(options.root), standing.recipe)
     with closing(SubmissionJournal(path)) as journal:
         waiting = [job for job in reversed(live) if job.standing == "waiting"]
         running = [job for job in live if job.standing != "waiting"]
-        _cancel(journal, waiting, say, means, ask)
+        _cancel(journal, waiting, say, env, ask)
         if running and not options.now:
-            _ask_for_end(running, options, say, means, ask)
-        _cancel(journal, running, say, means, ask)
+            _ask_for_end(running, options, say, env, ask)
+        _cancel(journal, running, say, env, ask)
 
 
-def _cancel(
-    journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, means: CancelEnv, ask: Ask
-) -> None:
+def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, env: CancelEnv, ask: Ask) -> None:
     """Take jobs back, but for those that have ended of themselves since they were seen."""
     for seen in jobs:
         if seen.job_id is None:
             continue
-        cancel_jobs(means.host, [seen.job_id], cluster=seen.cluster)
+        cancel_jobs(env.host, [seen.job_id], cluster=seen.cluster)
         if not seen.submission.is_settled:
             journal.settle(seen.submission.name, seen.job_id, seen.cluster)
         (now,) = see_jobs([seen.submission], ask)
@@ -132,18 +130,18 @@ def _cancel(
 
 
 def _ask_for_end(
-    running: Sequence[SeenJob], options: CancelOptions, say: Say, means: CancelEnv, ask: Ask
+    running: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
 ) -> None:
     """Have the scripts' runs snapshot and stop, and wait for that, but not for ever."""
     for cluster in dict.fromkeys(seen.cluster for seen in running):
         ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
-        cancel_jobs(means.host, ids, signal="TERM", batch=True, cluster=cluster)
+        cancel_jobs(env.host, ids, signal="TERM", batch=True, cluster=cluster)
     named = ", ".join(name_seen(seen) for seen in running)
     say(f"stopping {named}; it has Caffe snapshot first, for at most {options.grace_s:g} s (--now: at once)")
-    until = means.clock() + options.grace_s
+    until = env.clock() + options.grace_s
     submissions = [seen.submission for seen in running]
-    while means.clock() < until:
-        means.pause(_POLL_SLURM_S)
+    while env.clock() < until:
+        env.pause(_POLL_SLURM_S)
         if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in see_jobs(submissions, ask)):
             return
     say("it did not end in time")

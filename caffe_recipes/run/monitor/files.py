@@ -139,7 +139,9 @@ class HostFiles:
         if len(records) != len(wanted) + 2:
             raise unreadable(self.host, "look", " ".join(records))
         node, lives = (record.partition(" ")[2] for record in records[:2])
-        pieces = tuple(self._piece(each.path, said) for each, said in zip(wanted, records[2:], strict=True))
+        pieces = tuple(
+            self._piece(each.path, record) for each, record in zip(wanted, records[2:], strict=True)
+        )
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
     def names(self, runs: str) -> list[str]:
@@ -162,19 +164,19 @@ class HostFiles:
             raise unreadable(self.host, "names", " ".join(records)) from None
         return sorted(os.fsdecode(name) for name in coded)
 
-    def _piece(self, path: str, said: str) -> Piece | None:
-        if said == "none":
+    def _piece(self, path: str, record: str) -> Piece | None:
+        if record == "none":
             return None
-        if said == "refused":
+        if record == "refused":
             raise InputError(f"{self.host}:{path}", "cannot be read", "check whose it is")
-        word, _, rest = said.partition(" ")
+        word, _, rest = record.partition(" ")
         start, _, data = rest.partition(" ")
         try:
             if word == "piece":
                 return Piece(int(start), base64.b64decode(data, validate=True))
         except ValueError:
             pass
-        raise unreadable(self.host, "look", said)
+        raise unreadable(self.host, "look", record)
 
 
 def _read(wanted: Wanted) -> Piece | None:

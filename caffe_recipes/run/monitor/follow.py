@@ -1,26 +1,18 @@
-"""A run as its watcher sees it: what its files have told so far, and what of it has been said.
+"""Follow a run from anywhere: its journal and its trainer's log, read as they grow. Nothing is written.
 
-What looks at a run again and again, and knows when there is nothing more to come.
-
-Waiting for a run that a job of Slurm's is to begin, or to go on with.
-
-Watching a run from anywhere: its journal and its trainer's log, read as they grow. Nothing is written.
-
-The run's own process may be on another machine, and end without a word: that is told, and not waited for.
-
-What looks at a recipe's jobs while a run is watched: now and then, and says what is new.
+The run's process may be on another machine, and end without a last event: that is reported, and not waited
+for. A run that a Slurm job is to begin or to resume is waited for; the job is asked about now and then.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Protocol
+from itertools import islice
+from typing import Protocol
 
 from rich.console import Console
 
@@ -32,13 +24,23 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect
 from caffe_recipes.run.events import (
+    Ending,
+    Event,
+    Failed,
+    Finish,
+    Launch,
+    Notice,
+    Replaced,
+    RunStarted,
+    RunState,
+    Stopped,
     describe_before,
     describe_event,
     describe_run_command,
     is_complete,
 )
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import RunState, fold_journal
+from caffe_recipes.run.journal import read_events
 from caffe_recipes.run.monitor.files import (
     NOBODY,
     HostFiles,
@@ -66,8 +68,6 @@ from caffe_recipes.run.trainer_log import Progress, measure
 
 # Of a log that has grown without us only the end is read: several displays of 128 ranks.
 _MOST_BYTES = 2 << 20
-# The events whose `host` is one that a launch was ended for.
-_BLAMING = ("ending", "failed", "replaced")
 
 
 @dataclass
@@ -90,33 +90,33 @@ class _Log:
 
 
 class RunInterrupted(RunFailed):
-    """A run that was told to stop; its hint is the command that resumes it."""
+    """A run that was stopped; its hint is the command that resumes it."""
 
 
 class ShownRun:
-    """A run in the folder `path`, called `given` by the user; what is new of it is said to `reporter`."""
+    """A run in the folder `path`, called `given` by the user; what is new of it is shown by `reporter`."""
 
     def __init__(
         self,
         given: str,
         path: str,
         recipe: Recipe,
-        reporter: Reporter,
+        reporter: Reporter | None = None,
         *,
         with_branches: bool = False,
         is_branch: bool = False,
     ) -> None:
-        """Know and say nothing yet; `with_branches` follows what trains beside the main line, too.
+        """Know and show nothing yet; `with_branches` follows what trains beside the main line, too.
 
-        A branch itself, whose lines the whole run says, starts and ends there.
+        A branch itself, whose lines the whole run shows, starts and ends there.
         """
         self._with_branches, self._is_branch = with_branches, is_branch
-        self.path, self.recipe, self.reporter = path, recipe, reporter
+        self.path, self.recipe, self.reporter = path, recipe, reporter or Reporter(Console(quiet=True))
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
         self.go_on = f"{describe_run_command(given, recipe)} goes on where it was"
-        self._journal = b""
+        self._journal_bytes = 0  # of whole lines that are read
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
         self.last_failure: RunFailed | None = None  # also one that the run went on after
@@ -124,9 +124,9 @@ class ShownRun:
         self.job_id: int | None = None  # the job that carries the run on, or did
         self.job_ids: tuple[int, ...] = ()
         self.blamed: tuple[str, ...] = ()  # the hosts that the last process had to end launches for
-        self._beside: dict[str, tuple[ShownRun, Reporter]] = {}  # by phase, what trains beside the main line
-        self._asked: list[tuple[str, int]] = []  # of which branches something is wanted, and how many files
-        self.lines: list[tuple[float, str]] = []  # what is new and not said yet, with when it came to pass
+        self._beside: dict[str, ShownRun] = {}  # by phase, what trains beside the main line
+        self._asked = 0  # how many files of its own are wanted
+        self.lines: list[tuple[float, str]] = []  # what is new and not shown yet, with its time
 
     @property
     def process(self) -> Process:
@@ -152,22 +152,17 @@ class ShownRun:
         Behind that, where they are followed, the same of every branch that trains beside the main line.
         """
         wanted = self._wanted()
-        self._asked = []
+        self._asked = len(wanted)
         for phase in self.state.branches if self._with_branches else ():
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
-                continue
-            if phase not in self._beside:
-                path = f"{self.path}/branches/{phase}"
-                branch = ShownRun(self.recipe.name, path, self.recipe, silent(), is_branch=True)
-                self._beside[phase] = branch, self.reporter.beside(phase)
-            more = self._beside[phase][0].wanted()
-            self._asked.append((phase, len(more)))
-            wanted += more
-        return wanted
+            elif phase not in self._beside:
+                path, reporter = f"{self.path}/branches/{phase}", self.reporter.beside(phase)
+                self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
+        return [*wanted, *(each for branch in self.beside for each in branch.wanted())]
 
     def _wanted(self) -> list[Wanted]:
-        wanted = [Wanted(f"{self.path}/journal.jsonl", len(self._journal))]
+        wanted = [Wanted(f"{self.path}/journal.jsonl", self._journal_bytes)]
         launch = self.state.launch
         if launch is None:
             return wanted
@@ -177,23 +172,19 @@ class ShownRun:
         return [*wanted, Wanted(log, self._log.offset, _MOST_BYTES)]
 
     def take(self, pieces: Sequence[Piece | None], *, live: bool = True) -> bool:
-        """Take what `wanted` has brought, say what is new of it, and tell whether anything is.
+        """Take what `wanted` has brought, show what is new of it, and tell whether anything is.
 
-        Progress is said only if `live`.
+        Progress is shown only if `live`.
         """
-        own = len(pieces) - sum(count for _, count in self._asked)
-        is_new, progress = self.take_own(pieces[:own])
-        due = [(self.reporter, progress)]
-        for phase, count in self._asked:
-            branch, reporter = self._beside[phase]
-            has_news, progress = branch.take_own(pieces[own : own + count])
+        left, is_new, due = iter(pieces), False, []
+        for run in (self, *self.beside):
+            has_news, progress = run.take_own([*islice(left, run._asked)])
             is_new |= has_news
-            due.append((reporter, None if phase in self.state.finished else progress))
-            own += count
-        self._say_lines()
+            if live and progress is not None and progress.phase not in self.state.finished:
+                due.append((run.reporter, progress))
+        self._show_lines()
         for reporter, progress in due:
-            if live and progress is not None:
-                reporter.show_progress(progress)
+            reporter.show_progress(progress)
         return is_new
 
     def take_own(self, pieces: Sequence[Piece | None]) -> tuple[bool, Progress | None]:
@@ -205,16 +196,15 @@ class ShownRun:
             return True, self.progress() if self.state.launch == launch else None
         return is_new, None
 
-    def _say_lines(self) -> None:
-        """Say what is new, of the branches too, in the order in which it came to pass."""
-        told = [(time_s, self.reporter, line) for time_s, line in self.lines]
-        for branch, reporter in self._beside.values():
-            told += [(time_s, reporter, line) for time_s, line in branch.lines]
-            branch.lines.clear()
-        self.lines.clear()
-        if told and self._log.summary.losses:
+    def _show_lines(self) -> None:
+        """Show what is new, of the branches too, in the order in which it came to pass."""
+        runs = (self, *self.beside)
+        due = [(time_s, run.reporter, line) for run in runs for time_s, line in run.lines]
+        for run in runs:
+            run.lines.clear()
+        if due and self._log.summary.losses:
             self.reporter.end_progress()
-        for _, reporter, line in sorted(told, key=lambda each: each[0]):
+        for _, reporter, line in sorted(due, key=lambda each: each[0]):
             reporter.say(line)
 
     def progress(self) -> Progress | None:
@@ -232,7 +222,7 @@ class ShownRun:
     @property
     def beside(self) -> tuple[ShownRun, ...]:
         """The branches that train beside the main line."""
-        return tuple(branch for branch, _ in self._beside.values())
+        return tuple(self._beside.values())
 
     def show_result(self) -> None:
         """Show the table of a run that is finished."""
@@ -248,75 +238,58 @@ class ShownRun:
 
     def _take_journal(self, piece: Piece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
-        if not whole:
-            return False
-        begins = not self._journal
-        self._journal += whole
-        state = fold_journal(self._journal.decode(errors="replace"), f"{self.path}/journal.jsonl")
-        said = [json.loads(line) for line in whole.split(b"\n")[:-1]]
-        if begins:
-            said = self._skip_earlier(said, whole)
-        for event in said:
-            self._tell(event)
-        self.state = state
-        return True
+        events = read_events(whole.decode(errors="replace"), f"{self.path}/journal.jsonl")
+        # What earlier processes did is reported in short.
+        starts = [index for index, (_, event) in enumerate(events) if isinstance(event, RunStarted)]
+        first = starts[-1] if starts and not self._journal_bytes else 0
+        self._journal_bytes += len(whole)
+        for index, (time_s, event) in enumerate(events):
+            if index >= first:
+                self._describe(time_s, event)
+            self._keep(time_s, event)
+        return bool(events)
 
-    def _skip_earlier(self, said: list[dict[str, Any]], whole: bytes) -> list[dict[str, Any]]:
-        """Fold what earlier processes did, which is told in short; return what the present one did."""
-        starts = [index for index, event in enumerate(said) if event["event"] == "started"]
-        first = starts[-1] if starts else 0
-        earlier = b"".join(whole.splitlines(keepends=True)[:first])
-        self.state = fold_journal(earlier.decode(errors="replace"), self.path)
-        for event in said[:first]:
-            self._keep(event)
-        return said[first:]
-
-    def _keep(self, event: dict[str, Any]) -> None:
-        """Keep what is told of launches, jobs and failures, whoever carried the run on then."""
-        if event["event"] == "launched":
-            self.launches.append((event["phase"], event["log"]))
-        if event["event"] == "started":
-            job = str(event.get("job"))
-            self.job_id = int(job) if job.isdecimal() else None
+    def _keep(self, time_s: float, event: Event) -> None:
+        """Fold an event, and keep its launch, job or failure, whoever carried the run on then."""
+        if isinstance(event, Launch):
+            self.launches.append((event.phase, event.log))
+        if isinstance(event, RunStarted):
+            self.job_id = int(event.job) if event.job.isdecimal() else None
             self.blamed = ()
             self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
-        if event["event"] in _BLAMING and event.get("host"):
-            self.blamed = tuple(dict.fromkeys((*self.blamed, str(event["host"]))))
-        self.last_s = datetime.fromisoformat(event["time"]).timestamp()
+        if isinstance(event, Ending | Failed | Replaced) and event.host:
+            self.blamed = tuple(dict.fromkeys((*self.blamed, event.host)))
+        self.state = event.fold(self.state)
+        self.last_s = time_s
         self.last_failure = self._find_failure(event) or self.last_failure
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        failure = self.failure
-        self._keep(event)
-        self.failure = self._find_failure(event)
-        texts = [] if failure is None else [str(failure)]  # that was not the end
-        # A branch's start and end are told once, by the run and by the branch.
-        if not (event["event"] == "started" and self._is_branch) and not self._is_of_branch(event):
+    def _describe(self, time_s: float, event: Event) -> None:
+        """Add the lines of an event that happens to the run as it is."""
+        texts: list[str] = []
+        if not isinstance(event, Notice):  # a remark resumes nothing
+            texts += [] if self.failure is None else [str(self.failure)]  # that was not the end
+            self.failure = self._find_failure(event)
+        # A branch's start and end are shown once, by the run and by the branch.
+        if not (self._is_branch and isinstance(event, RunStarted)) and not self._is_of_branch(event):
             texts.append(describe_event(event, self.recipe, self.folder))
-        if event["event"] == "started" and not self._is_branch:
+        if isinstance(event, RunStarted) and not self._is_branch:
             texts += describe_before(self.state, self.recipe, self.folder)
-        self.lines += [(self.last_s or 0.0, text) for text in texts if text]
+        self.lines += [(time_s, text) for text in texts if text]
 
-    def _is_of_branch(self, event: dict[str, Any]) -> bool:
-        return event["event"] == "finished" and event.get("phase") in self._beside
+    def _is_of_branch(self, event: Event) -> bool:
+        return isinstance(event, Finish) and event.phase in self._beside
 
-    def _find_failure(self, event: dict[str, Any]) -> RunFailed | None:
+    def _find_failure(self, event: Event) -> RunFailed | None:
         """Return the error that a run ends with, if this event is its last."""
-        if event["event"] == "interrupted":
-            return RunInterrupted(self.folder, f"interrupted by {event.get('signal')}", self.go_on)
-        if event["event"] != "failed":
+        if isinstance(event, Stopped):
+            return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.go_on)
+        if not isinstance(event, Failed):
             return None
-        phase, reason = event.get("phase"), event.get("reason")
-        log = event.get("log") or dict(self.launches).get(str(phase))
+        log = event.log or dict(self.launches).get(event.phase or "")
         hint = f"log: {log}" if log else ""
-        if phase is not None:
-            return RunFailed(f"phase {phase}", f"failed: {reason}", hint)
-        return RunFailed("evaluation" if log else "", str(reason), hint)
-
-
-def silent() -> Reporter:
-    """Return a reporter that says nothing to anybody."""
-    return Reporter(Console(quiet=True))
+        if event.phase is not None:
+            return RunFailed(f"phase {event.phase}", f"failed: {event.reason}", hint)
+        return RunFailed("evaluation" if log else "", event.reason, hint)
 
 
 # Between two looks at files of this machine, and of another.
@@ -347,13 +320,27 @@ class Watched(Protocol):
         """Return what is to be read next."""
 
 
-def open_files(on: str | None, means: FollowEnv) -> RunFiles:
-    """Return the files of a host, or of this machine; raises InputError for what is no host's name."""
-    return HostFiles(means.connect(on, "auto")) if on else LocalFiles()
+@dataclass(frozen=True)
+class RunsFolder:
+    """The folder `path` of all runs in the Caffe root `root`: its files, and the Slurm beside them."""
+
+    files: RunFiles
+    root: str
+    path: str
+    ask: Ask
+
+
+@contextmanager
+def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None) -> Iterator[RunsFolder]:
+    """Open the runs of a root on a host, or on this machine; raises InputError for what is no host's name."""
+    files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
+    with closing(files):
+        path = posixpath.normpath(posixpath.join(root, RUNS))
+        yield RunsFolder(files, root, path, ask or slurm_beside(files))
 
 
 def check_end(shown: ShownRun, look: RunSnapshot, *, is_final: bool) -> None:
-    """Raise how a run has ended whose process is gone, or, where nobody knows of it, has said its last."""
+    """Raise how a run has ended whose process is gone, or, if nobody knows of it, has journaled its end."""
     if look.lives is False:
         raise shown.failure or shown.gone()
     if look.lives is None and is_final and (shown.failure or shown.process == NOBODY):
@@ -366,7 +353,7 @@ class FileFollower:
 
     files: RunFiles
     reporter: Reporter
-    means: FollowEnv
+    env: FollowEnv
     once: bool
     _node: str = ""
     _last_news_s: float = field(init=False)
@@ -375,16 +362,16 @@ class FileFollower:
     _unreachable: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._last_news_s = self.means.clock()
+        self._last_news_s = self.env.clock()
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing new has come for a while."""
-        return self.means.clock() - self._last_news_s >= _QUIET_S
+        return self.env.clock() - self._last_news_s >= _QUIET_S
 
     def saw_news(self) -> None:
         """Begin the while anew."""
-        self._last_news_s = self.means.clock()
+        self._last_news_s = self.env.clock()
 
     def look(self, watched: Watched) -> RunSnapshot:
         """Read what is new; over a new connection when one is lost, however long that takes.
@@ -392,7 +379,7 @@ class FileFollower:
         Raises ClusterError if the host could not be reached the first time, or with `once`.
         """
         lives = self._ask_elsewhere(watched.process)  # before the files, as with any look
-        told, pause_s = "", THERE_S
+        reported, pause_s = "", THERE_S
         while True:
             try:
                 look = self.files.look(watched.wanted(), watched.process)
@@ -400,14 +387,14 @@ class FileFollower:
                 if self.once or not self._node:
                     raise
                 line = f"{error}; trying again"
-                if line != told:  # once, however often it is tried
-                    told = line
+                if line != reported:  # once, however often it is tried
+                    reported = line
                     self.reporter.end_progress()
                     self.reporter.say(line)
-                self.means.pause(pause_s)
+                self.env.pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            if told:
+            if reported:
                 self.reporter.say(f"{self.files.host}: connected again")
                 self.saw_news()
             self._node = look.node
@@ -423,14 +410,14 @@ class FileFollower:
 
         A host that cannot be asked is not asked again.
         """
-        now, node = self.means.clock(), process.node
+        now, node = self.env.clock(), process.node
         due = self.once or (self.is_quiet and now - self._asked_s >= _QUIET_S)
         if process == NOBODY or node == self._node or node in self._unreachable or not due:
             return None
         self._asked_s = now
         try:
             if node not in self._elsewhere:
-                self._elsewhere[node] = HostFiles(self.means.connect(node, "auto"))
+                self._elsewhere[node] = HostFiles(self.env.connect(node, "auto"))
             return self._elsewhere[node].look((), process).lives
         except (InputError, ClusterError) as error:  # a journal may name what is no host
             self._unreachable.add(node)
@@ -445,16 +432,14 @@ _EVERY_S = 10.0
 
 @dataclass
 class JobWatch:
-    """Looks at what the last submit of a recipe has submitted, in the folder `runs` of some files."""
+    """Looks at what the last submit of a recipe has submitted."""
 
-    files: RunFiles
-    runs: str
-    ask: Ask
+    runs: RunsFolder
     say: Callable[[str], None]
     clock: Callable[[], float]
     _asked_s: float = float("-inf")
     _seen: tuple[SeenJob, ...] = ()
-    _said: str = ""
+    _reported: str = ""
     _last: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def look(self, recipe: str) -> tuple[SeenJob, ...]:
@@ -462,12 +447,12 @@ class JobWatch:
         if self.clock() - self._asked_s < _EVERY_S:
             return self._seen
         self._asked_s = self.clock()
-        self._seen = see_jobs(read_latest(self.files, self.runs, recipe), self.ask)
-        telling = next((job for job in self._seen if job.standing != "over"), None)
-        if telling is None and self._seen:
-            telling = self._seen[-1]
-        if telling is not None:
-            self._tell(telling)
+        self._seen = see_jobs(read_latest(self.runs.files, self.runs.path, recipe), self.runs.ask)
+        latest = next((job for job in self._seen if job.standing != "over"), None)
+        if latest is None and self._seen:
+            latest = self._seen[-1]
+        if latest is not None:
+            self._report(latest)
         return self._seen
 
     def may_go_on(self, recipe: str) -> bool:
@@ -478,25 +463,25 @@ class JobWatch:
         """Say what has become of the jobs, which have all ended."""
         return "; ".join(f"{name_seen(job)} {describe_job(job)}" for job in self.look(recipe)[-1:])
 
-    def _tell(self, job: SeenJob) -> None:
+    def _report(self, job: SeenJob) -> None:
         name = job.submission.name
         if not job.away:
             self._last[name] = (time.time(), describe_job(job))
         last_s, last = self._last.get(name, (None, ""))
-        said = f"{name_seen(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
-        if said != self._said:
-            self._said = said
-            self.say(said)
+        line = f"{name_seen(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
+        if line != self._reported:
+            self._reported = line
+            self.say(line)
 
 
-def wait_for_run(run: str, root: str, jobs: JobWatch, means: FollowEnv, *, once: bool) -> str | None:
+def wait_for_run(run: str, jobs: JobWatch, env: FollowEnv, *, once: bool) -> str | None:
     """Return a run's folder, once a job has made it; with `once` None if it is still to be made.
 
     Raises InputError if there is neither a run nor a job, RunFailed if the job has ended without one.
     """
     while True:
         try:
-            return find_run(jobs.files, root, run)
+            return find_run(jobs.runs.files, jobs.runs.root, run)
         except (InputError, ClusterError):  # while a job is waited for, a lost connection is no end
             recipe = name_recipe(run)
             if not jobs.look(recipe):
@@ -505,7 +490,7 @@ def wait_for_run(run: str, root: str, jobs: JobWatch, means: FollowEnv, *, once:
             raise RunFailed(run, f"has no run: {jobs.describe(recipe)}")
         if once:
             return None
-        means.pause(THERE_S)
+        env.pause(THERE_S)
 
 
 def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, is_final: bool) -> None:
@@ -523,15 +508,10 @@ def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, i
 
 
 def _is_latest(shown: ShownRun, jobs: JobWatch) -> bool:
-    """Tell whether the jobs, which go on with the latest run of a recipe, go on with this one."""
-    name = posixpath.basename(posixpath.normpath(shown.path))
-    numbers = [found[1] for each in jobs.files.names(jobs.runs) if (found := _of_recipe(each, shown))]
-    return numbered_run(name) == (shown.recipe.name, max(numbers, default=0))
-
-
-def _of_recipe(name: str, shown: ShownRun) -> tuple[str, int] | None:
-    found = numbered_run(name)
-    return found if found and found[0] == shown.recipe.name else None
+    """Tell whether the jobs, which resume the latest run of a recipe, resume this one."""
+    runs = map(numbered_run, jobs.runs.files.names(jobs.runs.path))
+    latest = max((run for run in runs if run and run[0] == shown.recipe.name), default=None)
+    return latest is not None and numbered_run(posixpath.basename(posixpath.normpath(shown.path))) == latest
 
 
 # No file is as long: nothing of it is read.
@@ -551,28 +531,25 @@ def attach(
     run: str,
     options: AttachOptions,
     reporter: Reporter,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
 ) -> None:
     """Show a run, and follow it until it is finished; with `once` only where it stands.
 
     `run` is its folder, its name, or its recipe, whose latest run is meant. While a job of the recipe waits
-    or runs, that is told and the run waited for. Raises InputError if there is neither, and RunFailed when
-    the run has failed, is interrupted, or its process is gone without a word.
+    or runs, that is reported and the run waited for. Raises InputError if there is neither, and RunFailed
+    when the run has failed, is interrupted, or its process is gone without a last event.
     """
-    means = means or FollowEnv()
+    env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, means)
-        stack.callback(files.close)
+        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
         stack.callback(reporter.end_progress)
-        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        jobs = JobWatch(files, runs, ask or slurm_beside(files), reporter.say_amid, means.clock)
-        path = wait_for_run(run, options.root, jobs, means, once=options.once)
+        jobs, files = JobWatch(runs, reporter.say_amid, env.clock), runs.files
+        path = wait_for_run(run, jobs, env, once=options.once)
         if path is None:
             return
         shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
-        follower = FileFollower(files, reporter, means, options.once)
-        stack.callback(follower.close)
+        follower = stack.enter_context(closing(FileFollower(files, reporter, env, options.once)))
         # Which log there is to be read, and whose process to be asked for, the journal tells first.
         shown.take(follower.look(shown).pieces)
         if shown.state.branches:  # each has a journal, which names its log
@@ -588,7 +565,7 @@ def attach(
                 check_end_with_jobs(shown, look, jobs, is_final=options.once or follower.is_quiet)
             if options.once:
                 break
-            means.pause(THERE_S if options.on else HERE_S)
+            env.pause(THERE_S if options.on else HERE_S)
         _show_last(shown, files, reporter)
 
 

@@ -7,16 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.monitor.files import (
     NOBODY,
     Process,
-    RunFiles,
     Wanted,
     find_run,
     load_frozen,
@@ -29,9 +24,10 @@ from caffe_recipes.run.monitor.follow import (
     FileFollower,
     FollowEnv,
     JobWatch,
+    RunsFolder,
     ShownRun,
     check_end_with_jobs,
-    open_files,
+    open_runs,
     wait_for_run,
 )
 from caffe_recipes.run.submit.submissions import (
@@ -42,7 +38,6 @@ from caffe_recipes.run.submit.submissions import (
     name_seen,
     read_latest,
     see_jobs,
-    slurm_beside,
     submitted_by_hand,
 )
 
@@ -68,33 +63,29 @@ def show_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
 ) -> None:
     """Write the log of the phase that trains, or of the last launch.
 
     `follow` goes on until the run ends, and waits for one that a job is to begin, or to go on with.
 
-    `say` is told which log it is, and what else is not the log's. Raises InputError for a run, a phase or a
+    `say` gets the name of the log, and what else is not the log's. Raises InputError for a run, a phase or a
     log that is not there; with `follow` RunFailed as attach does.
     """
-    means = means or FollowEnv()
-    reporter = Reporter(Console(quiet=True))
+    env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, means)
-        stack.callback(files.close)
-        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        told = say if options.follow else _keep_quiet
-        jobs = JobWatch(files, runs, ask or slurm_beside(files), told, means.clock)
-        path = wait_for_run(run, options.root, jobs, means, once=not options.follow)
+        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
+        jobs = JobWatch(runs, say if options.follow else _keep_quiet, env.clock)
+        path = wait_for_run(run, jobs, env, once=not options.follow)
         if path is None:
             raise _not_begun(run, jobs)
-        shown = ShownRun(run, path, load_frozen(files, path), reporter)
+        shown = ShownRun(run, path, load_frozen(runs.files, path))
         _check_wanted(shown, options)
-        shown.take(files.look(shown.wanted()).pieces)
+        shown.take(runs.files.look(shown.wanted()).pieces)
         if options.phase in shown.state.branches:
-            shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe, reporter)
-        followed = FileFollower(files, reporter, means, once=not options.follow)
+            shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe)
+        followed = FileFollower(runs.files, shown.reporter, env, once=not options.follow)
         stack.callback(followed.close)
         lines = _Lines(write, options.rank)
         stack.callback(lines.end)
@@ -102,7 +93,7 @@ def show_log(
         follower.begin()
         while follower.step():
             if not follower.is_behind:
-                means.pause(THERE_S if options.on else HERE_S)
+                env.pause(THERE_S if options.on else HERE_S)
 
 
 def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
@@ -120,7 +111,7 @@ def show_job_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
 ) -> None:
     """Write what the script of a recipe's job says, as Slurm keeps it; `follow` goes on until Ctrl-C.
@@ -128,15 +119,13 @@ def show_job_log(
     It is the job that runs, else the last that has begun. Raises InputError if nothing was submitted, or its
     output is not there yet.
     """
-    means = means or FollowEnv()
-    with ExitStack() as stack:
-        files = open_files(options.on, means)
-        stack.callback(files.close)
-        path, where = _find_output(files, run, options, ask or slurm_beside(files))
+    env = env or FollowEnv()
+    with open_runs(options.root, options.on, env, ask) as runs:
+        path, where = _find_output(runs, run, options)
         say(f"==> {path} <==")
         offset = 0
         while True:
-            piece = files.look([Wanted(path, offset, _MOST_BYTES, first=True)]).pieces[0]
+            piece = runs.files.look([Wanted(path, offset, _MOST_BYTES, first=True)]).pieces[0]
             if piece is None and not options.follow:
                 raise InputError(path, f"no such file: {where} has not begun", "see caffe-recipes status")
             if piece is not None and piece.data:
@@ -146,7 +135,7 @@ def show_job_log(
                     continue
             if not options.follow:
                 return
-            means.pause(THERE_S)
+            env.pause(THERE_S)
 
 
 def _keep_quiet(text: str) -> None:
@@ -159,16 +148,15 @@ def _not_begun(run: str, jobs: JobWatch) -> InputError:
     return InputError(run, f"{name_seen(seen)} {describe_job(seen)}", "wait for its log with -f")
 
 
-def _find_output(files: RunFiles, run: str, options: LogOptions, ask: Ask) -> tuple[str, str]:
+def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str]:
     """Return the file of the job that runs, else of the last that has begun, and the job in words.
 
     Of those that have not, the first is meant. A phase leaves the jobs of others out.
     """
-    runs = posixpath.normpath(posixpath.join(options.root, RUNS))
     found = numbered_run(posixpath.basename(run.rstrip("/")))
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
-    latest = next((group for name in names if (group := read_latest(files, runs, name))), ())
-    own = _find_own_job(files, run, options)
+    latest = next((group for name in names if (group := read_latest(runs.files, runs.path, name))), ())
+    own = _find_own_job(runs, run)
     if own is not None and all(each.job_id != own.job_id for each in latest):
         latest = tuple(sorted((*latest, own), key=lambda each: each.time_s))
     taken = [each for each in latest if each.job_id and options.phase in (None, each.phase)]
@@ -177,11 +165,11 @@ def _find_output(files: RunFiles, run: str, options: LogOptions, ask: Ask) -> tu
         raise InputError(run, f"no job was submitted{of}", "caffe-recipes submit does that")
     if len(taken) == 1 and taken[0].output:
         return taken[0].output, f"job {taken[0].job_id}"
-    seen = [(_output_of(each), each) for each in see_jobs(taken, ask) if _output_of(each)]
+    seen = [(_output_of(each), each) for each in see_jobs(taken, runs.ask) if _output_of(each)]
     if not seen:
         what = f"where job {taken[-1].job_id} writes is not known: Slurm does not tell"
         raise InputError(run, what, "it is what its sbatch was given as --output")
-    pieces = files.look([Wanted(output, most=1) for output, _ in seen]).pieces
+    pieces = runs.files.look([Wanted(output, most=1) for output, _ in seen]).pieces
     begun = [each for each, piece in zip(seen, pieces, strict=True) if piece is not None]
     running = [each for each in seen if each[1].standing == "running"]
     path, job = [*seen[:1], *begun, *running][-1]
@@ -193,12 +181,12 @@ def _output_of(seen: SeenJob) -> str:
     return seen.submission.output or (seen.job.stdout if seen.job else "")
 
 
-def _find_own_job(files: RunFiles, run: str, options: LogOptions) -> Submission | None:
+def _find_own_job(runs: RunsFolder, run: str) -> Submission | None:
     """Return what stands for the job that carries a run on, or did, whoever submitted it."""
     with suppress(InputError):
-        path = find_run(files, options.root, run)
-        shown = ShownRun(run, path, load_frozen(files, path), Reporter(Console(quiet=True)))
-        shown.take(files.look(shown.wanted()[:1]).pieces)
+        path = find_run(runs.files, runs.root, run)
+        shown = ShownRun(run, path, load_frozen(runs.files, path))
+        shown.take(runs.files.look(shown.wanted()[:1]).pieces)
         if shown.job_id is not None and shown.last_s is not None:
             return submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
     return None
@@ -308,9 +296,9 @@ class _Lines:
             self._write(whole + newline)
             return
         for line in whole.split(b"\n"):
-            rank, said = split_rank(line.decode(errors="replace"))
+            rank, text = split_rank(line.decode(errors="replace"))
             if rank == self._rank:
-                self._write(f"{said}\n".encode())
+                self._write(f"{text}\n".encode())
 
     def end(self) -> None:
         """Write what no line feed ends."""

@@ -21,7 +21,6 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import images_per_iter
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
-from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import refuse_empty
 from caffe_recipes.run.monitor.files import (
     HostFiles,
@@ -36,8 +35,7 @@ from caffe_recipes.run.monitor.follow import (
     FollowEnv,
     RunInterrupted,
     ShownRun,
-    open_files,
-    silent,
+    open_runs,
 )
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -49,7 +47,6 @@ from caffe_recipes.run.submit.submissions import (
     name_seen,
     read_submissions,
     see_jobs,
-    slurm_beside,
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer import Trainer
@@ -71,7 +68,6 @@ class Standing:
 
     `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
     `trainer` is the process that a killed run has left training, where that can be seen from here.
-    `branches` are what trains beside the main line, each as a run of its own.
     """
 
     name: str
@@ -80,8 +76,13 @@ class Standing:
     lives: bool | None = None
     jobs: tuple[SeenJob, ...] = ()
     spoilt: CaffeRecipesError | None = None
-    branches: tuple[ShownRun, ...] = ()
     trainer: int | None = None
+
+    @property
+    def branches(self) -> tuple[ShownRun, ...]:
+        """What trains beside the main line, each as a run of its own."""
+        beside = self.run.beside if self.run else ()
+        return tuple(branch for branch in beside if branch.state.launch is not None)
 
     @property
     def progress(self) -> Progress | None:
@@ -116,7 +117,7 @@ class Standing:
 
     @property
     def has_process(self) -> bool:
-        """Whether the run's process is worth telling of: it may live, as far as is known."""
+        """Whether the run's process is worth reporting: it may live, as far as is known."""
         if self.run is None or self.run.state.pid is None or self.state not in ("running", "unknown"):
             return False
         # A job that runs may not have begun to carry the run on.
@@ -130,28 +131,25 @@ class Standing:
 
 
 def find_standings(
-    options: StatusOptions, means: FollowEnv | None = None, ask: Ask | None = None
+    options: StatusOptions, env: FollowEnv | None = None, ask: Ask | None = None
 ) -> list[Standing]:
     """Return where all runs stand: by recipe, the latest first.
 
     Raises InputError for a root that is not there, ClusterError for the host.
     """
-    with ExitStack() as stack:
-        files = open_files(options.on, means or FollowEnv())
-        stack.callback(files.close)
-        ask = ask or slurm_beside(files)
-        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        found = [_read_run(files, f"{runs}/{name}") for name in files.names(runs)]
-        submitted = {name: read_submissions(files, runs, name) for name in files.recipes(runs, SUFFIX)}
+    with open_runs(options.root, options.on, env or FollowEnv(), ask) as runs:
+        files, path = runs.files, runs.path
+        found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
+        submitted = {name: read_submissions(files, path, name) for name in files.recipes(path, SUFFIX)}
         if not found and not submitted:
             _check_root(files, options.root)
-    return _join(found, submitted, ask)
+        return _join(found, submitted, runs.ask)
 
 
 def find_standing(
     run: str,
     options: StatusOptions,
-    means: FollowEnv | None = None,
+    env: FollowEnv | None = None,
     ask: Ask | None = None,
     *,
     reach: bool = True,
@@ -160,31 +158,28 @@ def find_standing(
 
     The host of its process is asked, if need be and `reach`, whether that lives.
     """
-    means = means or FollowEnv()
+    env = env or FollowEnv()
     with ExitStack() as stack:
-        files = open_files(options.on, means)
-        stack.callback(files.close)
-        ask = ask or slurm_beside(files)
-        runs = posixpath.normpath(posixpath.join(options.root, RUNS))
-        recipe = name_recipe(run)
-        submitted = read_submissions(files, runs, recipe)
+        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
+        files, recipe = runs.files, name_recipe(run)
+        submitted = read_submissions(files, runs.path, recipe)
         try:
             path = find_run(files, options.root, run)
         except InputError:
             if not submitted.all:
                 raise
-            return Standing(recipe, recipe, jobs=see_jobs(submitted.latest, ask))
+            return Standing(recipe, recipe, jobs=see_jobs(submitted.latest, runs.ask))
         standing = _read_run(files, path, given=run)
         if standing.spoilt:
             raise standing.spoilt
         if not submitted.all:
             submitted = read_submissions(files, posixpath.dirname(path), standing.recipe)
         is_latest = find_run(files, options.root, standing.recipe) == path
-        told = submitted.latest if is_latest or _is_of(standing, submitted.latest) else ()
-        standing = _with_jobs(standing, see_jobs((*told, *_by_hand(standing, submitted)), ask))
+        latest = submitted.latest if is_latest or _is_of(standing, submitted.latest) else ()
+        standing = _with_jobs(standing, see_jobs((*latest, *_by_hand(standing, submitted)), runs.ask))
         is_ours = any(job.submission.is_ours for job in standing.jobs)
         if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
-            follower = FileFollower(files, silent(), means, once=True)
+            follower = FileFollower(files, standing.run.reporter, env, once=True)
             stack.callback(follower.close)
             follower.look(standing.run)  # which host it is, so that the run's own can be another
             return replace(standing, lives=follower.look(standing.run).lives)
@@ -203,40 +198,29 @@ def _check_root(files: RunFiles, root: str) -> None:
 
 
 def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
-    """Read a run's files; what cannot be read is told in the standing."""
+    """Read a run's files; what cannot be read is named in the standing."""
     name = posixpath.basename(path)
     found = numbered_run(name)
     recipe = found[0] if found else name
     try:
-        shown = ShownRun(given or recipe, path, load_frozen(files, path), silent())
+        shown = ShownRun(given or recipe, path, load_frozen(files, path), with_branches=True)
         shown.take(files.look(shown.wanted()).pieces)
         look = files.look(shown.wanted(), shown.process)
         shown.take(look.pieces, live=False)
-        branches = _read_branches(files, shown)
+        if shown.beside:  # each has a journal, which names its log
+            shown.take(files.look(shown.wanted()).pieces, live=False)
         if shown.last_s is None and files.recipes(f"{path}/snapshots", ".caffemodel"):
             raise refuse_empty(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
     trainer = _find_left(shown) if look.lives is False and not files.host else None
-    return Standing(name, shown.recipe.name, shown, look.lives, branches=branches, trainer=trainer)
+    return Standing(name, shown.recipe.name, shown, look.lives, trainer=trainer)
 
 
 def _find_left(run: ShownRun) -> int | None:
     """Return the process that a killed run of this machine has left training, if one has outlived it."""
     launch = run.state.launch
     return Trainer(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
-
-
-def _read_branches(files: RunFiles, run: ShownRun) -> tuple[ShownRun, ...]:
-    """Read what of a run trains beside its main line, by its journal's word, and may train still."""
-    branches = []
-    for phase in run.state.branches:
-        if phase not in run.state.finished:
-            branch = ShownRun(run.recipe.name, f"{run.path}/branches/{phase}", run.recipe, silent())
-            for _ in ("journal", "log"):
-                branch.take(files.look(branch.wanted()).pieces, live=False)
-            branches.append(branch)
-    return tuple(branch for branch in branches if branch.state.launch is not None)
 
 
 def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:
@@ -278,13 +262,13 @@ def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ..
 def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
     """Return it with more jobs, in the order in which they were heard of.
 
-    Of a run that has told how it ended, a Slurm that gives no answer makes nothing unknown; and once it is
+    Of a run whose end is journaled, a Slurm that gives no answer makes nothing unknown; and once it is
     gone on with, a job that is over matters to nobody.
     """
-    has_told = standing.run is not None and standing.run.failure is not None
+    has_ended = standing.run is not None and standing.run.failure is not None
     everything = (*standing.jobs, *jobs)
     ours = [job for job in everything if job.submission.is_ours]
-    others = [job for job in everything if not job.submission.is_ours and not (job.away and has_told)]
+    others = [job for job in everything if not job.submission.is_ours and not (job.away and has_ended)]
     if any(job.is_live for job in ours):
         others = [job for job in others if job.standing != "over"]
     is_later = any(job.submission.time_s > other.submission.time_s for job in ours for other in others)
@@ -307,18 +291,15 @@ def summarize_standing(standing: Standing) -> str:
     run = standing.run
     if standing.spoilt is not None:
         return str(standing.spoilt)
-    jobs = [f"{name_seen(job)} {_told(standing, job)}" for job in _telling(standing)]
+    jobs = [f"{name_seen(job)} {_describe_seen(standing, job)}" for job in _shown_jobs(standing)]
     if run is None:
         return "; ".join(jobs)
     if standing.state == "finished":
         between = "; " if len(run.state.evaluations) > 1 else ", "
         return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
     if standing.state in ("running", "unknown"):
-        beside = [
-            f"beside it {said}" for said in [_describe_work(run, standing) for run in standing.branches]
-        ]
-        said = [_describe_work(run, standing), *beside]
-        return "; ".join([*said, *(jobs or [_describe_process(standing)])])
+        beside = [f"beside it {_describe_work(branch, standing)}" for branch in standing.branches]
+        return "; ".join([_describe_work(run, standing), *beside, *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
@@ -334,7 +315,7 @@ def table_of_standings(standings: list[Standing]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for column in ("run", "state"):
         table.add_column(column, no_wrap=True)
-    table.add_column("said", overflow="fold")
+    table.add_column("summary", overflow="fold")
     for standing in standings:
         table.add_row(standing.name, standing.state, summarize_standing(standing))
     return table
@@ -357,7 +338,7 @@ def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
     for line in describe_results(run.recipe, run.state) if run else ():
         yield "result", line
     for job in standing.jobs:
-        yield "job", f"{name_seen(job).removeprefix('job ')} {_told(standing, job)}"
+        yield "job", f"{name_seen(job).removeprefix('job ')} {_describe_seen(standing, job)}"
     if run is not None:
         for left in _describe_left(standing):
             yield "trainer", left
@@ -405,7 +386,7 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
                 "phase": job.submission.phase,
                 "state": job.job.state.value if job.job else None,
                 "standing": job.standing,
-                "said": _told(standing, job),
+                "said": _describe_seen(standing, job),
             }
             for job in standing.jobs
         ],
@@ -431,7 +412,7 @@ def _is_past(standing: Standing) -> bool:
 
 
 def _describe_failure(run: ShownRun) -> str | None:
-    """Say what the run failed of last; what goes on with it is said once, and elsewhere."""
+    """Say what the run failed of last; what resumes it is reported elsewhere."""
     failure = run.last_failure
     if failure is None:
         return None
@@ -443,13 +424,8 @@ def _describe_work(run: ShownRun, standing: Standing) -> str:
     progress = run.progress()
     if progress is None:
         return _describe_phase(run, standing)
-    parts = [f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"]
-    if progress.images_per_s is not None:
-        parts.append(f"{progress.images_per_s:,.0f} images/s")
-    if progress.phase_left_s is not None and progress.chain_left_s is not None:
-        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
-        parts.append(f"{phase} left, {chain} in all")
-    return ", ".join(parts)
+    place = f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"
+    return ", ".join([place, *progress.timing])
 
 
 def _describe_phase(run: ShownRun, standing: Standing) -> str:
@@ -495,13 +471,13 @@ def _describe_process(standing: Standing) -> str:
     )
 
 
-def _telling(standing: Standing) -> list[SeenJob]:
-    """Return the jobs of which a line should tell: those that live, else the last."""
+def _shown_jobs(standing: Standing) -> list[SeenJob]:
+    """Return the jobs that a line shows: those that live, else the last."""
     live = [job for job in standing.jobs if job.standing != "over"]
     return live[:1] or list(standing.jobs[-1:])
 
 
-def _told(standing: Standing, job: SeenJob) -> str:
+def _describe_seen(standing: Standing, job: SeenJob) -> str:
     """Say what a job does; where Slurm is away, since when that is not known."""
     run = standing.run
     if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:

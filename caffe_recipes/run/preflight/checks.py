@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import RUNS, next_folder, run_folders
-from caffe_recipes.run.journal import RunState, load_journal
+from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.plan import RunPlan, plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (

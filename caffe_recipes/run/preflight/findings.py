@@ -16,20 +16,20 @@ from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed
 from caffe_recipes.wording import describe_names
 
-# A longer list of names hides what is said of them.
+# A longer list of names hides what follows them.
 _NAMES = 60
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at: what was seen, which may be worth a warning, or the error.
+    """One thing that was looked at: a `message` of what was seen, which may be worth a warning, or the error.
 
     `hosts` are those on which it fails; none if it is not about particular hosts. `unfit` hosts are spares
     that are not to be used.
     """
 
     subject: str
-    said: str
+    message: str
     error: CaffeRecipesError | None = None
     warns: bool = False
     hosts: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def trouble_of(host: str, error: CaffeRecipesError) -> HostProblem:
 def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> list[CheckResult]:
     """Return a finding for each thing that is wrong, all of its hosts in one; `otherwise`, if nothing is.
 
-    >>> [one.said for one in tell("disk", [HostProblem("n1", "is full"), HostProblem("n2", "is full")])]
+    >>> [one.message for one in tell("disk", [HostProblem("n1", "is full"), HostProblem("n2", "is full")])]
     ['n[1-2]: is full']
     """
     groups: dict[tuple[str, str, bool], list[HostProblem]] = {}

@@ -75,8 +75,8 @@ def judge_launches(look: NodeView) -> list[HostProblem]:
 def check_cores(look: NodeView) -> list[CheckResult]:
     """Compare the hosts' cores with what the recipe pins and needs, the profile, and each other."""
     seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in look.facts.values()))
-    said = f"{seen} a host, {_needed_cores(look)} are needed"
-    return tell("cores", judge_cores(look), said) if seen else _nobody(look, "cores")
+    cores = f"{seen} a host, {_needed_cores(look)} are needed"
+    return tell("cores", judge_cores(look), cores) if seen else _nobody(look, "cores")
 
 
 def judge_cores(look: NodeView) -> list[HostProblem]:
@@ -98,11 +98,11 @@ def check_memory(look: NodeView) -> list[CheckResult]:
 def judge_memory(look: NodeView) -> list[HostProblem]:
     """Return the hosts that have less memory than expected, or than the others."""
     totals, free = _memories(look)
-    said = look.setting.profile.node.memory_gb
+    expected_gb = look.setting.profile.node.memory_gb
     troubles = [
-        _lacks(host, f"has {describe_bytes(total)} of memory, the profile says {said:g} GB")
+        _lacks(host, f"has {describe_bytes(total)} of memory, the profile says {expected_gb:g} GB")
         for host, total in totals.items()
-        if said and total < _LEAST_PART * said * 1e9
+        if expected_gb and total < _LEAST_PART * expected_gb * 1e9
     ]
     typical, typically_free = (median(values.values() or [0]) for values in (totals, free))
     for host, total in totals.items():
@@ -117,21 +117,25 @@ def judge_memory(look: NodeView) -> list[HostProblem]:
 
 def check_tmp(look: NodeView) -> list[CheckResult]:
     """Compare the size of each host's /tmp with what the profile or the recipe says; nothing if none does."""
-    return tell("/tmp", judge_tmp(look), f"{said:g} GB a host") if (said := _said_tmp_gb(look)) else []
+    return (
+        tell("/tmp", judge_tmp(look), f"{expected_gb:g} GB a host")
+        if (expected_gb := _expected_tmp_gb(look))
+        else []
+    )
 
 
 def judge_tmp(look: NodeView) -> list[HostProblem]:
     """Return the hosts whose /tmp is smaller than expected."""
-    said = _said_tmp_gb(look)
+    expected_gb = _expected_tmp_gb(look)
     return [
         HostProblem(
             facts.host,
-            f"has {describe_bytes(facts.tmp_bytes)} of /tmp, {said:g} GB are expected",
+            f"has {describe_bytes(facts.tmp_bytes)} of /tmp, {expected_gb:g} GB are expected",
             "check the profile, the recipe's cluster.tmp_gb, and the host",
             fails=False,
         )
         for facts in look.facts.values()
-        if said and facts.tmp_bytes and facts.tmp_bytes < _LEAST_PART * said * 1e9
+        if expected_gb and facts.tmp_bytes and facts.tmp_bytes < _LEAST_PART * expected_gb * 1e9
     ]
 
 
@@ -207,8 +211,8 @@ def _judge_cores(look: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
         missing = sorted(set(numbers) - there.numbers)
         if missing:
             listed = ",".join(map(str, missing))
-            said = f"has no core {listed}, where {what} are pinned; its last is {last}"
-            yield HostProblem(facts.host, said, f"correct {hint} in the recipe, or give other hosts")
+            problem = f"has no core {listed}, where {what} are pinned; its last is {last}"
+            yield HostProblem(facts.host, problem, f"correct {hint} in the recipe, or give other hosts")
     yield from _judge_numbering(look, facts)
     if there.cores < needed:
         threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads} threads"
@@ -218,10 +222,10 @@ def _judge_cores(look: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
     elif facts.usable < min(needed, len(there.numbers)):
         what = f"lets us use {facts.usable} of {len(there.numbers)} processors, {needed} are needed"
         yield HostProblem(facts.host, what, "ask the job for whole nodes", fails=False)
-    said_sockets, said_cores = _said_node(look)
-    sockets = there.sockets or said_sockets
-    if said_cores and (said_cores, said_sockets) != (there.cores, sockets):
-        what = f"has {there}, {said_sockets} x {said_cores // (said_sockets or 1)} are expected"
+    expected_sockets, expected_cores = _expected_node(look)
+    sockets = there.sockets or expected_sockets
+    if expected_cores and (expected_cores, expected_sockets) != (there.cores, sockets):
+        what = f"has {there}, {expected_sockets} x {expected_cores // (expected_sockets or 1)} are expected"
         yield HostProblem(
             facts.host, what, "check the profile, the recipe's cluster, and the host", fails=False
         )
@@ -248,7 +252,7 @@ def _judge_numbering(look: NodeView, facts: NodeFacts) -> Iterator[HostProblem]:
         yield HostProblem(facts.host, what, "check the profile, and where threads are pinned", fails=False)
 
 
-def _said_node(look: NodeView) -> tuple[int | None, int | None]:
+def _expected_node(look: NodeView) -> tuple[int | None, int | None]:
     """Return the sockets and cores that a node should have: the profile says it, else the recipe."""
     node, cluster = look.setting.profile.node, look.setting.recipe.cluster
     if node.cores:
@@ -258,7 +262,7 @@ def _said_node(look: NodeView) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _said_tmp_gb(look: NodeView) -> float | None:
+def _expected_tmp_gb(look: NodeView) -> float | None:
     return look.setting.profile.node.tmp_gb or look.setting.recipe.cluster.tmp_gb
 
 
@@ -314,7 +318,7 @@ def check_spares(look: NodeView) -> list[CheckResult]:
 
 def _judge(look: NodeView, spares: Sequence[Host]) -> list[HostProblem]:
     there = look_at_nodes(replace(look.setting, hosts=tuple(spares)), look.plan, look.state)
-    # What is said of a spare may be said in comparison with the hosts.
+    # A spare may be judged in comparison with the hosts.
     hosts = (*look.setting.hosts, *spares)
     whole = replace(there, setting=replace(look.setting, hosts=hosts), facts={**look.facts, **there.facts})
     names = set(look.setting.spares)

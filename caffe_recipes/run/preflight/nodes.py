@@ -16,7 +16,7 @@ from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
-from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
 

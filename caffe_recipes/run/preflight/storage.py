@@ -34,7 +34,7 @@ from caffe_recipes.run.plan import find_trained
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, tell, trouble_of
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept, verify_weights
-from caffe_recipes.run.staging import STAGING_HINT, find_means
+from caffe_recipes.run.staging import STAGING_HINT, find_staging_env
 from caffe_recipes.units import describe_bytes, describe_duration
 
 # What a host reads in a second or two; of more the size has to do.
@@ -65,8 +65,8 @@ def check_prototxts(look: NodeView) -> list[CheckResult]:
         for path, digest in ours.items()
         if (seen := facts.digests.get(path)) != digest
     ]
-    said = f"{len(look.plan.prototxts)} in {', '.join(setting.recipe.prototxt_dirs)}"
-    return tell("prototxts", _first_of_each_host(troubles), said)
+    placed = f"{len(look.plan.prototxts)} in {', '.join(setting.recipe.prototxt_dirs)}"
+    return tell("prototxts", _first_of_each_host(troubles), placed)
 
 
 def check_start(look: NodeView) -> list[CheckResult]:
@@ -190,22 +190,22 @@ def check_test_lmdb(look: NodeView) -> list[CheckResult]:
     path = setting.root / recipe.data.test.lmdb
     phases = [recipe.phase(step.phase) for step in look.plan.trainings]
     if not look.plan.testings and not any(phase.test_iter for phase in phases):
-        said = "none is needed"
+        records = "none is needed"
     elif path in setting.built_lmdbs and not path.exists():
-        said = _builder(setting, path)
+        records = _builder(setting, path)
     else:
-        said = f"{setting.show(path)}: {_count_records(path, setting, recipe.data.test.images)}"
-    return [CheckResult("test data", said)]
+        records = f"{setting.show(path)}: {_count_records(path, setting, recipe.data.test.images)}"
+    return [CheckResult("test data", records)]
 
 
-def _plan_staging(look: NodeView, folder: Path, said: str) -> list[CheckResult]:
+def _plan_staging(look: NodeView, folder: Path, records: str) -> list[CheckResult]:
     """Say what staging would do, or where it cannot: another LMDB, no room, a folder that is not ours."""
     setting, hosts = look.setting, look.answered(look.setting.lmdb_hosts)
     if not hosts:
         return look.skip("training data", [host.name for host in setting.lmdb_hosts])
     lmdb, source = setting.path(setting.recipe.data.train.lmdb), find_source(folder)
     states, manifest = survey(hosts, lmdb, source, cache_folder())
-    plan = plan_from(states, lmdb, source, manifest, find_means(setting.profile, setting.how))
+    plan = plan_from(states, lmdb, source, manifest, find_staging_env(setting.profile, setting.how))
     chosen = next((option for option in plan.options if option.how == plan.how), None)
     if chosen is None:
         staged = "staged"
@@ -215,7 +215,7 @@ def _plan_staging(look: NodeView, folder: Path, said: str) -> list[CheckResult]:
         )
         staged = f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
     troubles = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
-    return tell("training data", troubles, f"{said}; {staged}")
+    return tell("training data", troubles, f"{records}; {staged}")
 
 
 def _compare_lmdbs(look: NodeView) -> list[CheckResult]:

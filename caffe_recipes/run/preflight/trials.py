@@ -40,7 +40,7 @@ from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'
-# Hydra dies of SIGPIPE if its ranks end before it has told them that there is no standard input.
+# Hydra dies of SIGPIPE if its ranks end before it has let them know that there is no standard input.
 _RANK = (
     "sh",
     "-c",
@@ -67,11 +67,11 @@ def check_launcher(look: NodeView) -> list[CheckResult]:
         return look.skip("launcher", list(look.errors))
     launcher = setting.find_launcher()
     waited: list[str] = []
-    said = start_patiently(
+    stdout = start_patiently(
         lambda: start_ranks(setting, look.commands), _waiting_for_slurm(setting, look.commands, waited.append)
     )
     places = RankPlaces(
-        parse_places(said),
+        parse_places(stdout),
         {name: facts.node_name for name, facts in look.facts.items()},
         setting.recipe.cluster.ranks_per_node,
     )
@@ -79,11 +79,11 @@ def check_launcher(look: NodeView) -> list[CheckResult]:
     if misplaced:
         return misplaced
     ranks = describe_count(setting.recipe.cluster.ranks_per_node, "rank")
-    said = f"{launcher} starts {ranks} on each host" + "".join(f"; {each}" for each in waited)
+    message = f"{launcher} starts {ranks} on each host" + "".join(f"; {each}" for each in waited)
     if not setting.left_out:
-        return [CheckResult("launcher", said)]
+        return [CheckResult("launcher", message)]
     options = ", ".join(setting.left_out)
-    return [CheckResult("launcher", f"{said}, without {options}, which it does not know", warns=True)]
+    return [CheckResult("launcher", f"{message}, without {options}, which it does not know", warns=True)]
 
 
 def start_patiently(start: Callable[[], str], wait: Callable[[], bool]) -> str:
@@ -139,13 +139,13 @@ def start_ranks(setting: Setting, commands: Commands) -> str:
     return done.stdout
 
 
-def parse_places(said: str) -> dict[int, str]:
+def parse_places(stdout: str) -> dict[int, str]:
     """Read each rank's node.
 
     >>> parse_places("[1] caffe-recipes: rank 1 on n2\\n[0] caffe-recipes: rank 0 on n1\\n")
     {1: 'n2', 0: 'n1'}
     """
-    return {int(rank): node for rank, node in _PLACE.findall(said)}
+    return {int(rank): node for rank, node in _PLACE.findall(stdout)}
 
 
 def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
@@ -358,8 +358,8 @@ def _try_on(
         raise unreadable(host.name, "try", " ".join(records))
     by_hand = shlex.join(setting.launch().contained([setting.trainer]))
     hint = f"try `{by_hand}` there by hand, or give another Caffe with --caffe"
-    said = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
-    return [HostProblem(host.name, what, hint, setting.trainer) for what in _by_policy(said)]
+    faults = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
+    return [HostProblem(host.name, what, hint, setting.trainer) for what in _by_policy(faults)]
 
 
 def parse_attempt(record: str) -> Attempt | None:
@@ -372,15 +372,15 @@ def parse_attempt(record: str) -> Attempt | None:
     return Attempt(int(found[1]), log.decode(errors="replace")) if found else None
 
 
-def _by_policy(said: Mapping[str, str | None]) -> list[str]:
+def _by_policy(faults: Mapping[str, str | None]) -> list[str]:
     """Name the policies that fail, where not all fail alike.
 
     >>> _by_policy({"poly": None, "poly_cyc": "fails"}), _by_policy({"poly": "fails", "poly_cyc": "fails"})
     (['with lr_policy poly_cyc it fails'], ['fails'])
     """
-    if len(set(said.values())) == 1:
-        return [what for what in set(said.values()) if what]
-    return [f"with lr_policy {policy} it {what}" for policy, what in said.items() if what]
+    if len(set(faults.values())) == 1:
+        return [what for what in set(faults.values()) if what]
+    return [f"with lr_policy {policy} it {what}" for policy, what in faults.items() if what]
 
 
 def _short(text: str) -> str:

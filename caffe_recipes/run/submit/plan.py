@@ -2,7 +2,7 @@
 
 Options of sbatch's that a profile, or the user, gives word by word.
 
-What a user gives a submit that no job could use: told before anything is submitted.
+What a user gives a submit that no job could use: reported before anything is submitted.
 
 What the machine gives no job: by its profile, which needs no Slurm, and by what Slurm itself says.
 """
@@ -147,7 +147,7 @@ def choose_partition(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be told of a job that Slurm takes; `must_wait` if too few nodes work for it now.
+    """What to report of a job that Slurm takes; `must_wait` if too few nodes work for it now.
 
     `partitions` are those that take it.
     """
@@ -158,12 +158,12 @@ class Verdict:
 
 
 def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> Verdict:
-    """Return what is to be told of a job that Slurm takes; raises InputError for one that it does not."""
+    """Return what to report of a job that Slurm takes; raises InputError for one that it does not."""
     chosen = _find(asked.batch.partition, partitions)
     complaints = [_complain(asked, each) for each in chosen]
     if all(complaints):  # of several, Slurm takes the one that begins first
-        said = "; ".join(line for lines in complaints for line in lines)
-        raise InputError("", said, "nothing was submitted")
+        complaint = "; ".join(line for lines in complaints for line in lines)
+        raise InputError("", complaint, "nothing was submitted")
     fitting = [each for each, lines in zip(chosen, complaints, strict=True) if not lines]
     waits = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
     notes = (*waits, *_describe_time(asked, fitting[0]))
@@ -192,7 +192,7 @@ def _find(given: str | None, partitions: Sequence[Partition]) -> list[Partition]
 
 
 def _complain(asked: Asked, partition: Partition) -> tuple[str, ...]:
-    # One that names no time gets the default, which is told and no fault.
+    # One that names no time gets the default, which is reported and no fault.
     time_s = partition.default_s if asked.time_s is None else asked.time_s
     return check_limits(
         partition, nodes=asked.nodes, time_s=time_s, account=asked.batch.account, qos=asked.batch.qos
@@ -246,7 +246,7 @@ class JobStep:
 
 @dataclass(frozen=True)
 class PlannedJobs:
-    """The jobs of a submit, in order, and what Slurm is told of each of them.
+    """The jobs of a submit, in order, and what sbatch gets of each of them.
 
     `unwanted` are the nodes that the user, or the profile, excludes.
     """
@@ -363,7 +363,7 @@ def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ..
 def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
     """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
     path = f"jobs/{recipe.name}/{'phase' if options.split else 'chain'}.sbatch"
-    text = generate(recipe)[path]  # all of it: a net that Caffe would refuse is told before the queue
+    text = generate(recipe)[path]  # all of it: a net that Caffe would refuse is reported before the queue
     phases: Sequence[str | None] = [phase.name for phase in recipe.phases] if options.split else [None]
     for difference in find_differences({path: text}, options.out):
         if difference.what != "stale":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost
@@ -24,11 +24,12 @@ from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import Clock, Fold, JournalError, Lines, fold_lines
+from caffe_recipes.run.journal import Clock, JournalError, Lines, fold_lines
 from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
 
 SUFFIX = ".submissions.jsonl"
-_TOLD = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
+Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
+_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
 _HINT = "mend it, or move it away once no job of the recipe waits or runs"
 
 
@@ -49,7 +50,7 @@ class Submission:
     profile: str | None = None
     phase: str | None = None
     output: str = ""
-    outcome: Literal["submitting", "submitted", "refused", "cancelled"] = "submitting"
+    outcome: Outcome = "submitting"
     job_id: int | None = None
     reason: str = ""
     cluster: str = ""
@@ -85,36 +86,22 @@ class Submissions:
         """Return the one of that name; KeyError if there is none."""
         return {each.name: each for each in self.all}[name]
 
-    def with_changed(self, name: str, **changes: Any) -> Submissions:  # noqa: ANN401 - as dataclasses.replace
-        """Return them with one changed; KeyError if there is none of that name."""
-        changed = replace(self.find(name), **changes)
-        return Submissions(tuple(changed if each.name == name else each for each in self.all))
 
-
-def _submitting(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    argv = tuple(said.get("argv", ()))
-    return Submissions((*state.all, Submission(**{**said, "argv": argv}, time_s=time_s)))
-
-
-def _submitted(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    cluster = str(said.get("cluster", state.find(said["name"]).cluster))
-    return state.with_changed(said["name"], outcome="submitted", job_id=int(said["job_id"]), cluster=cluster)
-
-
-def _refused(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(said["name"], outcome="refused", reason=str(said.get("reason", "")))
-
-
-def _cancelled(state: Submissions, said: Mapping[str, Any], time_s: float) -> Submissions:
-    return state.with_changed(said["name"], outcome="cancelled")
-
-
-_FOLD: Fold[Submissions] = {
-    "submitting": _submitting,
-    "submitted": _submitted,
-    "refused": _refused,
-    "cancelled": _cancelled,
-}
+def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
+    if event == "submitting":
+        fields = {**fields, "argv": tuple(fields.get("argv", ()))}
+        return Submissions((*state.all, Submission(**fields, time_s=time_s)))
+    if event not in ("submitted", "refused", "cancelled"):
+        return state
+    known = state.find(fields["name"])
+    changed = replace(
+        known,
+        outcome=cast("Outcome", event),
+        job_id=int(fields["job_id"]) if event == "submitted" else known.job_id,
+        reason=str(fields.get("reason", known.reason)),
+        cluster=str(fields.get("cluster", known.cluster)),
+    )
+    return Submissions(tuple(changed if each.name == known.name else each for each in state.all))
 
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
@@ -124,7 +111,7 @@ def submissions_path(root: Path, recipe_name: str) -> Path:
 
 def fold_submissions(text: str, where: str | Path) -> Submissions:
     """Return what a text tells of; raises JournalError for a whole line that is none of such a file."""
-    return fold_lines(text, where, _FOLD, Submissions(), _HINT)
+    return fold_lines(text, where, _fold, Submissions(), _HINT)
 
 
 def load_submissions(path: Path) -> Submissions:
@@ -176,20 +163,20 @@ class SubmissionJournal(Lines):
 
     def begin(self, submission: Submission) -> None:
         """Write that a job is about to be submitted; raises RunFailed, and then it must not be."""
-        told = {key: getattr(submission, key) for key in _TOLD}
-        self.append("submitting", **told)
+        fields = {key: getattr(submission, key) for key in _FIELDS}
+        self.write("submitting", **fields)
 
     def settle(self, name: str, job_id: int, cluster: str = "") -> None:
-        """Write a job's number, and which cluster has it, if that was told."""
-        self.append("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
+        """Write a job's number, and which cluster has it, if sbatch reports one."""
+        self.write("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
 
     def refuse(self, name: str, reason: str) -> None:
         """Write that a job was not submitted."""
-        self.append("refused", name=name, reason=reason)
+        self.write("refused", name=name, reason=reason)
 
     def cancel(self, name: str) -> None:
         """Write that a job was cancelled."""
-        self.append("cancelled", name=name)
+        self.write("cancelled", name=name)
 
 
 # Asks Slurm for jobs by their numbers and names; raises ClusterError if it does not answer.
@@ -327,7 +314,7 @@ def name_seen(seen: SeenJob) -> str:
 
 
 def _is_cancelled(seen: SeenJob, job: Job) -> bool:
-    """Tell whether a job was told to end; of a user's own only its end tells that."""
+    """Tell whether a job was cancelled; of a user's own only its end tells that."""
     if seen.submission.is_ours:
         return seen.submission.outcome == "cancelled"
     return job.signal == SIGTERM or job.exit_code == 128 + SIGTERM

@@ -2,7 +2,7 @@
 
 Where a submit ended in between, or lost Slurm, the next one looks for the name before anything else.
 
-The job that a submit is told to wait for: one that Slurm forgot, or that failed, holds nothing back.
+The job that a submit is to wait for: one that Slurm forgot, or that failed, holds nothing back.
 
 Whether a job that goes on with a recipe's run would find something to do, and not be refused by it.
 
@@ -296,7 +296,7 @@ def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
     return "\n".join([*lines, *texts])
 
 
-def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: SubmitEnv) -> list[Submission]:
+def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:
     """Submit a recipe's chain, or find that it is submitted; return its jobs.
 
     Raises InputError or ClusterError before anything is submitted, RunFailed where Slurm gives no answer.
@@ -306,21 +306,21 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Submit
         raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     check_source(options.environment)
     check_placed(recipe, options)
-    if not has_slurm(means.host):
+    if not has_slurm(env.host):
         hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
         raise ClusterError("sbatch", "not found on PATH", hint)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
-    standing = _patiently(lambda: _look(recipe, options, means), say, means)
+    standing = _patiently(lambda: _look(recipe, options, env), say, env)
     check_startable(recipe, standing)
     planned = plan_submission(recipe, options, _done(standing))
     exclude: tuple[str, ...] = ()
     if not any(job.is_live for job in _jobs(standing)):
         try:
-            exclude = _patiently(lambda: _check(planned, standing, say, means), say, means)
+            exclude = _patiently(lambda: _check(planned, standing, say, env), say, env)
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing is submitted; {error.hint}") from None
-    with closing(SubmissionJournal(path, means.clock)) as journal:
+    with closing(SubmissionJournal(path, env.clock)) as journal:
         if journal.state() != before:
             raise InputError(path, "another submit has just ended", "see caffe-recipes status")
         adopted = _adopt(journal, _jobs(standing), say)
@@ -339,10 +339,10 @@ def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, means: Submit
             last = live[-1]
             excluded = nodes_excluded(last.submission)
             place = _JobPlace(last.submission.group, last.job_id, excluded, last.cluster)
-        return _submit_steps(journal, planned, steps, place, say, means)
+        return _submit_steps(journal, planned, steps, place, say, env)
 
 
-def _patiently(ask: Callable[[], T], say: Say, means: SubmitEnv) -> T:
+def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
     """Return what Slurm is asked for, however often that takes in half a minute; raises what is raised last.
 
     That is SchedulerAway, or for what is submitted RunFailed, for which Slurm is away.
@@ -355,7 +355,7 @@ def _patiently(ask: Callable[[], T], say: Say, means: SubmitEnv) -> T:
         except (SchedulerAway, _NotKnown) as error:
             if pause_s == _LOOKS_S[0]:
                 say(f"{error.without_hint}; asking again")
-        means.pause(pause_s)
+        env.pause(pause_s)
     return ask()
 
 
@@ -363,16 +363,16 @@ class _NotKnown(RunFailed):
     """Slurm does not say what became of a job that was submitted before."""
 
 
-def _check(planned: PlannedJobs, standing: Standing | None, say: Say, means: SubmitEnv) -> tuple[str, ...]:
+def _check(planned: PlannedJobs, standing: Standing | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
     """Ask Slurm whether it takes the jobs; return the nodes to exclude."""
     if planned.options.after is not None:
-        check_after(means.host, planned.options.after, planned.clusters)
-    return check_with_slurm(planned, standing, say, means.host)
+        check_after(env.host, planned.options.after, planned.clusters)
+    return check_with_slurm(planned, standing, say, env.host)
 
 
-def _look(recipe: Recipe, options: SubmitOptions, means: SubmitEnv) -> Standing | None:
+def _look(recipe: Recipe, options: SubmitOptions, env: SubmitEnv) -> Standing | None:
     """Return where the recipe stands; None without run and job. Raises RunFailed if Slurm is away."""
-    ask = slurm_of(means.host)
+    ask = slurm_of(env.host)
     try:
         standing = find_standing(recipe.name, _where(options), ask=ask, reach=False)
     except InputError:
@@ -425,7 +425,7 @@ def _submit_steps(
     steps: Sequence[JobStep],
     place: _JobPlace,
     say: Say,
-    means: SubmitEnv,
+    env: SubmitEnv,
 ) -> list[Submission]:
     """Submit jobs, each behind the one before; if one is refused, those before it are cancelled."""
     names: list[str] = []
@@ -446,10 +446,10 @@ def _submit_steps(
             cluster=clusters,
         )
         journal.begin(submission)
-        outcome = _submit_surely(request, submission, say, means)
+        outcome = _submit_surely(request, submission, say, env)
         if isinstance(outcome, Refused):
             journal.refuse(request.name, outcome.text)
-            undone = _cancel_all(journal, names, means)
+            undone = _cancel_all(journal, names, env)
             raise ClusterError("sbatch", outcome.text, undone or "nothing was submitted")
         journal.settle(request.name, outcome.job_id, outcome.cluster)
         place = replace(place, behind=outcome.job_id, cluster=outcome.cluster or place.cluster)
@@ -461,50 +461,48 @@ def _submit_steps(
     return [state.find(name) for name in names]
 
 
-def _submit_surely(
-    request: Request, submission: Submission, say: Say, means: SubmitEnv
-) -> Submitted | Refused:
+def _submit_surely(request: Request, submission: Submission, say: Say, env: SubmitEnv) -> Submitted | Refused:
     """Submit a job; once more where Slurm, asked after sbatch gave no answer, knows none of its name.
 
     Raises RunFailed where that cannot be known.
     """
     text = ""
     for _ in range(2):
-        outcome = submit(means.host, request)
+        outcome = submit(env.host, request)
         if isinstance(outcome, Submitted | Refused):
             return outcome
         text = outcome.text
         say(f"sbatch gave no answer ({text}); looking for {request.name}")
-        found = _look_again(submission, means)
+        found = _look_again(submission, env)
         if found is not None:
             return found
         say(f"Slurm knows no job {request.name}")
     raise RunFailed("sbatch", f"submits no job: {text}", _LOOK_FIRST)
 
 
-def _look_again(submission: Submission, means: SubmitEnv) -> Submitted | None:
+def _look_again(submission: Submission, env: SubmitEnv) -> Submitted | None:
     """Return a job that may have been submitted, None if Slurm knows none of its name in the end.
 
     Raises RunFailed if it does not say.
     """
-    said, name = "", submission.name
+    problem, name = "", submission.name
     for pause_s in _LOOKS_S:
-        means.pause(pause_s)
-        said = ""
+        env.pause(pause_s)
+        problem = ""
         for cluster in submission.cluster.split(","):
             try:
-                job = find_submission(means.host, name, cluster)
+                job = find_submission(env.host, name, cluster)
             except ClusterError as error:
-                said = str(error)
+                problem = str(error)
                 continue
             if job is not None:
                 return Submitted(job.job_id, cluster)
-    if said:
-        raise RunFailed("sbatch", f"whether the job was submitted is not known: {said}", _LOOK_FIRST)
+    if problem:
+        raise RunFailed("sbatch", f"whether the job was submitted is not known: {problem}", _LOOK_FIRST)
     return None
 
 
-def _cancel_all(journal: SubmissionJournal, names: Sequence[str], means: SubmitEnv) -> str:
+def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv) -> str:
     """Cancel what was submitted, the last first; say what became of it."""
     state = journal.state()
     done = [each for name in reversed(names) if (each := state.find(name)).job_id is not None]
@@ -513,7 +511,7 @@ def _cancel_all(journal: SubmissionJournal, names: Sequence[str], means: SubmitE
     ids, cluster = [each.job_id for each in done if each.job_id is not None], done[0].cluster
     listed = ", ".join(map(str, ids))
     try:
-        cancel_jobs(means.host, ids, cluster=cluster)
+        cancel_jobs(env.host, ids, cluster=cluster)
     except ClusterError as error:
         return f"cancel the jobs before it yourself, scancel {listed}: {error}"
     for name in reversed(names):

@@ -104,7 +104,7 @@ def finish_run(root: Path, models: dict[str, Path], number: int = 1) -> Path:
         (root / snapshot).write_bytes(model.read_bytes())
         sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
         said = {"seconds": 1.0, "images_per_s": None, "loss": 0.5}
-        journal.append("finished", phase=phase, snapshot=snapshot, sha256=sha256, **said)
+        journal.write("finished", phase=phase, snapshot=snapshot, sha256=sha256, **said)
     journal.close()
     return folder
 

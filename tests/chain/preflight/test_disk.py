@@ -10,7 +10,7 @@ import pytest
 
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
-from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
 from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
@@ -76,7 +76,7 @@ def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(lo
     full = check_disk(away, room_at=lambda folder: 4096)
     assert [(one.subject, one.mark) for one in full] == [("disk", "ok"), ("disk here", "failed")]
     root = look.setting.root
-    assert full[1].said.startswith(f"this machine:{root}: 4.1 kB are free, ")
+    assert full[1].message.startswith(f"this machine:{root}: 4.1 kB are free, ")
     assert [one.subject for one in check_disk(look, room_at=lambda folder: 4096)] == ["disk"]
 
 
@@ -127,7 +127,7 @@ def with_checkpoints(look: NodeView) -> NodeView:
 
 def counted(look: NodeView, subject: str) -> float:
     """Return the bytes of snapshots that a row says it counts on, three digits of them."""
-    said = next(one.said for one in check_disk(look) if one.subject == subject)
+    said = next(one.message for one in check_disk(look) if one.subject == subject)
     found = re.search(r"for ([\d.]+) (k|M)B of snapshots", said)
     assert found, said
     return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]]
@@ -141,7 +141,7 @@ def test_files_under_the_names_of_snapshots_must_be_ours(look: NodeView, place: 
     ] == ["ok"]
     found = check_snapshots(changed(look, strays=(Stray("foreign", "eve", str(mine)),)))
     assert [(one.mark, one.hosts) for one in found] == [("failed", ("localhost",))]
-    assert f"localhost:{mine}: belongs to user eve" in found[0].said
+    assert f"localhost:{mine}: belongs to user eve" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: F
     folders = look.facts["localhost"].folders
     found = check_snapshots(changed(look, folders=dict.fromkeys(folders, folder)))
     assert [one.mark for one in found] == ["failed"]
-    assert said in found[0].said
+    assert said in found[0].message

@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import write_files
 from caffe_recipes.run.context import RunOptions, find_setting
-from caffe_recipes.run.journal import RunState
+from caffe_recipes.run.events import RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.preflight.storage import check_folders, may_write
@@ -31,7 +31,7 @@ def look(place: Place) -> NodeView:
 def test_folders_that_can_be_made_are_well(look: NodeView, place: Place) -> None:
     before = place.tree()
     (found,) = check_folders(look)
-    assert (found.mark, found.said) == (
+    assert (found.mark, found.message) == (
         "ok",
         "runs, logs/small, prototxt/small can be written to",
     )
@@ -52,7 +52,7 @@ def test_a_root_that_a_group_can_write_in_is_warned_of_once(look: NodeView, plac
     place.root.chmod(0o775)
     (found,) = check_folders(look)
     assert found.mark == "warn"
-    assert f"by the group of {place.root} too, whose members are believed like you" in found.said
+    assert f"by the group of {place.root} too, whose members are believed like you" in found.message
 
 
 def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: Place) -> None:
@@ -69,7 +69,7 @@ def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: P
 def test_prototxts_that_are_all_in_place_may_be_read_only(look: NodeView, place: Place) -> None:
     write_files(look.plan.prototxts, place.root)
     (found,) = check_folders(look, writes=lambda folder: "prototxt" not in folder.parts)
-    assert found.said == "runs, logs/small can be written to"
+    assert found.message == "runs, logs/small can be written to"
 
 
 def test_who_may_write_is_asked_of_the_system(tmp_path: Path) -> None:

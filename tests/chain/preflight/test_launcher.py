@@ -50,7 +50,7 @@ def test_ranks_elsewhere_are_told_with_their_hosts(
     setting: Setting, by_rank: dict[int, str], said: str, hosts: tuple[str, ...], mark: str
 ) -> None:
     found = misplaced_ranks(RankPlaces(by_rank, TWO, 2), setting)
-    assert [(one.mark, one.hosts) for one in found if said in one.said] == [(mark, hosts)]
+    assert [(one.mark, one.hosts) for one in found if said in one.message] == [(mark, hosts)]
 
 
 @pytest.mark.parametrize(("by_slurm", "starts", "is_started"), [(True, 2, True), (False, 1, False)])

@@ -10,7 +10,8 @@ import pytest
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
-from caffe_recipes.run.journal import Launch, RunState, name_branch
+from caffe_recipes.run.events import Launch, RunState
+from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
@@ -50,7 +51,7 @@ def changed(look: NodeView, **values: object) -> NodeView:
 
 def only(found: list[CheckResult]) -> tuple[str, tuple[str, ...], str]:
     assert len(found) == 1, found
-    return found[0].mark, found[0].hosts, found[0].said
+    return found[0].mark, found[0].hosts, found[0].message
 
 
 def test_nodes_as_the_profile_has_them_are_well(look: NodeView) -> None:
@@ -92,10 +93,10 @@ def test_ranks_of_another_launch_are_told_with_their_hosts(look: NodeView) -> No
     there = changed(look, ranks=ranks)
     found = check_launches(there)
     assert [(one.mark, one.hosts) for one in found] == [("failed", ("n2",))] * 2
-    assert found[0].said.startswith(
+    assert found[0].message.startswith(
         "n2: 2 ranks of another launch, ab/init-1, are at work here; wait for its end"
     )
-    assert found[1].said.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
+    assert found[1].message.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
     # What a killed run left is its own.
     assert only(check_launches(replace(there, state=RunState(id="ab"))))[2].startswith("n2: 1 rank")
     beside = RunState(id="0", branches={"side": "runs/x/branches/side"})
@@ -118,7 +119,7 @@ def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> 
     assert [(one.mark, one.hosts) for one in found] == [
         ("failed", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",))
     ]  # fmt: skip
-    assert [one.said.split(";")[0] for one in found] == [
+    assert [one.message.split(";")[0] for one in found] == [
         "n2: has no core 42,43, where MLSL's servers are pinned",
         "n2: has 2 x 20 cores, 2 x 22 threads and 4 cores of MLSL's need 48",
         "n2: has 2 x 20 cores, 2 x 24 are expected",
@@ -169,7 +170,7 @@ def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None
     recipe = look.setting.recipe.model_copy(update={"cluster": cluster})
     found = check_cores(replace(look, setting=replace(look.setting, recipe=recipe)))
     assert only(found)[:2] == ("failed", ("n1", "n2", "n3"))
-    assert "n[1-3]: has no core 96, where threads are pinned" in found[0].said
+    assert "n[1-3]: has no core 96, where threads are pinned" in found[0].message
 
 
 def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) -> None:

@@ -128,4 +128,4 @@ def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
 def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
     (own,) = tell("hosts", [trouble_of("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
     (over,) = tell("hosts", [trouble_of("c1", HostFailed("gate", "its host key is revoked"))])
-    assert (own.said, over.said) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")
+    assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

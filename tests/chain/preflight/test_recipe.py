@@ -160,9 +160,9 @@ def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(p
         load_recipe(place.recipe), RunOptions(root=place.root), lambda name, copy_with: hosts[name]
     )
     row = next(one for one in found if one.subject == "hosts")
-    assert row.said.startswith("c401-[001-003]: gave no sign of life for 15 s; check the host")
+    assert row.message.startswith("c401-[001-003]: gave no sign of life for 15 s; check the host")
     assert (row.mark, row.hosts) == ("failed", tuple(hosts))
-    skipped = {one.subject for one in found if one.said == "not looked at without c401-[001-003]"}
+    skipped = {one.subject for one in found if one.message == "not looked at without c401-[001-003]"}
     assert skipped == {"cores", "memory", "clock", "launcher", "trainer"}
     assert all(host.asked == [] for host in hosts.values())
     assert all(host.closed for host in hosts.values())

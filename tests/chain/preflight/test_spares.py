@@ -14,7 +14,7 @@ from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
-from caffe_recipes.run.journal import Finish, RunState
+from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
@@ -68,7 +68,7 @@ def test_without_spares_there_is_nothing_to_tell(look: NodeView) -> None:
 
 def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
     found = told(look, spare("n8"), spare("n9"))
-    assert [(one.mark, one.said) for one in found] == [("ok", "n[8-9]: as the hosts are")]
+    assert [(one.mark, one.message) for one in found] == [("ok", "n[8-9]: as the hosts are")]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: C
         look, spare("n8"), spare("n9", lambda text: change(text).replace("name NAME", f"name {name}"))
     )
     assert [(one.mark, one.hosts, one.unfit) for one in found] == [("warn", ("n9",), True)]
-    assert said in found[0].said
+    assert said in found[0].message
 
 
 def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
     silent = StandInHost("n9", fault=HostFailed("n9", "gave no sign of life for 15 s", "check the host"))
     found = told(look, silent, spare("n8"))
-    assert [(one.said, one.unfit) for one in found] == [
+    assert [(one.message, one.unfit) for one in found] == [
         ("n9: gave no sign of life for 15 s; check the host", True)
     ]
 
@@ -110,7 +110,7 @@ def test_a_spare_whose_clock_is_wrong_may_be_used(look: NodeView) -> None:
     )
     found = told(look, late)
     assert [(one.mark, one.unfit) for one in found] == [("warn", False)]
-    assert re.search(r"n9: its clock is (98|99)\.\d s behind ours", found[0].said)
+    assert re.search(r"n9: its clock is (98|99)\.\d s behind ours", found[0].message)
 
 
 def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView, place: Place) -> None:
@@ -118,7 +118,7 @@ def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView,
     assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
     found = told(look, spare("n9"), policy=Policy("replace"))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert "ends with 1 and without `Optimization Done.`; it says last: no licence" in found[0].said
+    assert "ends with 1 and without `Optimization Done.`; it says last: no licence" in found[0].message
     assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
 
 
@@ -140,7 +140,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, chang
     assert [one.mark for one in told(beside, spare("n9"))] == ["ok"]
     found = told(beside, spare("n8"), spare("n9", change))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert said in found[0].said
+    assert said in found[0].message
     line = {phase.name: Finish(phase.name, "", "", 1.0, None, None) for phase in setting.recipe.phases}
     trained = replace(beside, state=RunState(finished=line))
     assert [one.mark for one in told(trained, spare("n9", change))] == ["ok"], "no branch is left"
