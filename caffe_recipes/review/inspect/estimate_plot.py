@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.estimates import group_lines
-from caffe_recipes.review.inspect.plots import line_colour, line_style, need_matplotlib, render_figure
+from caffe_recipes.review.inspect.plots import (
+    RIGHT,
+    WIDTH_IN,
+    line_colour,
+    line_style,
+    render_figure,
+    stack_axes,
+)
 from caffe_recipes.units import unit_of
 
 if TYPE_CHECKING:
@@ -20,8 +27,8 @@ if TYPE_CHECKING:
     from caffe_recipes.units import Unit
 
 
-_WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
-_LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
+_TIMES_IN, _HOURS_IN = 3.1, 1.7
+_LEFT = 0.105  # of the width: where the axes begin
 _MOST_LINES = 8
 _SAME = 0.002  # as iterations are whole
 _ALIKE = 0.01  # as near as two thin lines can be told apart
@@ -33,7 +40,6 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str) -> bytes:
 
     Raises InputError for more local batches than lines can be told apart, and where matplotlib is missing.
     """
-    need_matplotlib()
     lines = _merge(group_lines(estimates))
     if len(lines) > _MOST_LINES:
         what = f"{len(lines)} local batches to draw"
@@ -67,24 +73,9 @@ def _lies_on(line: Sequence[Estimate], other: Sequence[Estimate]) -> bool:
 
 
 def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH_IN, _TIMES_IN + _HOURS_IN + 0.75))
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(
-        2,
-        1,
-        height_ratios=[_TIMES_IN, _HOURS_IN],
-        hspace=0.08,
-        left=_LEFT,
-        right=_RIGHT,
-        top=0.95,
-        bottom=0.085,
-    )
+    heights = (_TIMES_IN, _HOURS_IN)
+    figure, (times, hours) = stack_axes(heights, _LEFT, top=0.95, bottom=0.085, gap=0.08)
     unit = unit_of(median(each.total_s for each in estimates))
-    times = figure.add_subplot(grid[0])
-    hours = figure.add_subplot(grid[1], sharex=times)
     for index, (name, line) in enumerate(lines.items()):
         _draw_line(times, line, lambda each: each.total_s / unit.seconds, index, name)
         _draw_line(hours, line, lambda each: each.node_hours, index, name)
@@ -101,7 +92,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]]) -> Fi
     hours.set_ylim(0, 1.1 * max(each.node_hours for each in estimates))
     hours.yaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")
     hours.set_xlabel("nodes")
-    hours.grid(axis="y", linewidth=0.3, color="0.75")
+    hours.grid(axis="y")
     figure.align_ylabels((times, hours))
     return figure
 
@@ -148,7 +139,7 @@ def _scale(axes: Axes, estimates: Sequence[Estimate]) -> None:
     axes.set_xticks(find_ticks(nodes))
     axes.xaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.10g}")
-    axes.grid(axis="y", linewidth=0.3, color="0.75")
+    axes.grid(axis="y")
 
 
 def find_ticks(nodes: Sequence[int]) -> list[int]:
@@ -162,7 +153,7 @@ def find_ticks(nodes: Sequence[int]) -> list[int]:
         return [first]
     last = between.pop()
     # The axis goes on beyond the counts by a twentieth at either end.
-    width_in = _WIDTH_IN * (_RIGHT - _LEFT) / 1.1
+    width_in = WIDTH_IN * (RIGHT - _LEFT) / 1.1
     label_in = len(f"{last:,}") * _DIGIT_IN + _GAP_IN
     room = math.log(last / first) * label_in / width_in
     kept = [first]

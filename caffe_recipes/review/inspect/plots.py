@@ -21,18 +21,16 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.rates import POLICIES, lr_at, telling_rates
+from caffe_recipes.caffe.rates import POLICIES, lr_at, step_iters, telling_rates
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-    from caffe_recipes.caffe import pb
     from caffe_recipes.review.inspect.schedules import PlottedSchedule, Stretch
 
 
@@ -93,15 +91,9 @@ def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
 def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
     last, solver = stretch.iterations - 1, stretch.solver
     yield from range(0, last + 1, max(1, last // samples))
-    edges = (solver.warmup_iter, stretch.taken_iter, *_steps(solver, last)[:samples])
+    edges = (solver.warmup_iter, stretch.taken_iter, *step_iters(solver, last)[:samples])
     near = chain(*((edge - 1, edge) for edge in edges), (last,))
     yield from (iteration for iteration in near if 0 <= iteration <= last)
-
-
-def _steps(solver: pb.SolverParameter, last: int) -> Sequence[int]:
-    if solver.lr_policy == "step" and solver.stepsize > 0:
-        return range(solver.stepsize, last + 1, solver.stepsize)
-    return list(solver.stepvalue) if solver.lr_policy == "multistep" else []
 
 
 _Point = tuple[float, float]
@@ -140,9 +132,7 @@ class Label:
     colour: str
 
 
-def place_labels(
-    axes: Axes, labels: Sequence[Label], lines: Sequence[_Point], canvas: FigureCanvasAgg
-) -> None:
+def place_labels(axes: Axes, labels: Sequence[Label], lines: Sequence[_Point]) -> None:
     """Write each label in the best place beside its point; `lines` are points that lines go through.
 
     The axes' limits are final.
@@ -162,19 +152,19 @@ def place_labels(
             va="center",
             zorder=6,
         )
-        boxes = [_box_at(text, place, canvas) for place in _PLACES]
+        boxes = [_box_at(text, place) for place in _PLACES]
         costs = [order + _cost(box, axes.bbox, taken, drawn) for order, box in enumerate(boxes)]
         best = costs.index(min(costs))
-        taken.append(_box_at(text, _PLACES[best], canvas))
+        taken.append(_box_at(text, _PLACES[best]))
         _draw_leader(axes, label, _PLACES[best], label.text.count("\n") + 1)
 
 
-def _box_at(text: Annotation, place: _Place, canvas: FigureCanvasAgg) -> Bbox:
+def _box_at(text: Annotation, place: _Place) -> Bbox:
     """Move a text, and return what it covers, in pixels."""
     right, up, align = place
     text.set_position((right, up))
     text.set_horizontalalignment(align)  # type: ignore[arg-type]  # one of the three words
-    return text.get_window_extent(canvas.get_renderer())  # type: ignore[no-untyped-call]
+    return text.get_window_extent()
 
 
 def _draw_leader(axes: Axes, label: Label, place: _Place, rows: int) -> None:
@@ -202,6 +192,8 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 _STYLES = ("solid", (0, (5, 1.5)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)))
 _COLOURS = ("black", "#b3331d", "#1f5a9c", "#3f7d20", "#7a4a9e")
+WIDTH_IN = 7.2
+RIGHT = 0.975  # of the width: where the axes end
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "caffe-recipes",
     "font.size": 8,
@@ -213,6 +205,8 @@ _SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a $ in a path is meant
     "axes.formatter.limits": (-5, 7),
+    "grid.linewidth": 0.3,
+    "grid.color": "0.75",
 }
 
 
@@ -224,14 +218,13 @@ def format_of(path: Path) -> str:
     return kind
 
 
-def need_matplotlib() -> None:
-    """Raise InputError where matplotlib is missing."""
+def render_figure(draw: Callable[[], Figure], kind: str) -> bytes:
+    """Draw a figure in our look; `kind` is svg, png or pdf, and the bytes are the same anywhere.
+
+    Raises InputError where matplotlib is missing.
+    """
     if find_spec("matplotlib") is None:
         raise InputError("", "plot needs matplotlib", "pip install 'caffe-recipes[plot]'")
-
-
-def render_figure(draw: Callable[[], Figure], kind: str) -> bytes:
-    """Draw a figure in our look; `kind` is svg, png or pdf, and the bytes are the same anywhere."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -241,6 +234,33 @@ def render_figure(draw: Callable[[], Figure], kind: str) -> bytes:
         picture = io.BytesIO()
         figure.savefig(picture, format=kind, dpi=200, metadata=_METADATA[kind])
     return picture.getvalue()
+
+
+def stack_axes(
+    heights_in: Sequence[float], left: float, *, top: float, bottom: float, gap: float
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of axes of such heights, one below the other, over one x axis.
+
+    `left`, `top` and `bottom` are shares of the page; `gap` is one of the axes' mean height.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + 0.75))
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(
+        len(heights_in),
+        1,
+        height_ratios=heights_in,
+        hspace=gap,
+        left=left,
+        right=RIGHT,
+        top=top,
+        bottom=bottom,
+    )
+    first = figure.add_subplot(grid[0])
+    others = [figure.add_subplot(grid[row], sharex=first) for row in range(1, len(heights_in))]
+    return figure, [first, *others]
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -257,7 +277,7 @@ def line_colour(index: int) -> str:
 _GREYS = ("0.93", "0.84")
 _MOST_PARTS, _MOST_POINTS = 100, 6000
 _MOST_LABELS = 40  # of a page; beyond, those of the largest jumps
-_WIDTH_IN, _RATE_IN, _STRIP_IN = 7.2, 3.1, 0.34
+_RATE_IN, _STRIP_IN = 3.1, 0.34
 _LANE = 0.5  # of a strip: the blocks of one lane
 _DECAY_IN, _MOST_DECAY_IN, _TEXT_IN = 0.9, 2.2, 0.13
 
@@ -267,7 +287,6 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
 
     Raises InputError where matplotlib is missing, and where no iteration has a rate that can be drawn.
     """
-    need_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
     if parts > _MOST_PARTS:
         raise InputError(schedules[0].name, f"{parts} phases to draw", f"give {_MOST_PARTS} at most")
@@ -282,18 +301,9 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
 def _draw(
     schedules: Sequence[PlottedSchedule], curves: Sequence[Sequence[Curve]], highest: float, *, log: bool
 ) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     strips_in = _STRIP_IN * sum(map(_strips, schedules))
     heights = [strips_in, _RATE_IN, _decay_in(_decays(schedules))]
-    figure = Figure(figsize=(_WIDTH_IN, sum(heights) + 0.75))
-    canvas = FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(
-        3, 1, height_ratios=heights, hspace=0.07, left=0.118, right=0.975, top=0.985, bottom=0.1
-    )
-    strips = figure.add_subplot(grid[0])
-    rate, decay = (figure.add_subplot(grid[row], sharex=strips) for row in (1, 2))
+    figure, (strips, rate, decay) = stack_axes(heights, 0.118, top=0.985, bottom=0.1, gap=0.07)
     end = max(stretch.x_at(stretch.iterations) for schedule in schedules for stretch in schedule.stretches)
     strips.set_xlim(0, end * 1.005)
     _draw_strips(strips, schedules)
@@ -312,7 +322,7 @@ def _draw(
     figure.align_ylabels((rate, decay))
     labels = [label for index in range(len(schedules)) for label in _labels(schedules, curves, index)]
     lines = [point for curve in chain(*curves) for point in zip(curve.xs, curve.rates, strict=True)]
-    place_labels(rate, labels, lines, canvas)
+    place_labels(rate, labels, lines)
     return figure
 
 
@@ -401,7 +411,7 @@ def _scale_decays(axes: Axes, schedules: Sequence[PlottedSchedule]) -> None:
     axes.minorticks_off()
     # Few values, and it is these that are looked for.
     axes.set_yticks(values, [float_text(value) for value in values])
-    axes.grid(axis="y", linewidth=0.3, color="0.75")
+    axes.grid(axis="y")
 
 
 def _decays(schedules: Sequence[PlottedSchedule]) -> list[float]:

@@ -209,7 +209,7 @@ def test_labels_keep_off_one_another_and_inside() -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     labels = [Label(x, 0.98, f"label {index}", "black") for index, x in enumerate((0.01, 0.02, 0.97, 0.98))]
-    place_labels(axes, labels, [(x / 100, 0.5) for x in range(100)], canvas)
+    place_labels(axes, labels, [(x / 100, 0.5) for x in range(100)])
     renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     texts = [child for child in axes.get_children() if isinstance(child, Annotation) and child.get_text()]
     boxes = [text.get_window_extent(renderer) for text in texts]
