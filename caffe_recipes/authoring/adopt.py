@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,6 +43,7 @@ from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
 from caffe_recipes.review.lint.chain import Link, Net, Solver
 from caffe_recipes.review.naming import is_file
+from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
 _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
@@ -185,9 +186,10 @@ def _values(
         why = found.begins[index].why
         file = Path(link.solver.path).name
         comments[("phases", index)] = [f"{file}: {why}" if why else file, *solver_notes]
+    phase_count = describe_count(len(phases), "phase")
     values = {
         "name": name or _NAME.sub("-", folder).strip("._-") or "adopted",
-        "title": f"{first.message.name or 'A net'} in {_phases(len(phases))}, adopted from {folder}",
+        "title": f"{first.message.name or 'A net'} in {phase_count}, adopted from {folder}",
         "trainer": trainer,
         "prototxt_dir": prototxt_dir,
         "nets": {each: variant_values(net) for each, net in found.nets.items()},
@@ -205,10 +207,6 @@ def _given_options(options: AdoptOptions) -> dict[str, str]:
     """Return the option that an iteration of more images than there are is from, if one is given."""
     given = [option for option, value in (("--ranks", options.ranks), ("--images", options.images)) if value]
     return {"cluster.batch_per_rank": given[0]} if given else {}
-
-
-def _phases(count: int) -> str:
-    return "1 phase" if count == 1 else f"{count} phases"
 
 
 def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:
@@ -273,23 +271,14 @@ def _with_net(
     """Return the recipe with a builder of ours if one makes every net, else with the first net's own file."""
     for guess in guess_nets(first, classes):
         try:
-            recipe = make_recipe(_with(values, guess), str(found.folder))
+            recipe = make_recipe({**values, "net": guess}, str(found.folder))
             if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
                 return recipe, f"equal to what the builder {guess['builder']} makes"
         except CaffeRecipesError:  # a guess; what is really wrong is raised below
             continue
     own = own_net(first, classes, home)
-    recipe = make_recipe(_with(values, own), str(found.folder), home, options)
+    recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
     return recipe, f"the user's own, {Path(first.path).name}; its data layers are the recipe's"
-
-
-def _with(values: Mapping[str, Any], net: Mapping[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if key == "nets":
-            result["net"] = net
-        result[key] = value
-    return result
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> None:
@@ -317,21 +306,15 @@ def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
 
 def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
     """Name the first field that a recipe generates otherwise."""
-    changes = _changes(given, made)
-    change = next(changes, None)
-    if change is None:
+    if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
+        changes = diff_nets(given, made, defaults=True)
+    else:
+        changes = diff_messages(given, made, defaults=True)
+    if not changes:
         return InputError(
             document.path, "a recipe writes it otherwise", "compare them by `caffe-recipes diff`"
         )
-    return InputError(document.path, f"{change}", "a recipe cannot say it: write all files alike, or by hand")
-
-
-def _changes(given: Message, made: Message) -> Iterator[str]:
-    if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
-        found = diff_nets(given, made, defaults=True)
-    else:
-        found = diff_messages(given, made, defaults=True)
-    for change in found:
-        layer = f"layer '{change.layer}' " if change.layer else ""
-        field = change.field or change.kind
-        yield f"{layer}{field}: {change.old.text}, and a recipe makes it {change.new.text}"
+    first = changes[0]
+    layer = f"layer '{first.layer}' " if first.layer else ""
+    what = f"{layer}{first.field or first.kind}: {first.old.text}, and a recipe makes it {first.new.text}"
+    return InputError(document.path, what, "a recipe cannot say it: write all files alike, or by hand")

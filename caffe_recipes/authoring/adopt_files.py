@@ -33,6 +33,7 @@ from caffe_recipes.review.lint.recipe_rules import find_basis
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.review.lint.snapshot_rules import name_of
 from caffe_recipes.review.naming import is_prototxt_file
+from caffe_recipes.wording import describe_count
 
 _NO_PHASE = {"solver": "main"}  # the name of a file that names no phase
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -372,7 +373,7 @@ def find_cluster(
         origin = f"by the comments: {basis.batch:,.0f} images an iteration, {batch_per_rank} of each rank"
     else:
         ranks, origin = 1, "a guess: nothing says how many (--ranks)"
-    notes.append(f"{ranks} rank{'s' if ranks > 1 else ''}: {origin}")
+    notes.append(f"{describe_count(ranks, 'rank')}: {origin}")
     times = {max(link.solver.message.iter_size, 1) for link in found.links}
     if basis and round(basis.batch) not in {ranks * batch_per_rank * each for each in times}:
         notes.append(_contradiction(basis.batch, ranks, batch_per_rank))
@@ -404,7 +405,7 @@ def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
     'warning: the comments say 4,096 images an iteration, that is 128 ranks of 32; 3 make 96'
     """
     counted = round(batch / batch_per_rank)
-    are = f", that is {counted:,} rank{'s' if counted > 1 else ''} of {batch_per_rank:,}"
+    are = f", that is {describe_count(counted, 'rank')} of {batch_per_rank:,}"
     commented = f"the comments say {batch:,.0f} images an iteration"
     made = f"{ranks:,} make{'s' if ranks == 1 else ''} {ranks * batch_per_rank:,}"
     return f"warning: {commented}{are if counted * batch_per_rank == batch else ''}; {made}"

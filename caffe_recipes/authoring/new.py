@@ -28,6 +28,7 @@ from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
+from caffe_recipes.wording import describe_count
 
 _HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
@@ -368,7 +369,7 @@ def _comments(
 ) -> dict[Location, list[str]]:
     """Say where each number is from."""
     joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
-    ranks = f"{recipe.cluster.ranks:,} rank{'s' if recipe.cluster.ranks > 1 else ''}"
+    ranks = describe_count(recipe.cluster.ranks, "rank")
     comments: dict[Location, list[str]] = {
         (): [
             "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",

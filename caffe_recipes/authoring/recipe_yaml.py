@@ -168,18 +168,9 @@ _SHARED = tuple(key for key in SolverSettings.model_fields if key not in _OWN)
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe's YAML needs to hold, in the model's order."""
     values = recipe.model_dump(exclude_defaults=True, exclude_none=True)
-    phases = [dict(phase) for phase in values.pop("phases")]
-    values.pop("solver", None)
-    solver, phases = share_settings(phases)
-    result: dict[str, Any] = {}
-    for key in Recipe.model_fields:
-        if key == "solver" and solver:
-            result[key] = solver
-        elif key == "phases":
-            result[key] = [_in_order(phase) for phase in phases]
-        elif key in values:
-            result[key] = values[key]
-    return result
+    shared, phases = share_settings(values["phases"])
+    values |= {"solver": shared, "phases": [_in_order(phase) for phase in phases]}
+    return {key: values[key] for key in Recipe.model_fields if key in values and (shared or key != "solver")}
 
 
 def share_settings(phases: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

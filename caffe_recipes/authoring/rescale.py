@@ -49,6 +49,7 @@ from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipe_rules import accepts
 from caffe_recipes.review.lint.recipes import check_recipe
 from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.wording import describe_count
 
 _SAME_EPOCHS = 0.1  # as two iterations of the largest batch may make
 _SAME_RATE = 0.001  # relative: rates are written in six digits
@@ -287,7 +288,7 @@ def _check_other(
     same = all(own[key] == cluster[key] for key in ("nodes", "ranks_per_node", "batch_per_rank"))
     alike = not change.smooth and f"{change.epochs or epochs:.2f}" == f"{epochs:.2f}"
     if same and (alike or phases == scale_phases(recipe, find_scale(recipe, batch, None))):
-        nodes = "1 node" if recipe.cluster.nodes == 1 else f"{recipe.cluster.nodes:,} nodes"
+        nodes = describe_count(recipe.cluster.nodes, "node")
         what = f"is so already: batch {batch:,} on {nodes}, {epochs:.2f} epochs"
         raise InputError(recipe.name, what, "give another --nodes, --batch or --epochs")
 
@@ -358,7 +359,7 @@ def _moved_net(recipe: Recipe, home: Path) -> dict[str, Any]:
 
 def _title(recipe: Recipe) -> str:
     cluster = recipe.cluster
-    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
+    nodes = describe_count(cluster.nodes, "node")
     return f"{recipe.net.name}, batch {cluster.global_batch:,} on {nodes}"
 
 

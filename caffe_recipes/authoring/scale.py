@@ -325,7 +325,7 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
     before: list[int | None] = []
     ends: dict[str, int] = {}
     for index, phase in enumerate(phases):
-        settings = {key: value for key, value in phase.items() if key != "weights_iter"}
+        settings = _without(phase, ("weights_iter",))
         weights = settings.get("weights", phases[index - 1]["name"] if index else None)
         start = ends.get(weights) if weights else None
         for part in _parts(_cut(settings, _left_at(phases, index))):
@@ -355,7 +355,7 @@ def _cut(settings: Settings, left_at: int | None) -> Settings:
     end = min(left_at or last_iter(settings), last_iter(settings))
     if end == settings["max_iter"]:
         return settings
-    result = {key: value for key, value in settings.items() if key not in ("stop_iter", "snapshot")}
+    result = _without(settings, ("stop_iter", "snapshot"))
     if settings["lr_policy"] == "poly":
         result |= {"lr_policy": "poly_cyc", "lr_iter": settings["max_iter"]}
     return result | {"max_iter": end}
@@ -369,20 +369,16 @@ def _parts(settings: Settings) -> list[Settings]:
     if not is_jump(settings["base_lr"], lr_at(solver_of(settings), warmup)):
         return [settings]
     name = f"{settings['name']}-warmup"
-    shared = ("power", "lr_iter", "stop_iter", "snapshot")
-    rise = {key: value for key, value in settings.items() if key not in shared}
-    rise |= {
+    rise = _without(settings, ("power", "lr_iter", "stop_iter", "snapshot")) | {
         "name": name,
         "lr_policy": "fixed",
         "max_iter": warmup,
         "snapshot_prefix": f"{settings['snapshot_prefix']}-warmup",
     }
-    rest = _without(settings, ("warmup_iter", "warmup_start_lr", "weights"))
+    rest = _without(settings, ("warmup_iter", "warmup_start_lr", "weights", "snapshot"))
     rest["max_iter"] = settings["max_iter"] - warmup
     if "lr_iter" in settings:
         rest["lr_iter"] = max(settings["lr_iter"] - warmup, rest["max_iter"])
-    if "snapshot" in rest:
-        del rest["snapshot"]
     return [rise, rest]
 
 

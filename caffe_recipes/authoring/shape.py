@@ -12,6 +12,7 @@ from typing import Any
 from caffe_recipes.cluster.profiles import Profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.rules import ACCURACY, HIGHEST_LR, LARGE_BATCH, LARS_EPOCHS, lars_epochs
+from caffe_recipes.wording import describe_count
 
 _USUAL_BATCH = 32
 _FITTING = range(64, 7, -1)
@@ -26,8 +27,8 @@ _BOTTLENECKS_FROM = 50  # whose last blocks make four times the features
 def check_batch(batch: int, images: int, option: str = "--batch") -> None:
     """Refuse a batch of more images than there are; raises InputError."""
     if batch > images:
-        there = "1 image" if images == 1 else f"{images:,} images"
-        raise InputError(option, f"a batch of {batch:,} is more than the {there}", "take a smaller one")
+        what = f"a batch of {batch:,} is more than the {describe_count(images, 'image')}"
+        raise InputError(option, what, "take a smaller one")
 
 
 def find_shape(
@@ -61,8 +62,7 @@ def find_shape(
     ranks = nodes * ranks_per_node
     each = batch_per_rank or batch // ranks
     if not each or each * ranks != batch:
-        counted = f"{nodes:,} node{'s' if nodes > 1 else ''}"
-        shared = f"{counted} x {ranks_per_node:,} rank{'s' if ranks_per_node > 1 else ''}"
+        shared = f"{describe_count(nodes, 'node')} x {describe_count(ranks_per_node, 'rank')}"
         if batch_per_rank:
             what = f"{shared} of {batch_per_rank:,} images are not a batch of {batch:,}"
             raise InputError(option, what, "leave one of them out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,6 +70,17 @@ def steps_at(solver: pb.SolverParameter, iteration: int) -> int:
     if solver.lr_policy == "step":
         return iteration // solver.stepsize
     return _steps_taken(solver.stepvalue, iteration) if solver.lr_policy == "multistep" else 0
+
+
+def step_iters(solver: pb.SolverParameter, last: int) -> Sequence[int]:
+    """Give the iterations at which `step` or `multistep` steps, those of `step` up to an iteration.
+
+    >>> list(step_iters(pb.SolverParameter(lr_policy="step", stepsize=10), 25))
+    [10, 20]
+    """
+    if solver.lr_policy == "step" and solver.stepsize > 0:
+        return range(solver.stepsize, last + 1, solver.stepsize)
+    return solver.stepvalue if solver.lr_policy == "multistep" else ()
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,24 @@ def is_prototxt_file(path: str | Path) -> bool:
     name = os.fspath(path)
     if not name.endswith(".pt"):
         return name.endswith(".prototxt")
+    if not Path(path).is_file():
+        return False
     try:
         return is_prototxt(name, read_bytes(path, _START_BYTES))
     except OSError:
-        return Path(path).is_file()
+        return True
+
+
+def walk_prototxts(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folders within one, each with its prototxts by path, in the order of their names.
+
+    Folders whose names start with a dot are left out, and links to folders are not followed. Raises
+    InputError for a folder that cannot be listed.
+    """
+    for place, folders, names in os.walk(folder, onerror=refuse_unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = [os.path.join(place, name) for name in sorted(names)]  # noqa: PTH118
+        yield place, [file for file in files if is_prototxt_file(file)]
 
 
 def find_named(text: str) -> Named | None:

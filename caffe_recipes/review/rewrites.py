@@ -7,7 +7,7 @@ through a symbolic link, and keeps its mode.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from caffe_recipes.caffe.prototxt import (
 )
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.files import render_unified, write_whole
-from caffe_recipes.review.naming import is_prototxt_file, refuse_unreadable
+from caffe_recipes.review.naming import walk_prototxts
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,16 @@ def find_prototxts(paths: Iterable[str]) -> list[str]:
     Folders whose names start with a dot are left out, and links to folders are not followed. Raises
     InputError for a folder without any.
     """
-    found: dict[str, str] = {}
+    by_real_path: dict[str, str] = {}
     for path in paths:
-        files = list(_walk(path)) if os.path.isdir(path) else [path]  # noqa: PTH112 - a NUL is no error here
+        files = [path]
+        if os.path.isdir(path):  # noqa: PTH112 - a NUL is no error here
+            files = [file for _, found in walk_prototxts(path) for file in found if os.path.isfile(file)]  # noqa: PTH113
         if not files:
             raise InputError(path, "holds no *.prototxt", "name the files")
         for file in files:
-            found.setdefault(os.path.realpath(file) if "\0" not in file else file, file)
-    return list(found.values())
+            by_real_path.setdefault(os.path.realpath(file) if "\0" not in file else file, file)
+    return list(by_real_path.values())
 
 
 def plan_format(path: str, *, max_bytes: int = MOST_BYTES) -> Rewrite:
@@ -90,10 +92,3 @@ def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
         what = f"cannot be written ({error.strerror})"
         raise InputError(error.filename, what, "check its folder, its permissions and the disk") from error
     return changed
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for place, folders, names in os.walk(folder, onerror=refuse_unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (os.path.join(place, name) for name in sorted(names))  # noqa: PTH118
-        yield from (file for file in files if os.path.isfile(file) and is_prototxt_file(file))  # noqa: PTH113

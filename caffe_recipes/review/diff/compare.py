@@ -1,13 +1,4 @@
-"""Two sides as a whole: which files differ, and in what.
-
-Two messages of one kind of file, compared as what they are.
-
-From bytes to the message that Caffe would make of them.
-
-Two sets of files by path: what was added, removed, renamed, and what changed.
-
-Two recipes: what they generate, and those of their own values that no prototxt holds.
-"""
+"""Two sides as a whole: which files were added, removed or renamed, and what changed in the others."""
 
 from __future__ import annotations
 

@@ -1,14 +1,10 @@
 """Two messages of one type, field by field.
 
 A default that is written and its absence are equal unless asked for, and so are an empty block and none,
-but for the fields that Caffe itself asks for: `presence.py` has them.
+but for the fields that Caffe itself asks for with `has_...()` before it looks at the value: the tables below
+hold those, and the defaults that the schema cannot state.
 
-What a written field says beyond its absence: which defaults, blocks and lists Caffe tells from nothing.
-
-Caffe takes most fields by value, so that a written default, an empty block and their absence are one thing.
-The tables hold the others: fields that its code asks for with `has_...()` before it looks at the value.
-
-Which item of one sequence is which item of another: by keys, and by the longest common subsequence.
+Items of two lists are paired by keys, and by the longest common subsequence.
 """
 
 from __future__ import annotations

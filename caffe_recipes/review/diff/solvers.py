@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import check_rates, lr_at, telling_iters
+from caffe_recipes.caffe.rates import check_rates, lr_at, step_iters, telling_iters
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -167,8 +167,5 @@ def _greatest_ratio(old: _Schedule, new: _Schedule) -> RateChange | None:
 
 def _jumps(solver: pb.SolverParameter, last: int) -> Iterator[int]:
     """Yield the iterations on both sides of each jump of a rate."""
-    jumps = [solver.warmup_iter, *solver.stepvalue]
-    if solver.lr_policy == "step":
-        jumps += range(solver.stepsize, min(last, solver.stepsize * _GRID) + 1, solver.stepsize)
-    for jump in jumps:
+    for jump in (solver.warmup_iter, *step_iters(solver, last)[:_GRID]):
         yield from (jump - 1, jump)

@@ -1,8 +1,6 @@
-"""What the two sides of a comparison are: files, folders, recipes, or revisions of a git repository.
+"""What the two sides of a comparison are: files, folders, recipes, their nets, or git revisions.
 
-What the words after `diff` name: files, folders, recipes, their nets, or revisions of a git repository.
-
-What a git repository holds at a revision, read without a checkout.
+A revision is read without a checkout, object by object: no filter, attribute, hook or link of it counts.
 """
 
 from __future__ import annotations

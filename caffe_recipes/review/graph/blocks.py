@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from caffe_recipes.review.graph.boxes import Box, Graph
@@ -95,15 +96,8 @@ def with_notes(graph: Graph, wiring: Wiring) -> Graph:
 
 def find_stages(graph: Graph, wires: Iterable[Edge]) -> tuple[Stage, ...]:
     """Cut a graph into stages of blocks, from its data to its end."""
-    edges = list(wires)
-    stages: list[Stage] = []
-    for block in _blocks(graph, edges):
-        size = graph.boxes[block.neck].size
-        if stages and stages[-1].size == size:
-            stages[-1] = Stage(size, (*stages[-1].blocks, block))
-        else:
-            stages.append(Stage(size, (block,)))
-    return tuple(stages)
+    runs = groupby(_blocks(graph, list(wires)), key=lambda block: graph.boxes[block.neck].size)
+    return tuple(Stage(size, tuple(blocks)) for size, blocks in runs)
 
 
 def _blocks(graph: Graph, edges: list[Edge]) -> list[Block]:

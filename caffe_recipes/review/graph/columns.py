@@ -279,10 +279,8 @@ class Field:
                 yield middle + away
                 yield middle - away
         right = max(middles, default=0.0) + self.width / 2
-        track = _BESIDE_A_LANE
-        while True:
+        for track in count(_BESIDE_A_LANE):
             yield right + _BESIDE + track * _TRACK
-            track += 1
 
 
 def route_column(
@@ -455,10 +453,10 @@ def _touch(first: Span, second: Span) -> bool:
 
 def _crossings(upper: Span, lower: Span) -> int:
     """Count the crossings if one runs above the other; a place that both would go through weighs most."""
-    count = sum(upper.left < x < upper.right for x in lower.above)
-    count += sum(lower.left < x < lower.right for x in upper.below)
-    count += _OVERLAP * sum(abs(x - y) < _ROOM for x in lower.above for y in upper.below)
-    return count
+    above = sum(upper.left < x < upper.right for x in lower.above)
+    below = sum(lower.left < x < lower.right for x in upper.below)
+    overlaps = sum(abs(x - y) < _ROOM for x in lower.above for y in upper.below)
+    return above + below + _OVERLAP * overlaps
 
 
 _BETWEEN_LANES = 52.0

@@ -31,6 +31,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.inspect.estimates import group_lines
+from caffe_recipes.review.inspect.show import describe_shape
 from caffe_recipes.units import LONGER, SECONDS, unit_of, write_number, write_time
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from caffe_recipes.recipe.pace import (
         How,
         Pace,
-        Shape,
         Table,
     )
     from caffe_recipes.units import Unit
@@ -90,7 +90,7 @@ def render_sweep(estimates: Sequence[Estimate]) -> str:
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "recipe", estimate.recipe
-    yield "shape", _shape(estimate.shape)
+    yield "shape", describe_shape(estimate.shape)
     yield "pace", _pace(estimate.pace)
     yield from (("", note) for note in estimate.pace.notes)
     for other in estimate.others:
@@ -158,13 +158,6 @@ def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
     if notes:
         yield ""
         yield from (f"* {note}" for note in notes)
-
-
-def _shape(shape: Shape) -> str:
-    nodes = f"{shape.nodes:,} node{'s' if shape.nodes > 1 else ''}"
-    ranks = f"{shape.ranks_per_node} rank{'s' if shape.ranks_per_node > 1 else ''}"
-    images = f"{shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
-    return f"{nodes} x {ranks} x {images}"
 
 
 def _pace(pace: Pace) -> str:

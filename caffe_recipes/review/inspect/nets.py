@@ -48,7 +48,7 @@ def load_net(
     """Read a net from a net's prototxt, from a solver's, or from a recipe, `NAME[:net]`.
 
     A solver's net is that of `phase`, TRAIN unless said, and lies under `caffe_root`; without one it is
-    looked for as `net_paths.find_at_path` does, and beside it.
+    looked for as `naming.find_at_path` does, and beside it.
     Raises PrototxtError, RecipeError or InputError.
     """
     if _is_recipe(given):

@@ -21,7 +21,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.rates import POLICIES, lr_at, telling_rates
+from caffe_recipes.caffe.rates import POLICIES, lr_at, step_iters, telling_rates
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-    from caffe_recipes.caffe import pb
     from caffe_recipes.review.inspect.schedules import PlottedSchedule, Stretch
 
 
@@ -95,15 +94,9 @@ def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
 def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
     last, solver = stretch.iterations - 1, stretch.solver
     yield from range(0, last + 1, max(1, last // samples))
-    edges = (solver.warmup_iter, stretch.taken_iter, *_steps(solver, last)[:samples])
+    edges = (solver.warmup_iter, stretch.taken_iter, *step_iters(solver, last)[:samples])
     near = chain(*((edge - 1, edge) for edge in edges), (last,))
     yield from (iteration for iteration in near if 0 <= iteration <= last)
-
-
-def _steps(solver: pb.SolverParameter, last: int) -> Sequence[int]:
-    if solver.lr_policy == "step" and solver.stepsize > 0:
-        return range(solver.stepsize, last + 1, solver.stepsize)
-    return list(solver.stepvalue) if solver.lr_policy == "multistep" else []
 
 
 _Place = tuple[float, float, str]

@@ -28,10 +28,12 @@ from caffe_recipes.recipe.graph import (
 from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.inspect.schedules import rate_before
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.rates import TellingRates
-    from caffe_recipes.recipe.model import Family, Mlsl, Phase, Recipe, Reported
+    from caffe_recipes.recipe.model import Cluster, Family, Mlsl, Phase, Recipe, Reported
+    from caffe_recipes.recipe.pace import Shape
 
 
 @dataclass(frozen=True)
@@ -301,10 +303,7 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     size = f", {train.size_gb:g} GB," if train.size_gb else ""
     yield "training", f"{train.images:,} images{size} in {train.lmdb}"
     yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
-    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
-    images = f"{cluster.batch_per_rank} images = {cluster.global_batch:,} images an iteration"
-    ranks = f"{cluster.ranks_per_node} rank{'s' if cluster.ranks_per_node > 1 else ''}"
-    yield "shape", f"{nodes} x {ranks} x {images}"
+    yield "shape", describe_shape(cluster)
     yield "MLSL", _servers(cluster.mlsl)
     yield "trainer", recipe.trainer
     leaves = find_leaves(recipe)
@@ -340,11 +339,17 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
         yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
 
 
+def describe_shape(shape: Cluster | Shape) -> str:
+    """Write how the images of an iteration are spread over nodes and ranks."""
+    nodes, ranks = describe_count(shape.nodes, "node"), describe_count(shape.ranks_per_node, "rank")
+    return f"{nodes} x {ranks} x {shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
+
+
 def _servers(mlsl: Mlsl | None) -> str:
     if mlsl is None:
         return ""
     cores = ", ".join(map(str, mlsl.server_affinity)) or "that MLSL chooses"
-    return f"{mlsl.num_servers} server{'s' if mlsl.num_servers > 1 else ''} a rank, on cores {cores}"
+    return f"{describe_count(mlsl.num_servers, 'server')} a rank, on cores {cores}"
 
 
 def _value(value: float | str) -> str:

@@ -6,7 +6,6 @@ What `lint` is given: recipes by name or file, prototxts as one chain, folders.
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +35,11 @@ from caffe_recipes.review.lint.snapshot_rules import (
     name_of,
     name_rank,
 )
-from caffe_recipes.review.naming import RECIPE_SUFFIXES, find_named, is_prototxt_file, refuse_unreadable
+from caffe_recipes.review.naming import (
+    RECIPE_SUFFIXES,
+    find_named,
+    walk_prototxts,
+)
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -133,14 +136,12 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
     """List the prototxts below a folder by the folder that holds them; hidden folders are left alone."""
     groups: dict[Path, list[Path]] = {}
     count = 0
-    for root, folders, files in os.walk(folder, onerror=refuse_unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found = [Path(root) / name for name in sorted(files) if is_prototxt_file(Path(root) / name)]
+    for home, found in walk_prototxts(folder):
         count += len(found)
         if count > _MOST_FILES:
             raise InputError(folder, f"holds more than {_MOST_FILES:,} prototxts", "give a folder within it")
         if found:
-            groups[Path(root)] = found
+            groups[Path(home)] = [Path(file) for file in found]
     return groups
 
 

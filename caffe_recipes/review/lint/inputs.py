@@ -92,7 +92,7 @@ def inline_net(solver: Solver, field: str) -> Net:
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
     """Find the net that `field` of a solver gives.
 
-    Without a Caffe root it is sought as `net_paths.find_at_path` does; then, and where it is missing, beside
+    Without a Caffe root it is sought as `naming.find_at_path` does; then, and where it is missing, beside
     the solver by its file name. The recipe chooses the folder of a file that is generated, which may be one
     that recipes share.
     """
