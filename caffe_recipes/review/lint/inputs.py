@@ -38,7 +38,12 @@ from caffe_recipes.review.lint.net_view import upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
 from caffe_recipes.review.lint.rules import Explanation, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import check_evaluations, check_started, name_of, name_rank
-from caffe_recipes.review.lint.solver_rules import check_other_rates, check_snapshot_folder, drop_rates
+from caffe_recipes.review.lint.solver_rules import (
+    check_other_rates,
+    check_snapshot_folder,
+    drop_rates,
+    solvers_in,
+)
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared, is_file, real_path
 
 if TYPE_CHECKING:
@@ -551,12 +556,11 @@ def split_started(
 
 def _solvers_in(document: Document[Any]) -> Iterator[tuple[str, Solver]]:
     name = name_of(document.path)
-    if isinstance(document.message, pb.MultiPhaseSolverParameter):
-        for index, pair in enumerate(document.message.params_pair):
-            field = f"params_pair[{index}].solver_params"
-            yield f"{name} {index + 1}", part_of(document, field, pair.solver_params)
-    else:
-        yield name, document
+    for number, (start, solver) in enumerate(solvers_in(document.message), 1):
+        if start:
+            yield f"{name} {number}", part_of(document, start.removesuffix("."), solver)
+        else:
+            yield name, document
 
 
 def _link(

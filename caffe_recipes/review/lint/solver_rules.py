@@ -730,10 +730,17 @@ _FIELDS = ("rampup_interval", "min_lr", "stagelr")
 _POLICIES = ("multifixed",)
 
 _OF_ONE = frozenset(
-    ("rate-not-finite", "rate-zero", "rate-constant", "warmup-end-jump", "final-rate-high", "final-rate-kept")
+    (
+        "final-rate-high",
+        "final-rate-kept",
+        "lr-policy-unknown",
+        "rate-constant",
+        "rate-not-finite",
+        "rate-zero",
+        "warmup-end-jump",
+    )
 )
 _OF_JOINS = frozenset(("join-jump", "resume-jump"))
-_OF_POLICIES = frozenset(("lr-policy-unknown",))
 
 
 @rate_rule(
@@ -748,7 +755,7 @@ def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Fin
     if dialect == OURS:
         return
     known = find_dialect(dialect)
-    for path, solver in _solvers(document.message):
+    for path, solver in solvers_in(document.message):
         given = [field for field in _FIELDS if _is_given(solver, field)]
         fields = [field for field in given if known.knows("SolverParameter", field)]
         if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
@@ -762,12 +769,13 @@ def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[
     """Leave out what rules on rates found of the solvers in these files, and where others meet them."""
     for one in findings:
         is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
-        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE | _OF_POLICIES)):
+        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE)):
             continue
         yield one
 
 
-def _solvers(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
+def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
+    """Yield the solvers of a file, each with the start of its fields' paths; none of what is not a solver."""
     if message.DESCRIPTOR.name == "SolverParameter":
         yield "", message
     elif message.DESCRIPTOR.name == "MultiPhaseSolverParameter":
