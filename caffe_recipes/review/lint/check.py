@@ -26,7 +26,7 @@ from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_o
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_tests
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding
 from caffe_recipes.review.lint.snapshot_rules import check_snapshots
-from caffe_recipes.review.lint.solver_rules import check_schedule, check_solver_values
+from caffe_recipes.review.lint.solver_rules import check_solver
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -47,8 +47,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     for link in chain.links:
         is_last = chain.is_whole and link is chain.links[-1]
         batch = (batch_per_rank(link) or 0) * (link.ranks or chain.setting.ranks or 0)
-        yield from check_schedule(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
-        yield from check_solver_values(link)
+        yield from check_solver(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
     yield from check_joins(chain)
     yield from check_epochs(chain)
     yield from check_tests(chain)

@@ -38,7 +38,11 @@ from caffe_recipes.review.lint.net_view import upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
 from caffe_recipes.review.lint.rules import Explanation, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import check_evaluations, check_started, name_of, name_rank
-from caffe_recipes.review.lint.solver_rules import check_other_rates, check_snapshot_folder, drop_rates
+from caffe_recipes.review.lint.solver_rules import (
+    check_other_rates,
+    check_snapshot_folder,
+    drop_rates,
+)
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared, is_file, real_path
 
 if TYPE_CHECKING:

@@ -1,8 +1,6 @@
-"""Every rule of lint: its id, how grave it is, and what it looks for.
+"""The one table of lint's rules, which every check enters its own into, and the findings of rules.
 
 Findings as text for people and logs, and as JSON.
-
-A finding: what lint has to say about one place.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 class Finding:
     """One thing that is wrong: where (`file:line:column`), what, what will happen, and what to write.
 
+    Until its document locates it, `where` is the path of a field (`layer[3].top[0]`) instead.
     `values` are the numbers it speaks of by name, unrounded. `phase` is the phase of a chain that it belongs
     to, if any. `accepted` is the reason for which a recipe accepts it, empty if it does not.
     """
@@ -90,7 +89,7 @@ def rule(
     write: str = "",
     explanation: Explanation = UNEXPLAINED,
 ) -> LintRule:
-    """Enter a rule in the table, and return it for the checks that find it."""
+    """Enter a rule in the table, and return it for the checks that find it; each id is entered once."""
     assert name not in RULES, name
     RULES[name] = LintRule(severity, looks_for, subject, effect, write, explanation)
     return RULES[name]
@@ -119,7 +118,10 @@ def finding(
     write: str = "",
     **values: float | str,
 ) -> Finding:
-    """Make a finding of a rule; `effect` and `write` are the rule's own where they are not given."""
+    """Return a finding of a rule, with the rule's own `effect` and `write` where none are given.
+
+    `values` are numbers and names of `what` for programs to read. KeyError if there is no such rule.
+    """
     rule = RULES[name]
     return Finding(
         name, rule.severity, where, what, effect or rule.effect, write or rule.write, values, phase

@@ -63,6 +63,19 @@ def is_jump(before: float, after: float) -> bool:
     return abs(after - before) > LEAST_JUMP * abs(before)
 
 
+def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
+    """Find what is wrong with the rate and the values of one phase's solver.
+
+    The phase is the last of its chain, or its only one; `batch` is the images of all ranks in one iteration,
+    0 if that is not known. A value is wrong that Caffe refuses, computes nonsense with, or never reads.
+    """
+    # Each check gives the field as the place of what it finds.
+    rates = _schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
+    values = (found for check in _OF_VALUES for found in check(link.solver.message))
+    for found in (*rates, *values, *_prefix(link)):
+        yield replace(found, where=link.solver.where(found.where), phase=link.name)
+
+
 @rate_rule(
     "max-iter-missing",
     "warning",
@@ -83,29 +96,22 @@ def is_jump(before: float, after: float) -> bool:
     "poly, poly_cyc or inv without power: a constant rate",
     write="power: 1, or another",
 )
-def check_schedule(
-    link: Link, *, is_last: bool, is_alone: bool = False, batch: int | None = None
-) -> Iterator[Finding]:
-    """Find what is wrong with the rate of one phase: the last of its chain, or its only one.
-
-    `batch` is the images of all ranks in one iteration, if that is known.
-    """
-    solver, where = link.solver.message, link.solver.where
+def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
+    solver = link.solver.message
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
-        yield finding("max-iter-missing", where("max_iter"), what, link.name)
+        yield finding("max-iter-missing", "max_iter", what)
     most = _largest_rate(batch, is_warmed_up=solver.warmup_iter > 0)
     if solver.base_lr > most:
         what = f"base_lr is {solver.base_lr:.4g}; rates above {most:.4g} rarely train"
-        yield finding("base-lr-large", where("base_lr"), what, link.name)
+        yield finding("base-lr-large", "base_lr", what)
     yield from _faults(link)
     if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
         what = f"lr_policy {solver.lr_policy} without power"
         yield finding(
             "power-missing",
-            where("lr_policy"),
+            "lr_policy",
             what,
-            link.name,
             effect=f"Caffe takes 0 for it: the rate stays at {solver.base_lr:.4g}",
         )
     yield from _warmup(link)
@@ -124,14 +130,13 @@ def check_schedule(
     effect="the rate falls where it is meant to rise, and is largest at the first iteration",
 )
 def _warmup(link: Link) -> Iterator[Finding]:
-    solver, where = link.solver.message, link.solver.where
+    solver = link.solver.message
     if solver.warmup_iter > solver.max_iter > 0:
         what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
         yield finding(
             "warmup-never-ends",
-            where("warmup_iter"),
+            "warmup_iter",
             what,
-            link.name,
             effect=f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used",
             write=f"warmup_iter: below {solver.max_iter}",
         )
@@ -139,20 +144,19 @@ def _warmup(link: Link) -> Iterator[Finding]:
         what = f"the warm-up starts at {solver.warmup_start_lr:.4g}, above base_lr {solver.base_lr:.4g}"
         yield finding(
             "warmup-falls",
-            where("warmup_start_lr"),
+            "warmup_start_lr",
             what,
-            link.name,
             write=f"warmup_start_lr: below {solver.base_lr:.4g}",
         )
 
 
-def _largest_rate(batch: int | None, *, is_warmed_up: bool) -> float:
+def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
     """Give the rate above which a base_lr is taken for a slip.
 
     Large batches train at four times what the linear scaling rule (0.1 for 256 images) gives them, and a
     warm-up leads to what would be too much at the start.
     """
-    return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * (batch or 0) / 256)
+    return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
 
 
 @rate_rule("lr-iter-passed", "error", "poly_cyc that runs past its lr_iter")
@@ -192,7 +196,7 @@ def _largest_rate(batch: int | None, *, is_warmed_up: bool) -> float:
     write="other numbers",
 )
 def _faults(link: Link) -> Iterator[Finding]:
-    solver, where = link.solver.message, link.solver.where
+    solver = link.solver.message
     if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
         if solver.power == 2:
             effect = "past it the rate rises again"
@@ -201,9 +205,8 @@ def _faults(link: Link) -> Iterator[Finding]:
         what = f"poly_cyc runs to max_iter {solver.max_iter}, past its lr_iter {solver.lr_iter}"
         yield finding(
             "lr-iter-passed",
-            where("lr_iter"),
+            "lr_iter",
             what,
-            link.name,
             effect=effect,
             write=f"lr_iter: {solver.max_iter} or more",
         )
@@ -211,7 +214,7 @@ def _faults(link: Link) -> Iterator[Finding]:
     is_zero = solver.HasField("base_lr") and solver.base_lr == 0
     for fault in [RateFault("no base_lr", "base_lr is 0")] if is_zero else check_rates(solver):
         name, field = _FAULTS[fault.kind]
-        yield finding(name, where(field), fault.what, link.name)
+        yield finding(name, field, fault.what)
 
 
 @rate_rule(
@@ -225,7 +228,7 @@ def _zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
         what = f"the rate is 0 at iteration {middle}, halfway"
-        yield finding("rate-zero", link.solver.where("lr_policy"), what, link.name)
+        yield finding("rate-zero", "lr_policy", what)
 
 
 @rate_rule(
@@ -253,12 +256,10 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         f"the rate {compare_rates(before, after)} where the warm-up ends, "
         f"{before:.4g} to {after:.4g} (iterations {warmup - 1} and {warmup})"
     )
-    place = link.solver.where("warmup_iter")
     yield finding(
         "warmup-end-jump",
-        place,
+        "warmup_iter",
         what,
-        link.name,
         effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile",
         write=f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", '
         f"max_iter: {warmup}), and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter",
@@ -293,16 +294,11 @@ def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
         return
     what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
     effect = "the last updates still carry the noise of single batches into the final model"
-    place = link.solver.where("max_iter")
     # Classical schedules never go to 0, and are one solver, or resumed ones.
     if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
-        yield finding(
-            "final-rate-kept", place, what, link.name, effect=effect, end=end, base_lr=solver.base_lr
-        )
+        yield finding("final-rate-kept", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
     else:
-        yield finding(
-            "final-rate-high", place, what, link.name, effect=effect, end=end, base_lr=solver.base_lr
-        )
+        yield finding("final-rate-high", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
 
 
 # Which lr policies, or solver types, read a field that not all of them read.
@@ -322,15 +318,6 @@ _TYPES_READING = {
 _MULTIPLYING = ("exp", "multistep", "plateau", "step")
 _REGULARIZATIONS = ("L1", "L2")
 _MOST_DECAY = 0.1 * (1 + 1e-6)  # a float32 0.1 lies above 0.1
-
-
-def check_solver_values(link: Link) -> Iterator[Finding]:
-    """Find values of one phase's solver that Caffe refuses, computes nonsense with, or never reads."""
-    solver = link.solver.message
-    for check in _OF_VALUES:
-        for found in check(solver):
-            yield replace(found, where=link.solver.where(found.where), phase=link.name)
-    yield from _prefix(link)
 
 
 @value_rule(
@@ -704,7 +691,6 @@ def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
             yield finding("solver-field-unread", field, what)
 
 
-# Each gives the field as the place of what it finds.
 _OF_VALUES = (
     _names,
     _nets,
@@ -727,12 +713,11 @@ def _prefix(link: Link) -> Iterator[Finding]:
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
-    where, what = link.solver.where("snapshot"), f"a snapshot at {fired[0]}, and no snapshot_prefix"
+    what = f"a snapshot at {fired[0]}, and no snapshot_prefix"
     yield finding(
         "snapshot-prefix-missing",
-        where,
+        "snapshot",
         what,
-        link.name,
         effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
         else f"Caffe writes {name} into the folder that it is started in; caffe-torch refuses it",
@@ -745,10 +730,17 @@ _FIELDS = ("rampup_interval", "min_lr", "stagelr")
 _POLICIES = ("multifixed",)
 
 _OF_ONE = frozenset(
-    ("rate-not-finite", "rate-zero", "rate-constant", "warmup-end-jump", "final-rate-high", "final-rate-kept")
+    (
+        "final-rate-high",
+        "final-rate-kept",
+        "lr-policy-unknown",
+        "rate-constant",
+        "rate-not-finite",
+        "rate-zero",
+        "warmup-end-jump",
+    )
 )
 _OF_JOINS = frozenset(("join-jump", "resume-jump"))
-_OF_POLICIES = frozenset(("lr-policy-unknown",))
 
 
 @rate_rule(
@@ -763,7 +755,7 @@ def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Fin
     if dialect == OURS:
         return
     known = find_dialect(dialect)
-    for path, solver in _solvers(document.message):
+    for path, solver in solvers_in(document.message):
         given = [field for field in _FIELDS if _is_given(solver, field)]
         fields = [field for field in given if known.knows("SolverParameter", field)]
         if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
@@ -777,12 +769,13 @@ def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[
     """Leave out what rules on rates found of the solvers in these files, and where others meet them."""
     for one in findings:
         is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
-        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE | _OF_POLICIES)):
+        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE)):
             continue
         yield one
 
 
-def _solvers(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
+def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
+    """Yield the solvers of a file, each with the start of its fields' paths; none of what is not a solver."""
     if message.DESCRIPTOR.name == "SolverParameter":
         yield "", message
     elif message.DESCRIPTOR.name == "MultiPhaseSolverParameter":
