@@ -129,14 +129,14 @@ class RunState:
         """What the evaluation gave, of several models the last one; None if there was none."""
         return next(reversed([*self.evaluations.values()]), None)
 
-    def without_launch(self, phase: str, seconds: float) -> RunState:
-        """Return it once a phase's launch has ended, after `seconds`, without finishing the phase."""
-        spent = {**self.spent, phase: self.spent.get(phase, 0.0) + seconds} if seconds else self.spent
-        return replace(self, launch=self._launch_but(phase), spent=spent)
+    def without_launch(self, phase: str, seconds: float = 0.0) -> RunState:
+        """Return it once a phase's launch has ended, after `seconds` that did not finish the phase.
 
-    def _launch_but(self, phase: str) -> Launch | None:
-        """Return the launch under way, unless it is a phase's: one that trained beside it may end first."""
-        return None if self.launch is None or self.launch.phase == phase else self.launch
+        A launch of another phase stays: one that trained beside it may end first.
+        """
+        launch = None if self.launch is None or self.launch.phase == phase else self.launch
+        spent = {**self.spent, phase: self.spent.get(phase, 0.0) + seconds} if seconds else self.spent
+        return replace(self, launch=launch, spent=spent)
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class Finish(Event):
         """Know the phase as finished: its launch is over, and its checkpoints serve no more."""
         left = {phase: kept for phase, kept in state.checkpoints.items() if phase != self.phase}
         finished = {**state.finished, self.phase: self}
-        return replace(state.without_launch(self.phase, 0.0), finished=finished, checkpoints=left)
+        return replace(state.without_launch(self.phase), finished=finished, checkpoints=left)
 
     def line(self, recipe: Recipe, folder: str) -> str:
         """Say how long it took, how fast it was, and where the snapshot lies."""

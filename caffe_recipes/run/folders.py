@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,28 @@ _TELLING = {
 _NAMED = 5
 
 
+def numbered_run(name: str) -> tuple[str, int] | None:
+    """Return the recipe and the number in a run's name; None for what is no run's.
+
+    >>> numbered_run("digits-local-12"), numbered_run("digits-local")
+    (('digits-local', 12), None)
+    """
+    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
+    return (found[1], int(found[2])) if found else None
+
+
+def sort_runs(names: Iterable[str], recipe_name: str) -> list[str]:
+    """Return which of these names are those of a recipe's runs, oldest first."""
+    found = ((numbered_run(name), name) for name in names)
+    numbered = [(run, name) for run, name in found if run and run[0] == recipe_name]
+    return [name for _, name in sorted(numbered)]
+
+
 def run_folders(root: Path, recipe_name: str) -> list[Path]:
     """Return the folders of a recipe's runs under the Caffe root, oldest first."""
-    pattern = re.compile(re.escape(recipe_name) + r"-([0-9]{1,9})")
     runs = root / RUNS
-    named = [(pattern.fullmatch(path.name), path) for path in runs.iterdir()] if runs.is_dir() else []
-    numbered = [(int(found[1]), path) for found, path in named if found]
-    return [path for _, path in sorted(numbered)]
+    names = [path.name for path in runs.iterdir()] if runs.is_dir() else []
+    return [runs / name for name in sort_runs(names, recipe_name)]
 
 
 def next_folder(root: Path, recipe_name: str) -> Path:

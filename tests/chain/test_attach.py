@@ -49,8 +49,8 @@ class Watcher:
         """Attach, and return what that has said."""
         ticks = itertools.count(0, 60)  # each line of progress is due
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: next(ticks))
-        means = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
-        attach(run, AttachOptions(str(self.place.root), on, once), reporter, means)
+        env = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
+        attach(run, AttachOptions(str(self.place.root), on, once), reporter, env)
         return self.output.getvalue()
 
     def _pause(self, seconds: float) -> None:

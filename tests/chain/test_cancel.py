@@ -28,8 +28,8 @@ class Canceller:
         self.ended: dict[int, str] = {}
 
     def cancel(self, run: str = "small", **options: object) -> None:
-        means = CancelEnv(self.slurm.host, self._pause, lambda: self.now_s)
-        cancel_run(run, CancelOptions(str(self.root), **options), self.said.append, means)  # type: ignore[arg-type]
+        env = CancelEnv(self.slurm.host, self._pause, lambda: self.now_s)
+        cancel_run(run, CancelOptions(str(self.root), **options), self.said.append, env)  # type: ignore[arg-type]
 
     def submit(self, *jobs: FakeJob) -> None:
         journal = SubmissionJournal(submissions_path(self.root, "small"))

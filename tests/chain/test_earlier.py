@@ -42,9 +42,9 @@ def test_its_run_goes_on_where_it_was(begun: Place) -> None:
 def test_its_journal_is_attached_to_in_the_words_of_this_version(begun: Place) -> None:
     output = io.StringIO()
     reporter = Reporter(Console(file=output, soft_wrap=True, highlight=False))
-    means = FollowEnv(lambda name, copy_with: LocalHost(name))
+    env = FollowEnv(lambda name, copy_with: LocalHost(name))
     with pytest.raises(RunInterrupted, match="interrupted by SIGINT"):
-        attach("small", AttachOptions(str(begun.root)), reporter, means)
+        attach("small", AttachOptions(str(begun.root)), reporter, env)
     assert output.getvalue().splitlines() == [
         "runs/small-1: log and state of this run; process 6676 on login1",
         "placed 5 prototxts in prototxt/small",

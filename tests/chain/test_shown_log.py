@@ -33,8 +33,8 @@ class Reader:
 
     def read(self, run: str = "small", **options: object) -> str:
         given = LogOptions(str(self.place.root), **options)  # type: ignore[arg-type]
-        means = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
-        show_log(run, given, self._write, self.said.append, means)
+        env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        show_log(run, given, self._write, self.said.append, env)
         return self.log.decode()
 
     def _write(self, data: bytes) -> None:

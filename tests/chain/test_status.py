@@ -64,9 +64,9 @@ class Eye:
         self.place, self.jobs = place, jobs
 
     def all(self, ask: object = None, on: str | None = None) -> list[Standing]:
-        means = FollowEnv(lambda name, copy_with: LocalHost(name))
+        env = FollowEnv(lambda name, copy_with: LocalHost(name))
         options = StatusOptions(str(self.place.root), on)
-        return find_standings(options, means, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        return find_standings(options, env, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
 
     def one(self, run: str = "small", ask: object = None) -> Standing:
         options = StatusOptions(str(self.place.root))
@@ -80,9 +80,9 @@ def test_without_runs_nothing_is_told(place: Place) -> None:
 @pytest.mark.parametrize("on", [None, "localhost"])
 def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> None:
     assert Eye(place).all(no_slurm, on) == []
-    means = FollowEnv(lambda name, copy_with: LocalHost(name))
+    env = FollowEnv(lambda name, copy_with: LocalHost(name))
     with pytest.raises(InputError) as caught:
-        find_standings(StatusOptions(str(place.root / "gone"), on), means, no_slurm)
+        find_standings(StatusOptions(str(place.root / "gone"), on), env, no_slurm)
     where = f"{on}:{place.root}" if on else str(place.root)
     assert str(caught.value) == (
         f"{where}/gone: no such folder; give the one that holds `runs` with --caffe-root"
@@ -187,8 +187,8 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     tell_run(place.root, place.recipe, started(host="other"), launched())
     assert Eye(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))
-    means = FollowEnv(lambda name, copy_with: host)
-    standing = find_standing("small", StatusOptions(str(place.root)), means, no_slurm)
+    env = FollowEnv(lambda name, copy_with: host)
+    standing = find_standing("small", StatusOptions(str(place.root)), env, no_slurm)
     assert standing.state == "unknown"
     told = dict(detail_standing(standing))["process"]
     assert re.search(r"on other, heard of last at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)

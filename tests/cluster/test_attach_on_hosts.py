@@ -97,8 +97,8 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
 
     ticks = itertools.count(0, 60)
     reporter = Reporter(Console(file=output, soft_wrap=True, highlight=False), lambda: next(ticks))
-    means = FollowEnv(lambda name, copy_with: SshHost(name, cluster.ssh, patience_s=1), pause)
-    attach("small", AttachOptions(str(root), on="head"), reporter, means)
+    env = FollowEnv(lambda name, copy_with: SshHost(name, cluster.ssh, patience_s=1), pause)
+    attach("small", AttachOptions(str(root), on="head"), reporter, env)
     said = output.getvalue().splitlines()
     assert said[0].endswith(" on head")
     assert sum(line.endswith("; trying again") for line in said) == 1

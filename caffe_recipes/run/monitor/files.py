@@ -10,7 +10,6 @@ import difflib
 import json
 import os
 import posixpath
-import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.folders import RECIPE_JSON, RUNS, thaw_recipe
+from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
 
 @dataclass(frozen=True)
@@ -260,22 +259,12 @@ def name_recipe(given: str) -> str:
     return load_recipe(given).name if given.endswith(_YAML) else given
 
 
-def numbered_run(name: str) -> tuple[str, int] | None:
-    """Return the recipe and the number in a run's name; None for what is no run's.
-
-    >>> numbered_run("digits-local-12"), numbered_run("digits-local")
-    (('digits-local', 12), None)
-    """
-    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
-    return (found[1], int(found[2])) if found else None
-
-
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:
     """Return the name of a recipe's latest run; `recipe_file` is the YAML that it was given by."""
     names = files.names(runs)
-    numbered = [(int(found[1]), name) for name in names if (found := _numbered(recipe, name))]
-    if numbered:
-        return max(numbered)[1]
+    own = sort_runs(names, recipe)
+    if own:
+        return own[-1]
     where = f"{files.host}:{runs}" if files.host else runs
     if recipe_file or recipe in shipped_recipes():
         first = f"`caffe-recipes run {recipe_file or recipe}` first"
@@ -284,10 +273,6 @@ def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> s
     near = difflib.get_close_matches(recipe, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "give the folder that holds `runs` with --caffe-root"
     raise InputError(where, f"no run, and no recipe's, is called {recipe[:80]!r}", hint)
-
-
-def _numbered(recipe: str, name: str) -> re.Match[str] | None:
-    return re.fullmatch(re.escape(recipe) + r"-([0-9]{1,9})", name)
 
 
 def _first(error: Exception) -> str:

@@ -39,7 +39,7 @@ from caffe_recipes.run.events import (
     describe_run_command,
     is_complete,
 )
-from caffe_recipes.run.folders import RUNS
+from caffe_recipes.run.folders import RUNS, sort_runs
 from caffe_recipes.run.journal import read_events
 from caffe_recipes.run.monitor.files import (
     NOBODY,
@@ -53,7 +53,6 @@ from caffe_recipes.run.monitor.files import (
     find_run,
     load_frozen,
     name_recipe,
-    numbered_run,
 )
 from caffe_recipes.run.submit.submissions import (
     Ask,
@@ -509,9 +508,8 @@ def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, i
 
 def _is_latest(shown: ShownRun, jobs: JobWatch) -> bool:
     """Tell whether the jobs, which resume the latest run of a recipe, resume this one."""
-    runs = map(numbered_run, jobs.runs.files.names(jobs.runs.path))
-    latest = max((run for run in runs if run and run[0] == shown.recipe.name), default=None)
-    return latest is not None and numbered_run(posixpath.basename(posixpath.normpath(shown.path))) == latest
+    runs = sort_runs(jobs.runs.files.names(jobs.runs.path), shown.recipe.name)
+    return runs[-1:] == [posixpath.basename(posixpath.normpath(shown.path))]
 
 
 # No file is as long: nothing of it is read.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
 from caffe_recipes.errors import InputError
+from caffe_recipes.run.folders import numbered_run
 from caffe_recipes.run.monitor.files import (
     NOBODY,
     Process,
@@ -16,7 +17,6 @@ from caffe_recipes.run.monitor.files import (
     find_run,
     load_frozen,
     name_recipe,
-    numbered_run,
 )
 from caffe_recipes.run.monitor.follow import (
     HERE_S,

@@ -21,6 +21,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import images_per_iter
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
+from caffe_recipes.run.folders import numbered_run
 from caffe_recipes.run.journal import refuse_empty
 from caffe_recipes.run.monitor.files import (
     HostFiles,
@@ -28,7 +29,6 @@ from caffe_recipes.run.monitor.files import (
     find_run,
     load_frozen,
     name_recipe,
-    numbered_run,
 )
 from caffe_recipes.run.monitor.follow import (
     FileFollower,

@@ -33,8 +33,8 @@ class Desk:
         return SubmitOptions(str(self.recipe), self.root, self.root, **more)  # type: ignore[arg-type]
 
     def submit(self, **more: object) -> list[Submission]:
-        means = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
-        return submit_chain(load_recipe(self.recipe), self.options(**more), self.said.append, means)
+        env = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
+        return submit_chain(load_recipe(self.recipe), self.options(**more), self.said.append, env)
 
     def describe(self, **more: object) -> str:
         return describe_submission(load_recipe(self.recipe), self.options(**more))
