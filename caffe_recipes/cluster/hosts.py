@@ -206,7 +206,7 @@ def _stamp(host: Host, path: str, *options: str) -> str | None:
 
 
 def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
-    """Match the last line of what a program said: a shell may have greeted us in the lines before."""
+    """Match the last line of what a program wrote: a shell may have greeted us in the lines before."""
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
         what = f"{program} gives no answer that can be read: {done.stdout[:200]!r}"
@@ -321,14 +321,14 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
     A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
     """
     late = f"gave no answer within {limit_s:.0f} s"
-    said: dict[str, str | None] = {host.name: late for host in hosts}
+    outcomes: dict[str, str | None] = {host.name: late for host in hosts}
     left = threading.Semaphore(0)
 
     def ask(host: Host) -> None:
         try:
-            said[host.name] = act(host)
+            outcomes[host.name] = act(host)
         except CaffeRecipesError as error:
-            said[host.name] = error.what
+            outcomes[host.name] = error.what
         finally:
             left.release()
 
@@ -337,7 +337,7 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
         threading.Thread(target=ask, args=(host,), daemon=True, name=f"each-{host.name}").start()
     for _ in hosts:
         left.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    return {name: reason for name, reason in dict(said).items() if reason is not None}
+    return {name: reason for name, reason in dict(outcomes).items() if reason is not None}
 
 
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:

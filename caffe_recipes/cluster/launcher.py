@@ -243,10 +243,10 @@ def launcher_knows(
     done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
     if done.returncode == 0:
         return True
-    said = f"{done.stdout}\n{done.stderr}"
-    if any(refusal in said for refusal in _REFUSALS):
+    output = f"{done.stdout}\n{done.stderr}"
+    if any(refusal in output for refusal in _REFUSALS):
         return False
-    reason = next((line.strip() for line in said.splitlines() if line.strip()), f"code {done.returncode}")
+    reason = next((line.strip() for line in output.splitlines() if line.strip()), f"code {done.returncode}")
     raise HostFailed(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
 
 
@@ -285,5 +285,5 @@ def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:
-    said = next((environment[name] for name in programs if environment.get(name)), None)
-    return said == "ssh" if said else not any(environment.get(name) for name in _BATCH_SYSTEMS)
+    starter = next((environment[name] for name in programs if environment.get(name)), None)
+    return starter == "ssh" if starter else not any(environment.get(name) for name in _BATCH_SYSTEMS)

@@ -31,7 +31,7 @@ _AGAIN = "copy the LMDB again, or build it again"
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind of thing that is wrong: what is said of its first record, and how many records have it.
+    """A kind of thing that is wrong: what to write of its first record, and how many records have it.
 
     `hint` says what to do, where that is not to mend what the records were made of.
     """
@@ -55,7 +55,7 @@ def hint_of(problems: Sequence[Problem], otherwise: str) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was seen. `shapes` and `means` (BGR, of all pixels together) are of the `decoded` images.
+    """What was seen. `shapes` and `channel_means` (BGR, of all pixels together) are of the `decoded` images.
 
     `compact_bytes` is what `mdb_copy -c` would make of the `size_bytes`.
     """
@@ -65,7 +65,7 @@ class Checked:
     decoded: int
     labels: Mapping[int, int]
     shapes: Mapping[ImageShape, int]
-    means: tuple[float, ...] | None
+    channel_means: tuple[float, ...] | None
     order: Shuffledness
     size_bytes: int
     compact_bytes: int
@@ -101,7 +101,7 @@ class _SeenRecords:
     waiting: list[tuple[str, pb.Datum]] = field(default_factory=list)  # keys and images to be decoded
 
     def add(self, kind: str, what: str, hint: str = "") -> None:
-        """Take in a bad record; only the first of a kind is told of."""
+        """Take in a bad record; only the first of a kind is described."""
         known = self.problems.get(kind)
         self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
 
@@ -147,7 +147,7 @@ def check_lmdb(
         decoded=seen.decoded,
         labels=dict(sorted(Counter(seen.labels).items())),
         shapes=dict(sorted(seen.shapes.items())),
-        means=_means(seen),
+        channel_means=_channel_means(seen),
         order=order,
         size_bytes=size_bytes,
         compact_bytes=compact_bytes,
@@ -235,7 +235,7 @@ def _compare(manifest: BuildManifest, count: int, seen: _SeenRecords) -> None:
         seen.add("manifest", "holds other records than its manifest says", _AGAIN)
 
 
-def _means(seen: _SeenRecords) -> tuple[float, ...] | None:
+def _channel_means(seen: _SeenRecords) -> tuple[float, ...] | None:
     """Give the mean of each channel; of grey images among coloured ones that of all three."""
     if not seen.sums:
         return None
@@ -276,7 +276,7 @@ def render_json(seen: Checked) -> str:
         "labels": {str(label): count for label, count in seen.labels.items()},
         "labels_missing": seen.missing,
         "shapes": {" x ".join(map(str, shape)): count for shape, count in seen.shapes.items()},
-        "means_bgr": seen.means,
+        "means_bgr": seen.channel_means,
         "order": order_values(seen.order),
         "size_bytes": seen.size_bytes,
         "compact_bytes": seen.compact_bytes,
@@ -289,9 +289,9 @@ def _lines(seen: Checked) -> Iterator[str]:
     yield f"{seen.count:,} records, {seen.encoded:,} of them encoded images; {seen.decoded:,} decoded"
     yield from _label_lines(seen)
     yield from _shape_lines(seen)
-    if seen.means is not None:
-        channels = "BGR" if len(seen.means) == 3 else "grey"
-        yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.means)
+    if seen.channel_means is not None:
+        channels = "BGR" if len(seen.channel_means) == 3 else "grey"
+        yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.channel_means)
     yield order_text(seen.order)
     size, compact = seen.size_bytes, seen.compact_bytes
     yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"

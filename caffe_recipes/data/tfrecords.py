@@ -172,8 +172,8 @@ def _plan(datums: Datums, shards: int, seed: int, prefix: str, classes: tuple[st
     if shards > len(datums):
         what = f"{shards:,} files of {len(datums):,} records: some would be empty"
         raise InputError("--shards", what, "give fewer")
-    told = [len(datums), shards, seed, prefix, classes, (datums.path / "data.mdb").stat().st_size]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    decisive = [len(datums), shards, seed, prefix, classes, (datums.path / "data.mdb").stat().st_size]
+    digest = hashlib.sha256(json.dumps(decisive).encode())
     for key in datums.keys:
         digest.update(len(key).to_bytes(4, "little") + key)
     return RecordSet(len(datums), shards, seed, prefix, classes, digest.hexdigest())
@@ -458,8 +458,8 @@ def _check_features(
         return
     stated = (_only(features, "image/height", int), _only(features, "image/width", int))
     if None not in stated and stated != shape[1:]:
-        said = " x ".join(map(str, stated))
-        seen.add("size", f"{where} says {said}, and its image is {shape[1]} x {shape[2]}")
+        size = " x ".join(map(str, stated))
+        seen.add("size", f"{where} says {size}, and its image is {shape[1]} x {shape[2]}")
 
 
 def _only(features: Mapping[str, Values], name: str, kind: type[V]) -> V | None:

@@ -44,7 +44,7 @@ class Reading:
     rule: str
     name: str
     applies: Callable[[Message], bool]
-    told: tuple[str, str, str]
+    texts: tuple[str, str, str]
 
 
 def _given(message: Message, field: str) -> bool:
@@ -203,7 +203,7 @@ def _in_message(
 ) -> Iterator[DialectDifference]:
     owner = _own_name(message.DESCRIPTOR.full_name)
     for reading in find_readings(message, owner, dialect.name):
-        yield DialectDifference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.told)
+        yield DialectDifference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.texts)
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         values = value if field.is_repeated else [value]
