@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
+from caffe_recipes.files import name_beside
 
 COMMAND_S = 60.0
 # From SIGTERM to SIGKILL.
@@ -296,7 +297,7 @@ def put_file(host: Host, path: Path, to: str) -> None:
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
     """Copy a file from a host; raises ClusterError or DiskFailed, and then nothing has changed here."""
-    part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
+    part = name_beside(to)
     try:
         with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
             command.end_input()

@@ -219,16 +219,6 @@ _REFUSALS = ("unrecognized argument", "unrecognized option", "invalid option")
 _ASK_S = 20.0
 
 
-def launcher_version(host: Host, program: str) -> str:
-    """Return the line in which a launcher names its version; raises ClusterError if it does not answer."""
-    done = host.run([program, _asks_version(program)], _ASK_S)
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    version = next((line for line in lines if "ersion" in line or line.startswith("slurm")), None)
-    if done.returncode != 0 or version is None:
-        raise HostFailed(host.name, f"{program} does not say its version", f"try `{program} -version`")
-    return version
-
-
 def launcher_knows(
     host: Host,
     program: str,

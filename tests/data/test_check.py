@@ -44,7 +44,7 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
     ("bad", "what"),
     [
         (image(3), "has label 3, which is none of the 3 classes 0 to 2"),
-        (image(-1), "has label -1, which is none of the 3 classes 0 to 2"),
+        (image(-1), "has label -1, which is below 0"),
         (image(None), "has no label"),
         (image(1, data=b""), "holds no image"),
         (image(1, data=b"<html>"), "is no image that OpenCV decodes, or is cut short"),
