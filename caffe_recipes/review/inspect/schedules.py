@@ -22,6 +22,7 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES, load_document
 from caffe_recipes.caffe.rates import POLICIES, lr_at
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.naming import need_named
@@ -387,6 +388,6 @@ def batch_beside(file: str, max_bytes: int = MOST_BYTES) -> int | None:
 
 def _read(path: str) -> bytes | None:
     try:
-        return Path(path).read_bytes()
+        return read_bytes(path, MOST_BYTES + 1)
     except (OSError, ValueError):
         return None
