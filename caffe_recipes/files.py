@@ -42,20 +42,26 @@ def name_beside(path: Path) -> Path:
 
 
 def write_whole(
-    files: Mapping[Path, bytes], *, executable: Container[Path] = (), is_synced: bool = False
+    files: Mapping[Path, bytes],
+    *,
+    executable: Container[Path] = (),
+    mode: int = 0o666,
+    is_synced: bool = False,
 ) -> None:
     """Write files in existing folders; each changes in one step, and none unless all could be written.
 
-    A symbolic link of this user or root is followed; what exists keeps its mode. `is_synced` waits for the
-    disk. Raises OSError, which names the file: for a link that another user could have put there, and for a
-    folder in a world-writable one where others can exchange files. No device or pipe is replaced.
+    A symbolic link of this user or root is followed. What exists keeps its mode; what does not gets `mode`,
+    or 0o777 if it is `executable`, less the umask. `is_synced` waits for the disk. Raises OSError, which
+    names the file: for a link that another user could have put there, and for a folder in a world-writable
+    one where others can exchange files. No device or pipe is replaced.
     """
     waiting: dict[Path, str] = {}
     try:
         for path, data in files.items():
             with _naming(path), _open_place(path) as place:
                 waiting[path] = name_beside(Path(place.name)).name
-                _write(place, waiting[path], data, path in executable, is_synced)
+                new_mode = 0o777 if path in executable else mode
+                _write(place, waiting[path], data, new_mode, is_synced)
         for path in files:
             with _naming(path), _open_place(path) as place:
                 os.replace(waiting[path], place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
@@ -335,10 +341,10 @@ def _name_of(folder: int) -> str:
     return str(Path(f"/proc/self/fd/{folder}").readlink()).rstrip("/")
 
 
-def _write(place: _Place, part: str, data: bytes, is_executable: bool, is_synced: bool) -> None:
+def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) -> None:
     before = place.look()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(part, flags, 0o777 if is_executable else 0o666, dir_fd=place.folder)
+    file = os.open(part, flags, mode, dir_fd=place.folder)
     with os.fdopen(file, "wb") as stream:
         stream.write(data)
         if before is not None:
@@ -346,7 +352,7 @@ def _write(place: _Place, part: str, data: bytes, is_executable: bool, is_synced
             if before.st_uid != os.geteuid():  # else a planted file would open ours to its owner
                 kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
             # Whoever may read a script may run it.
-            os.fchmod(file, kept | (kept & 0o444) >> 2 if is_executable else kept)
+            os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:
             stream.flush()
             os.fsync(file)

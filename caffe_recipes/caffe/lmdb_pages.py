@@ -130,8 +130,8 @@ class PageTree:
 
     def _nodes(self, page: bytes, number: int, kind: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield where a page's nodes are, and what they begin with."""
-        told, flags, places_end, nodes = _HEAD.unpack_from(page)
-        if told != number or flags & _KEPT_FLAGS != kind:
+        own_number, flags, places_end, nodes = _HEAD.unpack_from(page)
+        if own_number != number or flags & _KEPT_FLAGS != kind:
             raise _DamagedError(f"page {number:,} is no {'branch' if kind == _BRANCH else 'leaf'}")
         if not _HEAD.size < places_end <= nodes <= self.page_bytes or places_end % 2:
             raise _DamagedError(f"page {number:,} does not tell its nodes")
@@ -166,8 +166,8 @@ def _read_meta(file: int, at: int) -> _Meta | None:
     found = os.pread(file, _META.size, at)
     if len(found) < _META.size:
         return None
-    kind, magic, version, *told = _META.unpack(found)
-    return _Meta(*told) if kind & _IS_META and (magic, version) == (_MAGIC, _VERSION) else None
+    kind, magic, version, *places = _META.unpack(found)
+    return _Meta(*places) if kind & _IS_META and (magic, version) == (_MAGIC, _VERSION) else None
 
 
 def _check_keys(keys: Sequence[bytes], first: bytes, end: bytes | None, number: int) -> None:

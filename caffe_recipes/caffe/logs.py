@@ -224,26 +224,26 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     if not match:
         spoken = _without_glog(line)
         return Entry(spoken, rank) if spoken else None
-    severity, stamp_year, *stamp, said, text = match.groups()
+    severity, stamp_year, *stamp, place_and_text, text = match.groups()
     time = _time(int(stamp_year or year), stamp)
-    event = Fatal(text) if severity == "F" else _event(said)
+    event = Fatal(text) if severity == "F" else _event(place_and_text)
     return Entry(event, rank, time) if event else None
 
 
-def _event(said: str) -> Event | None:
+def _event(text: str) -> Event | None:
     """Read `file.cpp:line] text`."""
-    if not _WORDS.search(said):
+    if not _WORDS.search(text):
         return None
     for pattern, kind in _PATTERNS:
-        match = re.fullmatch(pattern, said)
+        match = re.fullmatch(pattern, text)
         if match:
-            texts = zip(fields(kind), match.groups(), strict=True)
-            return kind(*(_CONVERT[field.type](text) for field, text in texts))
+            values = zip(fields(kind), match.groups(), strict=True)
+            return kind(*(_CONVERT[field.type](value) for field, value in values))
     return None
 
 
 def _without_glog(line: str) -> Event | None:
-    """Read what is said past glog."""
+    """Read what is written past glog."""
     last, complaint = _LAST_WORDS.fullmatch(line), _COMPLAINT.fullmatch(line)
     if last:
         return Fatal(next(filter(None, last.groups())))
@@ -263,8 +263,8 @@ def split_rank(line: str) -> tuple[int | None, str]:
     match = _RANK.match(line)
     if not match:
         return None, line
-    said = line[match.end() :]
-    return int(match[1] or match[2]), _STUCK.sub("", said) if said.endswith("] ") else said
+    rest = line[match.end() :]
+    return int(match[1] or match[2]), _STUCK.sub("", rest) if rest.endswith("] ") else rest
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:
@@ -305,7 +305,7 @@ class LogSummary:
     solverstates: list[str] = field(default_factory=list)
     whole_snapshots: list[str] = field(default_factory=list)
     batches: dict[int, dict[str, float]] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)
+    mean_outputs: dict[str, float] = field(default_factory=dict)
     mean_loss: float | None = None
     done: bool = False
     stopped_early: bool = False
@@ -344,7 +344,7 @@ class LogSummary:
             case BatchOutput(batch, name, value):
                 _put(self.batches.setdefault(batch, {}), name, value)
             case MeanOutput(name, value):
-                _put(self.means, name, value)
+                _put(self.mean_outputs, name, value)
             case MeanLoss(loss):
                 self.mean_loss = loss
             case Snapshot(path):

@@ -41,7 +41,7 @@ def stage(typed: run_options.GivenRun, clean: bool) -> None:
     if clean:
         cleaned = clean_recipe(loaded, options, open_host)
         for each in cleaned:
-            echo(f"{each.host}: {each.said}", err=each.failed)
+            echo(f"{each.host}: {each.outcome}", err=each.failed)
         _fail_for([each.host for each in cleaned if each.failed], len(cleaned), "were not cleaned")
         return
     placed = stage_recipe(loaded, options, open_host, echo)

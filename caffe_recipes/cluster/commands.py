@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
+from caffe_recipes.files import name_beside
 
 COMMAND_S = 60.0
 # From SIGTERM to SIGKILL.
@@ -40,10 +41,10 @@ _NOT_STARTED = "timeout: failed to run command"
 
 # $1 is a word behind which the command's own output begins: a login shell may greet us before. `wait`
 # returns early when a trap has run, hence the loop. A shell's child that is not yet its program inherits the
-# traps, and loses a signal: so the guard starts before ours are set, and ends by itself should it not be
-# told; and SIGKILL follows every SIGTERM.
+# traps, and loses a signal: so the guard starts before ours are set, and ends by itself if no signal
+# reaches it; and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
-mark=$1 limit=$2 init=$3 told=0 job= guard=
+mark=$1 limit=$2 init=$3 ending=0 job= guard=
 shift 3
 # An orphan from the start: the connection went while the shell came.
 test "$PPID" -ne 1 || test "$init" -eq 1 || exit 143
@@ -61,17 +62,17 @@ else
     done 2>/dev/null </proc/$$/status
 fi
 end() {{
-    told=$((told + 1))
-    test -n "$job" && test "$told" -eq 1 || return
+    ending=$((ending + 1))
+    test -n "$job" && test "$ending" -eq 1 || return
     kill -s TERM -- "$job" "-$job"
-    while kill -0 "$job" && test "$told" -le {GRACE_S}0; do sleep 0.1; told=$((told + 1)); done
+    while kill -0 "$job" && test "$ending" -le {GRACE_S}0; do sleep 0.1; ending=$((ending + 1)); done
     kill -s KILL -- "$job" "-$job"
 }}
 trap 'end 2>/dev/null' TERM HUP INT
 exec 3<&0 </dev/null
 timeout -k {GRACE_S} "$limit" "$@" <&3 3<&- &
 job=$!
-test "$told" -eq 0 || {{ told=0; end 2>/dev/null; }}
+test "$ending" -eq 0 || {{ ending=0; end 2>/dev/null; }}
 exec 3<&-
 while wait "$job"; code=$?; kill -0 "$job" 2>/dev/null; do :; done
 test -z "$guard" || kill "$guard"
@@ -81,7 +82,7 @@ exit "$code"
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that has ended: its exit code and what it said."""
+    """A command that has ended: its exit code and its output."""
 
     returncode: int
     stdout: str
@@ -107,7 +108,7 @@ class ByteStream(Protocol):
         """Wait for its end, and return its exit code."""
 
     def end(self, pid: int | None) -> None:
-        """Send it SIGTERM; `pid` is its number there, None if it has not said that yet."""
+        """Send it SIGTERM; `pid` is its number there, None if it has not sent that yet."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -184,10 +185,10 @@ class Running:
         """Return its exit code, once its output has been read to the end; raises ClusterError."""
         self._listener.join()
         code = self._wire.code()
-        said = self.errors()
+        errors = self.errors()
         self._wire.close()
-        if code in (126, 127) and said.startswith(_NOT_STARTED):
-            reason = said.strip().rpartition(": ")[2]
+        if code in (126, 127) and errors.startswith(_NOT_STARTED):
+            reason = errors.strip().rpartition(": ")[2]
             raise HostFailed(self.host, f"{self.argv[0]} does not start: {reason}", "check it")
         return code
 
@@ -204,12 +205,12 @@ class Running:
 
     def finish(self, timeout_s: float, stdin: bytes = b"") -> Completed:
         """Feed it, hear all it says, and wait for its end; raises ClusterError after `timeout_s`."""
-        said = bytearray()
+        stdout = bytearray()
         failed: list[Exception] = []
         deadline = time.monotonic() + timeout_s
         threads = [
             threading.Thread(target=_catch, args=(act, failed), daemon=True)
-            for act in (lambda: self._feed(stdin), lambda: self._collect(said))
+            for act in (lambda: self._feed(stdin), lambda: self._collect(stdout))
         ]
         try:
             for thread in threads:
@@ -224,23 +225,23 @@ class Running:
             raise CommandTimedOut(self.host, self.argv[0], timeout_s)
         if failed:
             raise failed[0]
-        return Completed(self.wait(), said.decode(errors="replace"), self.errors())
+        return Completed(self.wait(), stdout.decode(errors="replace"), self.errors())
 
     def _feed(self, data: bytes) -> None:
         with suppress(ClusterError):  # a command need not read all of its input
             self._wire.send(data)
         self._wire.end_input()
 
-    def _collect(self, said: bytearray) -> None:
+    def _collect(self, stdout: bytearray) -> None:
         while chunk := self.read():
-            said += chunk
+            stdout += chunk
 
     def _listen(self) -> None:
         try:
             while chunk := self._wire.read_errors(_CHUNK):
                 self._errors += chunk
         except (ClusterError, OSError, ValueError):
-            return  # what broke the wire is told by whoever waits for the end
+            return  # what broke the wire is reported by whoever waits for the end
 
 
 def _catch(act: Callable[[], None], failed: list[Exception]) -> None:
@@ -250,9 +251,9 @@ def _catch(act: Callable[[], None], failed: list[Exception]) -> None:
         failed.append(error)
 
 
-def _behind_mark(said: bytes, mark: bytes) -> tuple[int, bytes] | None:
+def _behind_mark(output: bytes, mark: bytes) -> tuple[int, bytes] | None:
     """Return the supervisor's number, which follows the mark, and what follows that line; None before it."""
-    _, found, rest = said.partition(mark)
+    _, found, rest = output.partition(mark)
     line, end, rest = rest.partition(b"\n")
     return (int(line), rest) if found and end else None
 
@@ -296,7 +297,7 @@ def put_file(host: Host, path: Path, to: str) -> None:
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
     """Copy a file from a host; raises ClusterError or DiskFailed, and then nothing has changed here."""
-    part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
+    part = name_beside(to)
     try:
         with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
             command.end_input()
@@ -334,7 +335,7 @@ def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
 
 
 def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
-    """Write what a command sends; return the size it said first, and the bytes that came."""
+    """Write what a command sends; return the size it sent first, and the bytes that came."""
     head, arrived = b"", 0
     while chunk := command.read():
         moved()

@@ -47,7 +47,7 @@ class RankPulse:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a host said of its ranks, and when on our clock; `ended` are the ranks that lived there before."""
+    """What a host reports of its ranks, and when on our clock; `ended` are ranks that lived there before."""
 
     host: str
     heard_at_s: float
@@ -231,11 +231,11 @@ def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str
     """
     lack = [host for host, pulses in histories.items() if _lacks(pulses, BEATS)]
     have = [host for host, pulses in histories.items() if pulses and pulses[-1].ranks]
-    said = [(host, line) for host in lack for line in words if names_host(line, host)]
-    if not said and words and len(lack) == 1 and (have or len(histories) == 1):
-        said = [(lack[0], words[-1])]
-    if said:
-        host, line = said[0]
+    named = [(host, line) for host in lack for line in words if names_host(line, host)]
+    if not named and words and len(lack) == 1 and (have or len(histories) == 1):
+        named = [(lack[0], words[-1])]
+    if named:
+        host, line = named[0]
         return Straggler(host, None, f"no rank has started there: {line}", is_certain=True)
     late = [host for host in lack if _lacks(histories[host], UNSTARTED_BEATS)]
     began = [host for host in have if all(pulse.ranks for pulse in histories[host][-UNSTARTED_BEATS:])]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import signal
 import socket
 import stat
@@ -21,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, cast
+from typing import Generic, Literal, TypeVar
 
 from caffe_recipes.cluster.commands import (
     COMMAND_S,
@@ -29,11 +28,12 @@ from caffe_recipes.cluster.commands import (
     Completed,
     Host,
     Running,
-    private_file,
+    fetch_file,
+    put_file,
     supervise,
 )
 from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
-from caffe_recipes.errors import CaffeRecipesError, ClusterError, DiskFailed, HostFailed, InputError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed, InputError
 
 _DIGEST_S = 600.0
 
@@ -70,16 +70,11 @@ class LocalHost:
 
     def fetch(self, path: str, to: Path) -> None:
         """Copy a file."""
-        try:
-            _copy(self.name, Path(path), to)
-        except HostFailed as error:
-            if error.place == str(to):
-                raise DiskFailed(to, error.what, error.hint) from None
-            raise
+        fetch_file(self, path, to)
 
     def put(self, path: Path, to: str) -> None:
         """Copy a file."""
-        _copy(self.name, path, Path(to))
+        put_file(self, path, to)
 
     def close(self) -> None:
         """Hold nothing."""
@@ -206,7 +201,7 @@ def _stamp(host: Host, path: str, *options: str) -> str | None:
 
 
 def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
-    """Match the last line of what a program said: a shell may have greeted us in the lines before."""
+    """Match the last line of what a program wrote: a shell may have greeted us in the lines before."""
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
         what = f"{program} gives no answer that can be read: {done.stdout[:200]!r}"
@@ -221,26 +216,6 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
         except OSError:
             return False
     return True
-
-
-def _copy(host: str, source: Path, to: Path) -> None:
-    part = to.with_name(f"{to.name}.{secrets.token_hex(4)}.part")
-    at = source  # what fails, if anything does: only what opens a file names it
-    try:
-        with source.open("rb") as read:
-            at = to
-            with private_file(part) as write:
-                at = source
-                while chunk := read.read(1 << 20):
-                    at = to
-                    write.write(chunk)
-                    at = source
-                at = to  # closing writes, too
-        part.replace(to)
-    except OSError as error:
-        raise HostFailed(host, f"cannot be copied: {error.strerror}", "check the disk", at) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 T = TypeVar("T")
@@ -301,34 +276,20 @@ def ask_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def connect_all(hosts: Sequence[Host], timeout_s: float = CONNECT_ALL_S) -> tuple[Answer[None], ...]:
-    """Reach all hosts at once; one answer for each, in their order."""
-    return ask_all(hosts, lambda host: host.connect(), timeout_s)
-
-
-def on_all(hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = CONNECT_ALL_S) -> list[T]:
-    """Call `act` on all hosts at once; results in their order, or the first host's error is raised."""
-    answers = ask_all(hosts, act, timeout_s)
-    error = first_error(answers)
-    if error is not None:
-        raise error
-    return [cast("T", answer.value) for answer in answers]
-
-
 def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
     """Call `act` on every host at once; return what it says, its error, or that it is late.
 
     A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
     """
     late = f"gave no answer within {limit_s:.0f} s"
-    said: dict[str, str | None] = {host.name: late for host in hosts}
+    outcomes: dict[str, str | None] = {host.name: late for host in hosts}
     left = threading.Semaphore(0)
 
     def ask(host: Host) -> None:
         try:
-            said[host.name] = act(host)
+            outcomes[host.name] = act(host)
         except CaffeRecipesError as error:
-            said[host.name] = error.what
+            outcomes[host.name] = error.what
         finally:
             left.release()
 
@@ -337,7 +298,7 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
         threading.Thread(target=ask, args=(host,), daemon=True, name=f"each-{host.name}").start()
     for _ in hosts:
         left.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    return {name: reason for name, reason in dict(said).items() if reason is not None}
+    return {name: reason for name, reason in dict(outcomes).items() if reason is not None}
 
 
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:

@@ -219,16 +219,6 @@ _REFUSALS = ("unrecognized argument", "unrecognized option", "invalid option")
 _ASK_S = 20.0
 
 
-def launcher_version(host: Host, program: str) -> str:
-    """Return the line in which a launcher names its version; raises ClusterError if it does not answer."""
-    done = host.run([program, _asks_version(program)], _ASK_S)
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    version = next((line for line in lines if "ersion" in line or line.startswith("slurm")), None)
-    if done.returncode != 0 or version is None:
-        raise HostFailed(host.name, f"{program} does not say its version", f"try `{program} -version`")
-    return version
-
-
 def launcher_knows(
     host: Host,
     program: str,
@@ -243,10 +233,10 @@ def launcher_knows(
     done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
     if done.returncode == 0:
         return True
-    said = f"{done.stdout}\n{done.stderr}"
-    if any(refusal in said for refusal in _REFUSALS):
+    output = f"{done.stdout}\n{done.stderr}"
+    if any(refusal in output for refusal in _REFUSALS):
         return False
-    reason = next((line.strip() for line in said.splitlines() if line.strip()), f"code {done.returncode}")
+    reason = next((line.strip() for line in output.splitlines() if line.strip()), f"code {done.returncode}")
     raise HostFailed(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
 
 
@@ -285,5 +275,5 @@ def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:
-    said = next((environment[name] for name in programs if environment.get(name)), None)
-    return said == "ssh" if said else not any(environment.get(name) for name in _BATCH_SYSTEMS)
+    starter = next((environment[name] for name in programs if environment.get(name)), None)
+    return starter == "ssh" if starter else not any(environment.get(name) for name in _BATCH_SYSTEMS)

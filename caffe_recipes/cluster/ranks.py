@@ -34,7 +34,7 @@ _LEFT = re.compile(r"left (\d+) (\S)")
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process of a launch, as a host told it; `rank` is None for what belongs to the launcher itself.
+    """A process of a launch, as a host reports it; `rank` is None for what belongs to the launcher itself.
 
     `state` is the kernel's letter, `started` its time of start in the kernel's ticks since the boot.
     """
@@ -144,7 +144,7 @@ def _parse_process(host: Host, record: str) -> RankProcess:
         raise unreadable(host.name, "list", record)
     pid, started, parent, rank, state, cpu_ms, memory, hup, launch, command = match.groups()
     try:
-        said = b"" if command == "-" else base64.b64decode(command, validate=True)
+        words = b"" if command == "-" else base64.b64decode(command, validate=True)
     except binascii.Error:
         raise unreadable(host.name, "list", record) from None
     return RankProcess(
@@ -154,7 +154,7 @@ def _parse_process(host: Host, record: str) -> RankProcess:
         cpu_s=int(cpu_ms) / 1000,
         memory_bytes=int(memory),
         catches_hup=hup == "1",
-        command=tuple(os.fsdecode(word) for word in said.removesuffix(b"\0").split(b"\0")) if said else (),
+        command=tuple(os.fsdecode(word) for word in words.removesuffix(b"\0").split(b"\0")) if words else (),
         launch=launch,
         started=int(started),
         parent=int(parent),
@@ -186,13 +186,13 @@ _NOT_STARTED = re.compile(
     r".*(?:pmi_proxy|hydra_\S*proxy)\S*: (?:.*[Nn]ot found|No such file or directory|Permission denied|"
     r"error while loading shared libraries.*|[Cc]annot execute.*|Is a directory)"
 )
-_SAID_CHARACTERS = 300
-_MOST_SAID = 100
+_LINE_CHARACTERS = 300
+_MOST_LINES = 100
 _OUT_OF_MEMORY = "Out Of Memory"
 # Without hydra's exit string a code may be a rank's own: what programs seldom choose is a signal.
-_TOLD = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
-_TOLD[9] = "killed; out of memory?"
-_BY_WORD = {signal.strsignal(number): number for number in _TOLD}
+_NAMED = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
+_NAMED[9] = "killed; out of memory?"
+_BY_WORD = {signal.strsignal(number): number for number in _NAMED}
 
 
 class RankEnds:
@@ -200,7 +200,7 @@ class RankEnds:
 
     >>> ends = RankEnds()
     >>> ends.feed("srun: error: node2: task 3: Killed")
-    >>> ends.said
+    >>> ends.cause
     'node2: a rank was ended by signal 9 (killed; out of memory?)'
     """
 
@@ -214,8 +214,8 @@ class RankEnds:
 
     def feed(self, line: str) -> None:
         """Take one more line, without what labels its rank."""
-        if _NOT_STARTED.fullmatch(line) and line[:_SAID_CHARACTERS] not in self.not_started[-_MOST_SAID:]:
-            self.not_started = [*self.not_started[-_MOST_SAID:], line[:_SAID_CHARACTERS]]
+        if _NOT_STARTED.fullmatch(line) and line[:_LINE_CHARACTERS] not in self.not_started[-_MOST_LINES:]:
+            self.not_started = [*self.not_started[-_MOST_LINES:], line[:_LINE_CHARACTERS]]
         if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
             return
         if found := _AT.fullmatch(line):
@@ -233,30 +233,30 @@ class RankEnds:
             self._hear_srun(*found.groups())
 
     @property
-    def said(self) -> str:
+    def cause(self) -> str:
         """Say on which host a rank was ended, and by what; "" if the launcher names none."""
         if self._by_slurm or not self._host:
             return self._by_slurm
         number = self._signal
         if number is None and self._string:
             return f"{self._host}: a rank was ended by a signal (the launcher says: {self._string})"
-        if number is None and self._code is not None and self._code % 128 in _TOLD and self._code < 256:
+        if number is None and self._code is not None and self._code % 128 in _NAMED and self._code < 256:
             number = self._code % 128
         return _describe(self._host, number) if number is not None else ""
 
     def _hear_srun(self, host: str, word: str) -> None:
         if word == _OUT_OF_MEMORY:
-            said = f"{host}: a rank was ended, being out of memory"
+            cause = f"{host}: a rank was ended, being out of memory"
         elif word in _BY_WORD:
-            said = _describe(host, _BY_WORD[word])
+            cause = _describe(host, _BY_WORD[word])
         else:
             return
-        self._by_slurm = self._by_slurm or said
+        self._by_slurm = self._by_slurm or cause
 
 
 def _describe(host: str, number: int) -> str:
-    told = _TOLD.get(number)
-    return f"{host}: a rank was ended by signal {number}" + (f" ({told})" if told else "")
+    name = _NAMED.get(number)
+    return f"{host}: a rank was ended by signal {number}" + (f" ({name})" if name else "")
 
 
 def _pick_signal(code: int | None, ored: int) -> int | None:

@@ -72,8 +72,8 @@ def call(
     done = run(host, argv, timeout_s)
     records = _records(token, done.stdout)
     if done.returncode != 0 or not records:
-        said = done.stderr or done.stdout or f"exit {done.returncode}"
-        raise unreadable(host.name, function, said, place)
+        output = done.stderr or done.stdout or f"exit {done.returncode}"
+        raise unreadable(host.name, function, output, place)
     verdict, _, reason = records[-1].partition(" ")
     if verdict == "refused":
         what = reason.strip() or f"`{function}` failed, and gave no reason"
@@ -117,8 +117,8 @@ class Conversation:
                 code = self._command.wait()
                 raise unreadable(self._host.name, self._function, f"exit {code}: {self._command.errors()}")
             self._rest += more
-        said, _, self._rest = self._rest.partition(end)
-        return _records(self._token, said.decode(errors="replace"))
+        answer, _, self._rest = self._rest.partition(end)
+        return _records(self._token, answer.decode(errors="replace"))
 
     def finish(self) -> None:
         """Ask for nothing more, and wait for its end."""
@@ -128,9 +128,9 @@ class Conversation:
         self._command.wait()
 
 
-def unreadable(host: str, function: str, said: str, place: str = "") -> HostFailed:
+def unreadable(host: str, function: str, answer: str, place: str = "") -> HostFailed:
     """Return the error for an answer that is none of a function's."""
-    what = f"the answer to `{function}` cannot be read: {' '.join(said.split())[:200]!r}"
+    what = f"the answer to `{function}` cannot be read: {' '.join(answer.split())[:200]!r}"
     return HostFailed(host, what, "check that it has sh, /proc and GNU coreutils", place)
 
 
@@ -139,10 +139,10 @@ def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str
     return token, ["sh", "-c", sent_text(program), "caffe-recipes", token, function, *words]
 
 
-def _records(token: str, said: str) -> list[str]:
+def _records(token: str, stdout: str) -> list[str]:
     """Return the whole lines that begin with the token, without it."""
     start = f"{token} "
-    return [line.removeprefix(start) for line in said.split("\n")[:-1] if line.startswith(start)]
+    return [line.removeprefix(start) for line in stdout.split("\n")[:-1] if line.startswith(start)]
 
 
 def ask_node(

@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Slurm took the job; sbatch names the `cluster` where it chose among some, or was told of another."""
+    """Slurm took the job; sbatch names the `cluster` where it chose among some, or was given another."""
 
     job_id: int
     cluster: str = ""
@@ -107,10 +107,10 @@ def try_submission(host: Host, request: Request) -> str | None:
     done = run_command(host, sbatch_argv(request, test_only=True), ASK_S, SBATCH_ENVIRONMENT)
     if done.returncode == 0:
         return None
-    said = join_complaints(done.stderr) or f"exit code {done.returncode}"
+    reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
     if is_away(done.stderr) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {said}", "ask again later")
-    return said
+        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {reason}", "ask again later")
+    return reason
 
 
 def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
@@ -153,11 +153,11 @@ def cancel_jobs(
     if done.returncode == 0:
         return
     left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
-    said = join_complaints(left)
+    reason = join_complaints(left)
     if is_away(left) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {said}", "try again later")
-    if said:
-        raise HostFailed(host.name, f"scancel says: {said}", "see scontrol show job")
+        raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {reason}", "try again later")
+    if reason:
+        raise HostFailed(host.name, f"scancel says: {reason}", "see scontrol show job")
 
 
 def _options(request: Request) -> Iterator[str]:
@@ -206,8 +206,8 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
     numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
     if done.returncode == 0 and numbers:
         return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
-    said = join_complaints(done.stderr)
+    reason = join_complaints(done.stderr)
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
     if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
-        return Refused(said)
-    return Unsure(said or f"sbatch gave no number, and exit code {done.returncode}")
+        return Refused(reason)
+    return Unsure(reason or f"sbatch gave no number, and exit code {done.returncode}")

@@ -271,13 +271,13 @@ FAILURES = (paramiko.SSHException, OSError, EOFError, ValueError)
 def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
     """Offer keys until one is taken; raises ClusterError that tells which ones were offered."""
     tried: list[str] = []
-    for said, key in _keys(options, tried):
+    for label, key in _keys(options, tried):
         try:
             more = transport.auth_publickey(options.user, key)
         except paramiko.BadAuthenticationType as error:
             raise _refused(options, tried, f"it takes {', '.join(error.allowed_types)} only") from None
         except paramiko.AuthenticationException as error:
-            tried.append(said)
+            tried.append(label)
             if str(error).startswith(_TIMEOUT):
                 raise _refused(options, tried, f"no answer within {transport.auth_timeout:.0f} s") from None
             if not transport.is_active():
@@ -285,7 +285,7 @@ def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
             continue
         if not more:
             return
-        raise _refused(options, [*tried, said], f"after a key it asks for {', '.join(more)}")
+        raise _refused(options, [*tried, label], f"after a key it asks for {', '.join(more)}")
     raise _refused(options, tried, "it takes none of them")
 
 

@@ -31,7 +31,7 @@ _AGAIN = "copy the LMDB again, or build it again"
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind of thing that is wrong: what is said of its first record, and how many records have it.
+    """A kind of thing that is wrong: what to write of its first record, and how many records have it.
 
     `hint` says what to do, where that is not to mend what the records were made of.
     """
@@ -55,7 +55,7 @@ def hint_of(problems: Sequence[Problem], otherwise: str) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was seen. `shapes` and `means` (BGR, of all pixels together) are of the `decoded` images.
+    """What was seen. `shapes` and `channel_means` (BGR, of all pixels together) are of the `decoded` images.
 
     `compact_bytes` is what `mdb_copy -c` would make of the `size_bytes`.
     """
@@ -65,7 +65,7 @@ class Checked:
     decoded: int
     labels: Mapping[int, int]
     shapes: Mapping[ImageShape, int]
-    means: tuple[float, ...] | None
+    channel_means: tuple[float, ...] | None
     order: Shuffledness
     size_bytes: int
     compact_bytes: int
@@ -88,22 +88,48 @@ class Checked:
 
 
 @dataclass
-class _SeenRecords:
+class Seen:
+    """The labels of records as they pass by, and what is wrong with the records."""
+
+    labels: list[int] = field(default_factory=list)
+    problems: dict[str, Problem] = field(default_factory=dict)
+
+    def add(self, kind: str, what: str, hint: str = "") -> None:
+        """Take in a bad record; only the first of a kind is described."""
+        known = self.problems.get(kind)
+        self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
+
+    def add_label(self, where: str, label: int, first: int, classes: int | None) -> None:
+        """Take in the label of a record; they are to go from `first`, a number for each class."""
+        self.labels.append(label)
+        if label < first:
+            self.add("label", f"{where} has label {label}, which is below {first}")
+        elif classes is not None and label >= first + classes:
+            wanted = f"{classes:,} classes {first} to {first + classes - 1}"
+            self.add("label", f"{where} has label {label}, which is none of the {wanted}")
+
+    def measure_order(self, batch: int, *, must_be_shuffled: bool) -> Shuffledness:
+        """Return how well the records are shuffled; if they must be and are not, that is a problem."""
+        order = measure_shuffledness(self.labels, batch)
+        if must_be_shuffled and order.verdict != "shuffled":
+            self.add("order", f"the records are not shuffled: {order.verdict}")
+        return order
+
+    def count_labels(self) -> dict[int, int]:
+        """Return how many records have each label."""
+        return dict(sorted(Counter(self.labels).items()))
+
+
+@dataclass
+class _SeenRecords(Seen):
     """The records as they pass by."""
 
     encoded: int = 0
     decoded: int = 0
-    labels: list[int] = field(default_factory=list)
     shapes: Counter[ImageShape] = field(default_factory=Counter)
     sums: dict[int, tuple[int, list[float]]] = field(default_factory=dict)  # by channels: pixels, their sums
-    problems: dict[str, Problem] = field(default_factory=dict)
     digest: RecordsDigest | None = None
     waiting: list[tuple[str, pb.Datum]] = field(default_factory=list)  # keys and images to be decoded
-
-    def add(self, kind: str, what: str, hint: str = "") -> None:
-        """Take in a bad record; only the first of a kind is told of."""
-        known = self.problems.get(kind)
-        self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
 
     def add_image(self, key: str, what: str) -> None:
         """Take in a record whose image is bad; its kind is how that begins."""
@@ -136,18 +162,16 @@ def check_lmdb(
                     _decode_waiting(seen, pool)
         if manifest is not None:
             _compare(manifest, len(datums), seen)
-        order = measure_shuffledness(seen.labels, batch)
-        if must_be_shuffled and order.verdict != "shuffled":
-            seen.add("order", f"the records are not shuffled: {order.verdict}")
+        order = seen.measure_order(batch, must_be_shuffled=must_be_shuffled)
         records = len(datums)
     size_bytes, compact_bytes = _sizes(path)
     return Checked(
         count=records,
         encoded=seen.encoded,
         decoded=seen.decoded,
-        labels=dict(sorted(Counter(seen.labels).items())),
+        labels=seen.count_labels(),
         shapes=dict(sorted(seen.shapes.items())),
-        means=_means(seen),
+        channel_means=_channel_means(seen),
         order=order,
         size_bytes=size_bytes,
         compact_bytes=compact_bytes,
@@ -175,7 +199,10 @@ def _look(datums: Datums, index: int, classes: int | None, seen: _SeenRecords, *
     if seen.digest is not None:
         seen.digest.add(datums.keys[index], datum.SerializeToString(deterministic=True))
     seen.encoded += datum.encoded
-    _check_label(datum, key, classes, seen)
+    if datum.HasField("label"):
+        seen.add_label(f"record '{key}'", datum.label, 0, classes)
+    else:
+        seen.add("no label", f"record '{key}' has no label")
     try:
         datum_shape(datum)
     except ValueError as error:
@@ -217,16 +244,6 @@ def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
     return (channels, height, width), pixels.sum(axis=(0, 1), dtype="float64").tolist()
 
 
-def _check_label(datum: pb.Datum, key: str, classes: int | None, seen: _SeenRecords) -> None:
-    if not datum.HasField("label"):
-        seen.add("no label", f"record '{key}' has no label")
-        return
-    seen.labels.append(datum.label)
-    if datum.label < 0 or (classes is not None and datum.label >= classes):
-        none = "below 0" if classes is None else f"none of the {classes:,} classes 0 to {classes - 1}"
-        seen.add("label", f"record '{key}' has label {datum.label}, which is {none}")
-
-
 def _compare(manifest: BuildManifest, count: int, seen: _SeenRecords) -> None:
     """Hold the records against the manifest beside them."""
     if count != manifest.images:
@@ -235,7 +252,7 @@ def _compare(manifest: BuildManifest, count: int, seen: _SeenRecords) -> None:
         seen.add("manifest", "holds other records than its manifest says", _AGAIN)
 
 
-def _means(seen: _SeenRecords) -> tuple[float, ...] | None:
+def _channel_means(seen: _SeenRecords) -> tuple[float, ...] | None:
     """Give the mean of each channel; of grey images among coloured ones that of all three."""
     if not seen.sums:
         return None
@@ -276,7 +293,7 @@ def render_json(seen: Checked) -> str:
         "labels": {str(label): count for label, count in seen.labels.items()},
         "labels_missing": seen.missing,
         "shapes": {" x ".join(map(str, shape)): count for shape, count in seen.shapes.items()},
-        "means_bgr": seen.means,
+        "means_bgr": seen.channel_means,
         "order": order_values(seen.order),
         "size_bytes": seen.size_bytes,
         "compact_bytes": seen.compact_bytes,
@@ -289,13 +306,18 @@ def _lines(seen: Checked) -> Iterator[str]:
     yield f"{seen.count:,} records, {seen.encoded:,} of them encoded images; {seen.decoded:,} decoded"
     yield from _label_lines(seen)
     yield from _shape_lines(seen)
-    if seen.means is not None:
-        channels = "BGR" if len(seen.means) == 3 else "grey"
-        yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.means)
+    if seen.channel_means is not None:
+        channels = "BGR" if len(seen.channel_means) == 3 else "grey"
+        yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in seen.channel_means)
     yield order_text(seen.order)
     size, compact = seen.size_bytes, seen.compact_bytes
     yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
     yield from (f"bad: {problem}" for problem in seen.problems)
+
+
+def label_range_text(labels: Mapping[int, int]) -> str:
+    """Write which labels there are, in a few words."""
+    return f"labels {min(labels)} to {max(labels)}, {len(labels):,} different"
 
 
 def order_text(order: Shuffledness) -> str:
@@ -325,7 +347,7 @@ def order_values(order: Shuffledness) -> dict[str, object]:
 def _label_lines(seen: Checked) -> Iterator[str]:
     if not seen.labels:
         return
-    yield f"labels {min(seen.labels)} to {max(seen.labels)}, {len(seen.labels):,} different"
+    yield label_range_text(seen.labels)
     counts = list(seen.labels.values())
     if len(counts) <= _MOST_CLASSES:
         yield "images by label: " + ", ".join(f"{label}: {count:,}" for label, count in seen.labels.items())

@@ -16,19 +16,18 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import Datums, open_datums, writing
 from caffe_recipes.data.archives import jpeg_shape
-from caffe_recipes.data.check import Problem, hint_of, order_text, order_values
+from caffe_recipes.data.check import Problem, Seen, hint_of, label_range_text, order_text, order_values
 from caffe_recipes.data.manifest import is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.opencv import require_opencv
-from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
+from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import make_own_folder, write_whole
 from caffe_recipes.tensorflow.records import (
@@ -172,8 +171,8 @@ def _plan(datums: Datums, shards: int, seed: int, prefix: str, classes: tuple[st
     if shards > len(datums):
         what = f"{shards:,} files of {len(datums):,} records: some would be empty"
         raise InputError("--shards", what, "give fewer")
-    told = [len(datums), shards, seed, prefix, classes, (datums.path / "data.mdb").stat().st_size]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    decisive = [len(datums), shards, seed, prefix, classes, (datums.path / "data.mdb").stat().st_size]
+    digest = hashlib.sha256(json.dumps(decisive).encode())
     for key in datums.keys:
         digest.update(len(key).to_bytes(4, "little") + key)
     return RecordSet(len(datums), shards, seed, prefix, classes, digest.hexdigest())
@@ -311,16 +310,6 @@ class CheckedRecords:
         return hint_of(self.problems, "mend what they were made of, and make them again")
 
 
-@dataclass
-class _SeenImages:
-    labels: list[int] = field(default_factory=list)
-    problems: dict[str, Problem] = field(default_factory=dict)
-
-    def add(self, kind: str, what: str, hint: str = "") -> None:
-        known = self.problems.get(kind)
-        self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
-
-
 def is_records(path: Path) -> bool:
     """Tell if a path is a file of TFRecords or a folder of them, by names as `train-00000-of-01024`."""
     try:
@@ -343,7 +332,7 @@ def check_records(
         raise DataError(path, "holds no files of TFRecords", "their names are as train-00000-of-01024")
     made = load_record_set(path if path.is_dir() else path.parent)
     expected = made.counts() if made else {}
-    seen, files, fewest, size_bytes = _SeenImages(), {}, 0, 0
+    seen, files, fewest, size_bytes = Seen(), {}, 0, 0
     for file in paths:
         before, damaged = len(seen.labels), seen.problems.get("damaged")
         files[file.name] = sum(1 for data in _look(file, classes, seen))
@@ -356,11 +345,10 @@ def check_records(
         seen.add("count", "the files hold no records", _AGAIN)
     if path.is_dir():
         _check_names(paths, seen)
-    order = measure_shuffledness(seen.labels, batch)
-    if must_be_shuffled and order.verdict != "shuffled":
-        seen.add("order", f"the records are not shuffled: {order.verdict}")
-    labels = dict(sorted(Counter(seen.labels).items()))
-    return CheckedRecords(files, labels, order, fewest, size_bytes, tuple(seen.problems.values()))
+    order = seen.measure_order(batch, must_be_shuffled=must_be_shuffled)
+    return CheckedRecords(
+        files, seen.count_labels(), order, fewest, size_bytes, tuple(seen.problems.values())
+    )
 
 
 def render_records_text(seen: CheckedRecords) -> str:
@@ -388,10 +376,7 @@ def _lines(seen: CheckedRecords) -> Iterator[str]:
         f"{seen.size_bytes / _MIB:,.1f} MiB"
     )
     if seen.labels:
-        yield (
-            f"labels {min(seen.labels)} to {max(seen.labels)}, {len(seen.labels):,} different; "
-            f"each file has {seen.fewest_classes:,} or more"
-        )
+        yield f"{label_range_text(seen.labels)}; each file has {seen.fewest_classes:,} or more"
     yield order_text(seen.order)
     yield from (f"bad: {problem}" for problem in seen.problems)
 
@@ -400,7 +385,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
 
 
-def _check_count(name: str, count: int, expected: Mapping[str, int], seen: _SeenImages) -> None:
+def _check_count(name: str, count: int, expected: Mapping[str, int], seen: Seen) -> None:
     """See that a file holds what was written to it: one that is cut off between two records looks whole."""
     if expected and name not in expected:
         seen.add("manifest", f"{name}: is none of the files that the manifest tells of")
@@ -408,7 +393,7 @@ def _check_count(name: str, count: int, expected: Mapping[str, int], seen: _Seen
         seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records", _AGAIN)
 
 
-def _check_names(paths: Sequence[Path], seen: _SeenImages) -> None:
+def _check_names(paths: Sequence[Path], seen: Seen) -> None:
     """See that the files are those of one set, and that none is missing."""
     sets: dict[tuple[str, int], set[int]] = {}
     for path in paths:
@@ -425,7 +410,7 @@ def _check_names(paths: Sequence[Path], seen: _SeenImages) -> None:
             seen.add("files", f"{missing:,} of {count:,} files are missing: {name}", _AGAIN)
 
 
-def _look(file: Path, classes: int | None, seen: _SeenImages) -> Iterator[None]:
+def _look(file: Path, classes: int | None, seen: Seen) -> Iterator[None]:
     try:
         for number, data in enumerate(read_records(file)):
             where = f"{file.name}: record {number:,}"
@@ -440,17 +425,12 @@ def _look(file: Path, classes: int | None, seen: _SeenImages) -> Iterator[None]:
         seen.add("damaged", f"{file.name}: {error.what}", _AGAIN)
 
 
-def _check_features(
-    features: Mapping[str, Values], classes: int | None, where: str, seen: _SeenImages
-) -> None:
+def _check_features(features: Mapping[str, Values], classes: int | None, where: str, seen: Seen) -> None:
     label = _only(features, "image/class/label", int)
     if label is None:
         seen.add("no label", f"{where} has no image/class/label")
     else:
-        seen.labels.append(label)
-        if label < 1 or (classes is not None and label > classes):
-            of = "below 1" if label < 1 else f"none of the {classes:,} classes 1 to {classes}"
-            seen.add("label", f"{where} has label {label}, which is {of}")
+        seen.add_label(where, label, 1, classes)
     encoded = _only(features, "image/encoded", bytes)
     shape = jpeg_shape(encoded) if encoded else None
     if shape is None:
@@ -458,8 +438,8 @@ def _check_features(
         return
     stated = (_only(features, "image/height", int), _only(features, "image/width", int))
     if None not in stated and stated != shape[1:]:
-        said = " x ".join(map(str, stated))
-        seen.add("size", f"{where} says {said}, and its image is {shape[1]} x {shape[2]}")
+        size = " x ".join(map(str, stated))
+        seen.add("size", f"{where} says {size}, and its image is {shape[1]} x {shape[2]}")
 
 
 def _only(features: Mapping[str, Values], name: str, kind: type[V]) -> V | None:

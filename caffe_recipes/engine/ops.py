@@ -249,8 +249,8 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     most = max(1, _WIDTH // channels)
     parts = math.gcd(x.numel() // channels, 2 ** (most.bit_length() - 1))
     found = torch.batch_norm_update_stats(last.view(-1, parts * channels), None, None, 0.0)
-    means, variances = (statistic.view(parts, channels) for statistic in found)
-    between, mean = torch.var_mean(means, 0, correction=0)
+    part_means, variances = (statistic.view(parts, channels) for statistic in found)
+    between, mean = torch.var_mean(part_means, 0, correction=0)
     return mean, variances.mean(0) + between
 
 

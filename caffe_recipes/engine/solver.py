@@ -263,7 +263,7 @@ class Solver:
         if self._displays:
             with torch.no_grad(), self._ranks.together():
                 own = self.net.forward().item()
-            shown = self._smoothed.add(self._means([own])[0], self.iteration - self._start)
+            shown = self._smoothed.add(self._average([own])[0], self.iteration - self._start)
             self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {format_number(shown)}")
         if param.test_interval and self.iteration % param.test_interval == 0:
             self._test_all()
@@ -335,17 +335,17 @@ class Solver:
         failed.
         """
         asked = self._requests.take()
-        stop, snapshot, failed, mean = self._means([asked.stop, asked.snapshot, failure is not None, loss])
+        stop, snapshot, failed, mean = self._average([asked.stop, asked.snapshot, failure is not None, loss])
         if failed:
             self._ranks.settle(failure)
         return Requests(bool(stop), bool(snapshot)), mean
 
-    def _means(self, own: Sequence[float]) -> list[float]:
+    def _average(self, own: Sequence[float]) -> list[float]:
         """Give the means over the ranks, all of which call this."""
         values = torch.tensor(own, dtype=torch.float32)
         self._ranks.sum(values)()
-        means: list[float] = (values / self._ranks.ranks).tolist()
-        return means
+        averages: list[float] = (values / self._ranks.ranks).tolist()
+        return averages
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -355,8 +355,8 @@ class Solver:
     def _display(self, shown: float) -> None:
         self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(shown)}")
         scores = self.net.scores()
-        means = self._means([value for _, value in scores])
-        for place, ((output, _), value) in enumerate(zip(scores, means, strict=True)):
+        averages = self._average([value for _, value in scores])
+        for place, ((output, _), value) in enumerate(zip(scores, averages, strict=True)):
             self._log.info("solver.cpp:333", f"    Train net output #{place}: {describe(output, value)}")
 
     def _test_all(self) -> None:

@@ -90,7 +90,7 @@ def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughp
     of an iteration are: so much for the iteration (communication), and so much for each image. Left out one
     after another, Table V's inner points are found again within 9 %, those between local batches within 2 %.
     Beyond the measured node counts a node is as fast as at the nearest of them; beyond the local batches the
-    line goes on. Both are said in `notes`.
+    line goes on. Both are in `notes`.
 
     >>> round(find_throughput(TABLE_V, 256, 32).epoch_s), find_throughput(TABLE_V, 720, 16).how
     (85, 'interpolated')
@@ -184,7 +184,7 @@ class Pace:
 
     images_per_s: float
     kind: Kind
-    said: str
+    said: str  # a key of estimate's JSON
     notes: tuple[str, ...] = ()
     is_elsewhere: bool = False
 
@@ -226,15 +226,15 @@ def reported_pace(recipe: Recipe) -> Pace | None:
     >>> reported_pace(load_recipe("stampede2-64n-72ep")).images_per_s
     6303.0
     """
-    said = recipe.reported
-    if said.images_per_s is not None:
-        return Pace(said.images_per_s, "reported", "the recipe's reported rate")
-    if said.images_per_s_per_node is not None:
-        rate = said.images_per_s_per_node * recipe.cluster.nodes
+    reported = recipe.reported
+    if reported.images_per_s is not None:
+        return Pace(reported.images_per_s, "reported", "the recipe's reported rate")
+    if reported.images_per_s_per_node is not None:
+        rate = reported.images_per_s_per_node * recipe.cluster.nodes
         return Pace(rate, "reported", "the recipe's reported rate of a node")
-    if said.minutes is not None:
-        rate = total_images(recipe) / (60 * said.minutes)
-        return Pace(rate, "minutes", f"all images in the recipe's reported {said.minutes:g} minutes")
+    if reported.minutes is not None:
+        rate = total_images(recipe) / (60 * reported.minutes)
+        return Pace(rate, "minutes", f"all images in the recipe's reported {reported.minutes:g} minutes")
     return None
 
 
@@ -267,8 +267,8 @@ def measured_pace(
         notes.append(f"{table.name} is of ResNet-50 on crops of {_PAPER_CROP_PX} px")
     between = ", between its points" if found.how == "interpolated" else ""
     alike = "" if machine in TABLES else f", as of nodes with {cores[0]} x {cores[1]} cores"
-    said = f"the paper's {table.name}{alike}{between}"
-    return Pace(found.images_per_s, "measured", said, tuple(notes))
+    source = f"the paper's {table.name}{alike}{between}"
+    return Pace(found.images_per_s, "measured", source, tuple(notes))
 
 
 def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:

@@ -110,7 +110,7 @@ def _train(recipe: Recipe, run: HorovodRun) -> _Script:
 
 
 def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
-    told, images = run.evaluation, recipe.data.test.images
+    testing, images = run.evaluation, recipe.data.test.images
     paths = (
         _RESNET,
         _Path("VALIDATION_DIR", "validation TFRecords"),
@@ -123,8 +123,8 @@ def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
         model_dir=f"{_var('MODEL_DIR')}/{run.model}",
     )
     settings = " ".join(f"{name}={value}" for name, value in evaluate_environment(run).items())
-    batches = -(-images // told.batch_size)
-    title = f"Test the model on one node: {batches} batches of {told.batch_size}, {images:,} images."
+    batches = -(-images // testing.batch_size)
+    title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads what it prints.",)
     return _Script("tf_evaluate.sh", title, paths, _words(argv, pairs_from=2), notes, settings)
 

@@ -66,8 +66,8 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
         if key in given:  # a translated solver may lack the field
             at = f"{key}[0]" if given[key] else key
             before = comments.get(at, Comment())
-            said = f"{before.beside}; {derived}" if before.beside else derived
-            comments[at] = replace(before, beside=said)
+            beside = f"{before.beside}; {derived}" if before.beside else derived
+            comments[at] = replace(before, beside=beside)
     return comments
 
 

@@ -404,7 +404,7 @@ def evaluate(run: Run, testing: Testing) -> None:
     else:
         what = "was damaged each time that it was evaluated"
         raise RunFailed(testing.weights, what, "check the disk, and run again")
-    outputs = dict(tail.summary.means)
+    outputs = dict(tail.summary.mean_outputs)
     if tail.summary.fatal or not outputs:
         words = describe_last_words(tail, "; it said: ")
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")

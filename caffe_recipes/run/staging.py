@@ -19,8 +19,8 @@ from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.plan import CopyRates, How
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingMeans, clean, stage
-from caffe_recipes.cluster.staging.ways import RELAY, ChainMeans
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
+from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.scripts import lmdb_hint
@@ -68,9 +68,9 @@ def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: S
     )
 
 
-def find_staging_env(profile: Profile, how: How | None) -> StagingMeans:
+def find_staging_env(profile: Profile, how: How | None) -> StagingEnv:
     """Return what staging works with here: a launcher, and what the profile says."""
-    return StagingMeans(
+    return StagingEnv(
         rates=find_rates(profile), how=how, chain=find_chain_env(profile), here=profile.head or ""
     )
 
@@ -90,7 +90,7 @@ def find_rates(profile: Profile) -> CopyRates:
     )
 
 
-def find_chain_env(profile: Profile) -> ChainMeans | None:
+def find_chain_env(profile: Profile) -> ChainEnv | None:
     """Return what a chain is started with; None without a launcher or mpi4py."""
     imported = [find_spec(name) for name in ("mpi4py", RELAY)]
     needs = [spec.origin for spec in imported if spec is not None and spec.origin]
@@ -115,7 +115,7 @@ def find_chain_env(profile: Profile) -> ChainMeans | None:
         modules=modules,
         path=path,
     )
-    return ChainMeans(launch, needs=(sys.executable, *needs))
+    return ChainEnv(launch, needs=(sys.executable, *needs))
 
 
 STAGING_HINT = "make room, move it away, or repair the host"

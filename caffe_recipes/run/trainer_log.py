@@ -233,8 +233,8 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
         return None
     at = max(summary.losses, default=None)
     reached = "before the first iteration" if at is None else f"after iteration {at} of {last}"
-    if tail.ends.said:
-        return f"{tail.ends.said} {reached}"
+    if tail.ends.cause:
+        return f"{tail.ends.cause} {reached}"
     return f"it ended {reached}" + describe_last_words(tail, ", saying: ")
 
 

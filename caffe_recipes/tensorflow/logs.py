@@ -23,7 +23,7 @@ _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
 class EvaluationRecord:
     """One evaluation: of the model at a global step; accuracies from 0 to 1, None where it does not say.
 
-    `batches` and `batches_in_all` are the last that were told on the way.
+    `batches` and `batches_in_all` are the last reported on the way.
     """
 
     line: int

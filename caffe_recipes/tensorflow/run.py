@@ -56,7 +56,7 @@ class GradualWarmup(Value):
 
 
 class HorovodEvaluation(Value):
-    """What the evaluation of a trained model is told, on one node."""
+    """What the evaluation of a trained model is given, on one node."""
 
     batch_size: Count
     omp_num_threads: Count
@@ -66,7 +66,7 @@ class HorovodEvaluation(Value):
 
 
 class HorovodRun(Value):
-    """What a run of TensorFlow is told, besides what a recipe says of any run."""
+    """What a run of TensorFlow is given, besides what a recipe says of any run."""
 
     schedule: GradualWarmup
     images_per_epoch: Count = Field(description="as the source counts, which may round")
@@ -105,14 +105,19 @@ def train_argv(
 
 def evaluate_argv(run: HorovodRun, *, script: str, data_dir: str, model_dir: str) -> tuple[str, ...]:
     """Return the argv that tests a model on one node; `evaluate_environment` belongs to it."""
-    told = run.evaluation
+    testing = run.evaluation
     return (
         *("python", script),
-        *("--eval_batch_size", str(told.batch_size)),
-        *("--num_intra_threads", str(told.intra_threads), "--num_inter_threads", str(told.inter_threads)),
+        *("--eval_batch_size", str(testing.batch_size)),
+        *(
+            "--num_intra_threads",
+            str(testing.intra_threads),
+            "--num_inter_threads",
+            str(testing.inter_threads),
+        ),
         f"--data_dir={data_dir}",
         f"--model_dir={model_dir}",
-        *("--use_tpu=False", "--kmp_blocktime", str(told.kmp_blocktime)),
+        *("--use_tpu=False", "--kmp_blocktime", str(testing.kmp_blocktime)),
     )
 
 

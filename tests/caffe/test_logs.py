@@ -149,8 +149,8 @@ def rows_of(name: str, summary: LogSummary) -> list[Row]:
     ]
     rows += [(name, "TEST", str(test.iteration), None, None, test.outputs) for test in summary.tests]
     rows += [(name, "BATCH", str(i), None, None, outputs) for i, outputs in summary.batches.items()]
-    if summary.means:
-        rows.append((name, "MEAN", "", None, summary.mean_loss, summary.means))
+    if summary.mean_outputs:
+        rows.append((name, "MEAN", "", None, summary.mean_loss, summary.mean_outputs))
     return sorted(rows, key=lambda row: row[:3])
 
 
@@ -206,7 +206,7 @@ I0402 13:18:56.348022 30419 caffe.cpp:517] loss3/top-5 = 0.931862
 
 def test_the_published_accuracy_is_read() -> None:
     means = {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
-    assert read_log(PUBLISHED.splitlines()).means == means
+    assert read_log(PUBLISHED.splitlines()).mean_outputs == means
 
 
 def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:

@@ -165,7 +165,7 @@ def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
 def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     place.to.with_name(f"{place.to.name}.part").mkdir()
-    with pytest.raises(RunFailed, match=r"\.part: cannot be copied: Is a directory"):
+    with pytest.raises(RunFailed, match=r"\.part: cannot be written: Is a directory"):
         place.fetch()
     assert not place.to.exists()
 

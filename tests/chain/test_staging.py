@@ -14,7 +14,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import Profile, parse_profile
 from caffe_recipes.cluster.staging.plan import CopyRates
-from caffe_recipes.cluster.staging.ways import ChainMeans
+from caffe_recipes.cluster.staging.ways import ChainEnv
 from caffe_recipes.errors import DataError, HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import StageOptions, find_profile
@@ -29,13 +29,13 @@ def profile(text: str = "") -> Profile:
     return parse_profile(f"name: mine\ntitle: mine\n{text}", "mine.yaml")
 
 
-def chain(of: Profile) -> ChainMeans:
+def chain(of: Profile) -> ChainEnv:
     means = find_staging_env(of, None).chain
     assert means is not None
     return means
 
 
-def argv(means: ChainMeans) -> Sequence[str]:
+def argv(means: ChainEnv) -> Sequence[str]:
     return replace(means.launch, hosts=HOSTS, hostfile="hosts").argv(["python"])
 
 

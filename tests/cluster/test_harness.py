@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.hosts import ask_all, connect_all
+from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.ssh import SshHost
 from tests.cluster.harness.cluster import ROOT, Cluster
 from tests.cluster.harness.files import sweep
@@ -146,7 +146,7 @@ def test_64_hosts_are_reached_at_once_and_asked_again_over_the_same_connections(
 ) -> None:
     cluster = make_cluster(64)
     hosts = [SshHost(name, cluster.ssh, patience_s=3) for name in cluster.nodes]
-    answers = connect_all(hosts, timeout_s=120)
+    answers = ask_all(hosts, lambda host: host.connect(), 120)
     assert [answer.error for answer in answers] == [None] * 64
     cluster.crash("node7")
     cluster.stop_sshd("node9")

@@ -32,7 +32,8 @@ class ToldHost(LocalHost):
     asked: list[str] = field(default_factory=list)
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        self.asked.append(argv[5])
+        if argv[3] == "caffe-recipes":  # not a copy
+            self.asked.append(argv[5])
         return super().start(["/nowhere" if word in self.unseen else word for word in argv], limit_s)
 
 

@@ -14,7 +14,7 @@ def said(*lines: str) -> str:
     ends = RankEnds()
     for line in lines:
         ends.feed(line)
-    return ends.said
+    return ends.cause
 
 
 def hydra(code: int, string: str = "") -> list[str]:

@@ -44,7 +44,7 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
     ("bad", "what"),
     [
         (image(3), "has label 3, which is none of the 3 classes 0 to 2"),
-        (image(-1), "has label -1, which is none of the 3 classes 0 to 2"),
+        (image(-1), "has label -1, which is below 0"),
         (image(None), "has no label"),
         (image(1, data=b""), "holds no image"),
         (image(1, data=b"<html>"), "is no image that OpenCV decodes, or is cut short"),
@@ -114,10 +114,10 @@ def test_means_are_those_of_all_pixels_in_bgr_and_grey_counts_for_each(tmp_path:
     grey = np.full((4, 6), 50, np.uint8)
     files = [bytes(cv2.imencode(".png", pixels)[1]) for pixels in (colour, grey)]
     seen = check_lmdb(write(tmp_path / "lmdb", *(image(0, data=data) for data in files)))
-    assert seen.means == pytest.approx(((80 + 1200) / 32, (160 + 1200) / 32, (240 + 1200) / 32))
-    assert check_lmdb(write(tmp_path / "grey", image(0, data=files[1]))).means == (50,)
+    assert seen.channel_means == pytest.approx(((80 + 1200) / 32, (160 + 1200) / 32, (240 + 1200) / 32))
+    assert check_lmdb(write(tmp_path / "grey", image(0, data=files[1]))).channel_means == (50,)
     raw = pb.Datum(channels=3, height=1, width=2, data=bytes([1, 3, 5, 7, 9, 11]), label=0)
-    assert check_lmdb(write(tmp_path / "raw", raw)).means == (2, 6, 10)
+    assert check_lmdb(write(tmp_path / "raw", raw)).channel_means == (2, 6, 10)
 
 
 def test_the_size_that_compaction_gives_is_the_one_it_gives(tmp_path: Path) -> None:

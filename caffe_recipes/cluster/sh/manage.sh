@@ -90,11 +90,11 @@ file_commit() {
     part=$folder$2
     trap 'rm -f -- "$part"' EXIT
     if ! [ -f "$part" ] || [ -L "$part" ] || [ "$(sha256 "$part")" != "$1" ]; then answer differs; fi
-    said=$(sync -- "$part" 2>&1) || refuse "cannot be written: ${said##*: }"
+    complaint=$(sync -- "$part" 2>&1) || refuse "cannot be written: ${complaint##*: }"
     if look; then
-        said=$(mv -f -T -- "$part" "$target" 2>&1) || refuse "cannot be replaced: ${said##*: }"
-    elif ! said=$(ln -T -- "$part" "$target" 2>&1); then
-        if ! look || ! is_whole "$1"; then refuse "cannot be made: ${said##*: }"; fi
+        complaint=$(mv -f -T -- "$part" "$target" 2>&1) || refuse "cannot be replaced: ${complaint##*: }"
+    elif ! complaint=$(ln -T -- "$part" "$target" 2>&1); then
+        if ! look || ! is_whole "$1"; then refuse "cannot be made: ${complaint##*: }"; fi
     fi
     sync -- "$folder" 2>/dev/null
     answer placed
@@ -106,7 +106,7 @@ file_fill() {
     part=$folder$2
     trap 'exit 1' TERM HUP INT
     trap 'rm -f -- "$part"' EXIT
-    said=$( (set -C && cat -- "$3" >"$part") 2>&1) || refuse "cannot be copied: ${said##*: }"
+    complaint=$( (set -C && cat -- "$3" >"$part") 2>&1) || refuse "cannot be copied: ${complaint##*: }"
     file_commit "$1" "$2"
 }
 

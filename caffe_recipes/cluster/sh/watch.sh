@@ -7,8 +7,8 @@ lives() {
         if [ -O "$held" ] || [ "$(id -u)" = 0 ]; then echo no; else echo unknown; fi
         return
     fi
-    read -r said 2>/dev/null <"/proc/$pid/stat" || said=
-    case $said in *') Z '* | *') X '*) echo no; return ;; esac
+    read -r status 2>/dev/null <"/proc/$pid/stat" || status=
+    case $status in *') Z '* | *') X '*) echo no; return ;; esac
     if ! [ -r "/proc/$pid/fd" ] || ! [ -e "$held" ]; then echo yes; return; fi
     for file in "/proc/$pid/fd"/*; do
         if [ "$file" -ef "$held" ]; then echo yes; return; fi

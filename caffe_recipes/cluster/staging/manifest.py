@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 from caffe_recipes.cluster.staging.relay import DATA, file_digest
 from caffe_recipes.errors import ClusterError, DataError
-from caffe_recipes.files import is_changed_by_group, lock, reading
+from caffe_recipes.files import is_changed_by_group, lock, read_within, reading, write_whole
 
 # A file younger than this may be written again within one tick of its file system's clock.
 _SETTLED_S = 2.0
@@ -66,7 +65,7 @@ def find_source(folder: Path) -> SourceFile:
 def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
     """Return what is known of a source that has not changed since; None if it has, or was never hashed."""
     try:
-        known = json.loads((own_cache(cache) / _manifest_name(source)).read_text("utf-8"))
+        known = json.loads(read_within(own_cache(cache) / _manifest_name(source), "json-bytes"))
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
@@ -116,10 +115,7 @@ def own_cache(cache: Path) -> Path:
 def write_kept(path: Path, text: str) -> None:
     """Write a file of the cache, readable by us alone; it changes in one step. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(beside).replace(path)
+    write_whole({path: text.encode()}, mode=0o600)
 
 
 def _manifest_name(source: SourceFile) -> Path:
@@ -147,7 +143,7 @@ class Copy(NamedTuple):
 def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
     """Return what is known of an LMDB's copies, by host; nothing where others could have written it."""
     try:
-        known = json.loads((own_cache(cache) / _copies_name(lmdb)).read_text("utf-8"))
+        known = json.loads(read_within(own_cache(cache) / _copies_name(lmdb), "json-bytes"))
         return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -44,7 +44,7 @@ from caffe_recipes.cluster.staging.plan import (
 )
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.ways import (
-    ChainMeans,
+    ChainEnv,
     Sent,
     StagingJob,
     send_by_chain,
@@ -74,23 +74,23 @@ class Cleaned:
     """What was done on a host to take an LMDB away; `failed` where nobody knows what is there now."""
 
     host: str
-    said: str
+    outcome: str
     failed: bool = False
 
 
 @dataclass(frozen=True)
-class StagingMeans:
+class StagingEnv:
     """What staging works with besides hosts; without `chain` there is none, `how` overrides the costs."""
 
     rates: CopyRates = field(default_factory=CopyRates)
     how: How | None = None
-    chain: ChainMeans | None = None
+    chain: ChainEnv | None = None
     cache: Path | None = None
     here: str = ""
 
 
 def stage(
-    hosts: Sequence[Host], lmdb: str, folder: Path, means: StagingMeans, say: Say = lambda line: None
+    hosts: Sequence[Host], lmdb: str, folder: Path, env: StagingEnv, say: Say = lambda line: None
 ) -> tuple[StagedHost, ...]:
     """Put the LMDB of a folder on every host that lacks it, whole or not at all; what became of each.
 
@@ -98,15 +98,15 @@ def stage(
     way cannot be had. A host that fails is a result: the others are staged.
     """
     lmdb, source = normalize_lmdb(lmdb), find_source(folder)
-    cache = means.cache or cache_folder()
+    cache = env.cache or cache_folder()
     with only_one(lmdb, cache):
         states, manifest = survey(hosts, lmdb, source, cache)
-        plan = plan_from(states, lmdb, source, manifest, means)
+        plan = plan_from(states, lmdb, source, manifest, env)
         for line in render_plan(plan):
             say(line)
         if plan.how is None:
             return _results(hosts, plan, {})
-        failed = _send_somehow(hosts, plan, source, manifest, replace(means, cache=cache), say)
+        failed = _send_somehow(hosts, plan, source, manifest, replace(env, cache=cache), say)
         return _results(hosts, plan, failed)
 
 
@@ -155,11 +155,11 @@ def _by_name(hosts: Sequence[Host], answers: Sequence[T]) -> dict[str, T]:
 
 
 def plan_from(
-    states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, means: StagingMeans
+    states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, env: StagingEnv
 ) -> StagingPlan:
     """Plan with what this machine lacks; raises ClusterError where the asked way cannot be had."""
     lacking: dict[How, str] = {}
-    if means.chain is None:
+    if env.chain is None:
         lacking["chain"] = "no launcher, or no mpi4py"
     if "SLURM_JOB_ID" not in os.environ:
         lacking["sbcast"] = "not inside a Slurm allocation"
@@ -169,8 +169,8 @@ def plan_from(
         source=str(source.data),
         size_bytes=source.size_bytes,
         digest=manifest.digest if manifest else None,
-        rates=means.rates,
-        how=means.how,
+        rates=env.rates,
+        how=env.how,
         lacking=lacking,
     )
 
@@ -188,7 +188,7 @@ def _send_somehow(
     plan: StagingPlan,
     source: SourceFile,
     manifest: Manifest | None,
-    means: StagingMeans,
+    env: StagingEnv,
     say: Say,
 ) -> Mapping[str, str]:
     """Send to the hosts that lack it; return why, for those that failed.
@@ -196,8 +196,8 @@ def _send_somehow(
     Where a chain does not begin it goes on by the next best way, unless a way was asked for: a node may lack
     our Python, or what it imports.
     """
-    sent = _send(hosts, plan, source, manifest, means, say)
-    if not sent.unstarted or means.how is not None:
+    sent = _send(hosts, plan, source, manifest, env, say)
+    if not sent.unstarted or env.how is not None:
         return sent.failed
     why = next(iter(sent.unstarted.values()))
     instead = plan_without(plan, sent.unstarted.keys(), why)
@@ -205,7 +205,7 @@ def _send_somehow(
         return sent.failed
     hosts_left = describe_count(len(instead.missing), "host")
     say(f"the {plan.how} does not begin ({why}); by {instead.how} instead to {hosts_left}")
-    rest = _send_somehow(hosts, instead, source, manifest, means, say)
+    rest = _send_somehow(hosts, instead, source, manifest, env, say)
     return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}
 
 
@@ -214,22 +214,22 @@ def _send(
     plan: StagingPlan,
     source: SourceFile,
     manifest: Manifest | None,
-    means: StagingMeans,
+    env: StagingEnv,
     say: Say,
 ) -> Sent:
     """Send to the hosts that lack it, by the plan's way. What is half done is taken away."""
-    cache = means.cache or cache_folder()
+    cache = env.cache or cache_folder()
     job = StagingJob(
         hosts={host.name: host for host in hosts},
         plan=plan,
         part=f".data.mdb.part-{uuid.uuid4().hex[:12]}",
-        here=means.here or socket.gethostname(),
+        here=env.here or socket.gethostname(),
         say=say,
     )
     try:
-        if plan.how == "chain" and means.chain is not None:
+        if plan.how == "chain" and env.chain is not None:
             digest = manifest.digest if manifest else None
-            sent = send_by_chain(job, means.chain, digest, asked=means.how is not None)
+            sent = send_by_chain(job, env.chain, digest, asked=env.how is not None)
             if sent.digest and manifest is None:
                 keep_manifest(source, sent.digest, cache)
         else:

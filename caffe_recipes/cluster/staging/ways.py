@@ -48,26 +48,26 @@ _END_S = 10.0
 _LOGOUT_S = 2.0
 # Hydra labels a rank's line `[0] `, srun `0: `.
 _LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
-# A rank that has said so never joins the others.
+# A rank that reports this never joins the others.
 _HOPELESS = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
 _AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d+)")
 
 
 @dataclass
 class ChainEnd:
-    """What a launch said: by rank, why it could not write; which rank gave up; the launcher's last words.
+    """What a launch reported: by rank, why it could not write; which rank gave up; the launcher's last words.
 
     `moved` tells whether any byte went through.
     """
 
     failed: dict[int, str] = field(default_factory=dict)
     stopped: dict[int, str] = field(default_factory=dict)
-    said: str = ""
+    last_words: str = ""
     moved: bool = False
 
 
 @dataclass(frozen=True)
-class ChainMeans:
+class ChainEnv:
     """What a chain is started with: `launch`, on the hosts and from the hostfile of each chain.
 
     `python` is where every node sees it, as it must see all of `needs`: a rank that never starts is not
@@ -82,11 +82,11 @@ class ChainMeans:
 
 
 def relay_command(
-    order: ChainOrder, means: ChainMeans, *, lmdb: str, part: str, size_bytes: int, digest: str | None
+    order: ChainOrder, env: ChainEnv, *, lmdb: str, part: str, size_bytes: int, digest: str | None
 ) -> tuple[str, ...]:
     """Return what each rank of a chain runs."""
     words = [
-        means.python,
+        env.python,
         "-P",
         "-m",
         RELAY,
@@ -98,13 +98,13 @@ def relay_command(
         f"--ranks={len(order.hosts)}",
         f"--bytes={size_bytes}",
         f"--chunk={order.chunk_bytes}",
-        f"--stall-s={means.stall_s:g}",
+        f"--stall-s={env.stall_s:g}",
     ]
     words += [f"--digest={digest}"] if digest else []
     return (*words, "--read-only") if order.read_only else tuple(words)
 
 
-def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size_bytes: int) -> ChainEnd:
+def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
     """Start a chain and wait for its end.
 
     Ends it where nothing moves; what has arrived is for the nodes to say. Raises ClusterError where the
@@ -113,7 +113,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
         hostfile.write_text("".join(f"{host}\n" for host in order.hosts))
-        launch = replace(means.launch, hosts=tuple(order.hosts), hostfile=str(hostfile))
+        launch = replace(env.launch, hosts=tuple(order.hosts), hostfile=str(hostfile))
         argv = launch.argv(command)
         environment = {**os.environ, **launch.process_environment()}
         try:
@@ -130,7 +130,7 @@ def run_chain(order: ChainOrder, means: ChainMeans, command: Sequence[str], size
             raise ClusterError(argv[0], f"does not start: {error.strerror}", "load an MPI") from None
         logins = _Logins(process.pid)
         try:
-            return _watch(process, logins, means, size_bytes)
+            return _watch(process, logins, env, size_bytes)
         finally:
             _end(process, logins)
 
@@ -161,15 +161,15 @@ class _Logins:
         self._found = {}
 
 
-def _watch(process: subprocess.Popen[bytes], logins: _Logins, means: ChainMeans, size_bytes: int) -> ChainEnd:
+def _watch(process: subprocess.Popen[bytes], logins: _Logins, env: ChainEnv, size_bytes: int) -> ChainEnd:
     lines: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_read, args=(process, lines), daemon=True).start()
-    end, patience_s, last = ChainEnd(), means.start_s, time.monotonic()
+    end, patience_s, last = ChainEnd(), env.start_s, time.monotonic()
     while True:
         try:
             line = lines.get(timeout=max(0.1, last + patience_s - time.monotonic()))
         except Empty:
-            end.said = f"nothing has moved for {patience_s:.0f} s"
+            end.last_words = f"nothing has moved for {patience_s:.0f} s"
             return end
         if line is None:
             return end
@@ -178,7 +178,7 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, means: ChainMeans,
         if at:
             # The ranks' own limit comes first; once all is sent, only disks are waited for.
             whole = int(at[1]) >= size_bytes
-            patience_s = size_bytes / SLOWEST_BYTES_PER_S + means.start_s if whole else 2 * means.stall_s
+            patience_s = size_bytes / SLOWEST_BYTES_PER_S + env.start_s if whole else 2 * env.stall_s
             end.moved = True
         if at or _note(line, end):
             last = time.monotonic()
@@ -194,11 +194,11 @@ def _read(process: subprocess.Popen[bytes], lines: SimpleQueue[str | None]) -> N
 
 
 def _note(line: str, end: ChainEnd) -> bool:
-    """Keep what a rank or the launcher said; return whether it was a rank's word."""
+    """Keep what a rank or the launcher wrote; return whether it was a rank's word."""
     found = _LINE.fullmatch(line)
     if found is None:
         if line.strip("= |"):
-            end.said = line[:300]
+            end.last_words = line[:300]
         return False
     if found[2] != "landed":
         (end.failed if found[2] == "failed" else end.stopped)[int(found[1])] = found[3] or ""
@@ -269,12 +269,12 @@ def send_by_sbcast(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
     plan, hosts = job.plan, job.lacking()
     failed = _failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
     limit_s = seconds_for(plan.size_bytes * len(job.hosts))
-    said = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
+    stderr = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
     rest = [host for host in hosts if host.name not in failed]
     lost = _failures(rest, on_each(rest, lambda host: _commit(job, host, known)))
     # sbcast knows no subset: those that have the LMDB got another.
     on_each([job.hosts[name] for name in plan.present], lambda host: abandon_part(host, plan.lmdb))
-    return failed | {name: f"{why}; sbcast said: {said}" if said else why for name, why in lost.items()}
+    return failed | {name: f"{why}; sbcast said: {stderr}" if stderr else why for name, why in lost.items()}
 
 
 def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
@@ -286,21 +286,21 @@ def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
     return ("sbcast", "--force", "--size=8m", source, target)
 
 
-def send_by_chain(job: StagingJob, means: ChainMeans, digest: str | None, *, asked: bool = True) -> Sent:
+def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: bool = True) -> Sent:
     """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was.
 
     One that was asked for is tried again where it does not begin, and raises ClusterError where the launcher
     is none.
     """
     failed = _failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
-    unfit = _unfit(means, [job.hosts[name] for name in _names(job) if name not in failed])
+    unfit = _unfit(env, [job.hosts[name] for name in _names(job) if name not in failed])
     missing = [state for state in job.plan.missing if state.host not in failed and state.host not in unfit]
     landed, moved = [name for name in job.plan.present if name not in unfit], False
     unstarted = {state.host: unfit[state.host] for state in job.plan.missing if state.host in unfit}
     dead, fruitless = set[str](), 0
     while missing:
         order = _order(job, missing, landed)
-        end = _launch(job, means, order, digest, asked=asked)
+        end = _launch(job, env, order, digest, asked=asked)
         moved = moved or end.moved
         states = on_each([job.hosts[each.host] for each in missing], lambda host: _look(job, host), _LOOK_S)
         digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
@@ -329,13 +329,13 @@ def _names(job: StagingJob) -> list[str]:
     return [*job.plan.present, *(state.host for state in job.plan.missing)]
 
 
-def _unfit(means: ChainMeans, hosts: Sequence[Host]) -> dict[str, str]:
+def _unfit(env: ChainEnv, hosts: Sequence[Host]) -> dict[str, str]:
     """Return what hosts lack that a rank needs; one that gives no answer is for the chain to miss."""
-    if not means.needs:
+    if not env.needs:
         return {}
-    asked = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *means.needs]), _LOOK_S)
+    asked = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *env.needs]), _LOOK_S)
     return {
-        host.name: f"{host.name} has no {' '.join(done.stdout.split())[-200:] or means.needs[0]}"
+        host.name: f"{host.name} has no {' '.join(done.stdout.split())[-200:] or env.needs[0]}"
         for host, done in zip(hosts, asked, strict=True)
         if isinstance(done, Completed) and done.returncode != 0
     }
@@ -349,18 +349,18 @@ def _order(job: StagingJob, missing: Sequence[NodeState], landed: Sequence[str])
 
 
 def _launch(
-    job: StagingJob, means: ChainMeans, order: ChainOrder, digest: str | None, *, asked: bool
+    job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None, *, asked: bool
 ) -> ChainEnd:
     size_bytes = job.plan.size_bytes
     command = relay_command(
-        order, means, lmdb=job.plan.lmdb, part=job.part, size_bytes=size_bytes, digest=digest
+        order, env, lmdb=job.plan.lmdb, part=job.part, size_bytes=size_bytes, digest=digest
     )
     try:
-        return run_chain(order, means, command, size_bytes)
+        return run_chain(order, env, command, size_bytes)
     except ClusterError as error:
         if asked:
             raise
-        return ChainEnd(said=error.without_hint)
+        return ChainEnd(last_words=error.without_hint)
 
 
 def _look(job: StagingJob, host: Host) -> NodeState:
@@ -378,8 +378,8 @@ def _lost(
     end: ChainEnd,
 ) -> dict[str, str]:
     """Return why, for the hosts that a chain must do without: dead ones, and those that could not write."""
-    said = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
-    lost = {host.host: said[host.host] for host in missing if host.host in said}
+    reasons = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
+    lost = {host.host: reasons[host.host] for host in missing if host.host in reasons}
     for host, state in zip(missing, states, strict=True):
         if not isinstance(state, NodeState):
             lost[host.host] = f"was lost while the chain ran: {state.what if state else 'no answer'}"
@@ -402,9 +402,9 @@ def _why(end: ChainEnd, order: ChainOrder) -> str:
     """Say who broke a chain: of those that saw nothing move, the first."""
     names = dict(enumerate(order.hosts))
     if not end.stopped:
-        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.said)
-        said = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.said
-        return said or "the launcher ended"
+        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.last_words)
+        words = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.last_words
+        return words or "the launcher ended"
     rank = min(end.stopped)
     reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank])
     return f"{names.get(rank, rank)}: {reason}"

@@ -14,8 +14,8 @@ from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import RankLaunch
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
-from caffe_recipes.cluster.staging.stage import StagingMeans
-from caffe_recipes.cluster.staging.ways import ChainMeans
+from caffe_recipes.cluster.staging.stage import StagingEnv
+from caffe_recipes.cluster.staging.ways import ChainEnv
 from caffe_recipes.errors import HostFailed
 
 LMDB = "/node/train lmdb"
@@ -65,7 +65,7 @@ class World:
 
     hosts: tuple[FolderHost, ...]
     source: Path
-    means: StagingMeans
+    env: StagingEnv
 
     def host(self, **changes: bool) -> tuple[FolderHost, ...]:
         """Return the hosts with the second changed."""
@@ -82,7 +82,7 @@ def world(tmp_path: Path) -> World:
     hosts = tuple(FolderHost(f"n{number}", root=tmp_path) for number in range(4))
     for host in hosts:
         (host.folder / "node").mkdir(parents=True)
-    return World(hosts, source, StagingMeans(chain=local_chain(tmp_path), cache=tmp_path / "cache"))
+    return World(hosts, source, StagingEnv(chain=local_chain(tmp_path), cache=tmp_path / "cache"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LocalLaunch(RankLaunch):
         return tuple(self.start(self.hosts, self.hostfile, command))
 
 
-def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
+def local_chain(root: Path, command: Sequence[str] = ()) -> ChainEnv:
     """Return a chain whose ranks are all on this machine, each in its host's folder."""
 
     def argv(hosts: Sequence[str], hostfile: str, words: Sequence[str]) -> Sequence[str]:
@@ -103,4 +103,4 @@ def local_chain(root: Path, command: Sequence[str] = ()) -> ChainMeans:
         rank = [sys.executable, "-c", _RANK, str(root), hostfile, *command, *words]
         return [mpiexec, "-n", str(len(hosts)), *rank]
 
-    return ChainMeans(LocalLaunch(start=argv), stall_s=20)
+    return ChainEnv(LocalLaunch(start=argv), stall_s=20)

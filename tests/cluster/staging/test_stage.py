@@ -70,7 +70,7 @@ def assert_whole(host: FolderHost) -> None:
 
 @pytest.mark.parametrize("how", [way for way in get_args(How) if way != "sbcast"])
 def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: How) -> None:
-    assert stage(world.hosts, LMDB, world.source, replace(world.means, how=how)) == SENT
+    assert stage(world.hosts, LMDB, world.source, replace(world.env, how=how)) == SENT
     for host in world.hosts:
         assert_whole(host)
         assert (host.lmdb.stat().st_mode & 0o777, (host.lmdb / "data.mdb").stat().st_mode & 0o777) == (
@@ -81,10 +81,10 @@ def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: 
 
 def test_a_node_that_copies_a_source_of_known_digest_is_asked_once_after_the_look(world: World) -> None:
     os.utime(world.source / "data.mdb", ns=(10**18, 10**18))
-    assert world.means.cache is not None
-    hash_source(find_source(world.source), world.means.cache)
+    assert world.env.cache is not None
+    hash_source(find_source(world.source), world.env.cache)
     hosts = [Asked(host.name, root=host.root) for host in world.hosts]
-    assert stage(hosts, LMDB, world.source, replace(world.means, how="copy")) == SENT
+    assert stage(hosts, LMDB, world.source, replace(world.env, how="copy")) == SENT
     assert [host.verbs for host in hosts] == [["probe", "take"]] * 4
 
 
@@ -101,15 +101,15 @@ def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_kno
 
 @pytest.mark.parametrize("how", ["copy", "chain", "sftp"])
 def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world: World, how: How) -> None:
-    means = replace(world.means, how=how)
-    stage(world.hosts, LMDB, world.source, means)
+    env = replace(world.env, how=how)
+    stage(world.hosts, LMDB, world.source, env)
     before = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
     said: list[str] = []
-    again = stage(world.hosts, LMDB, world.source, means, said.append)
+    again = stage(world.hosts, LMDB, world.source, env, said.append)
     assert {placed.outcome for placed in again} == {"there"}
     assert said == [f"{LMDB} is on 4 hosts, nothing to send"]
     subprocess.run(["rm", "-r", world.hosts[2].lmdb], check=True)
-    third = stage(world.hosts, LMDB, world.source, means)
+    third = stage(world.hosts, LMDB, world.source, env)
     assert [placed.outcome for placed in third] == ["there", "there", "sent", "there"]
     assert_whole(world.hosts[2])
     after = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
@@ -122,10 +122,10 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     lmdb = world.hosts[1].lmdb
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(CONTENT)
-    placed = stage(world.hosts, LMDB, world.source, replace(world.means, how="copy"))
+    placed = stage(world.hosts, LMDB, world.source, replace(world.env, how="copy"))
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
-    assert clean(world.hosts, LMDB, world.means.cache)[1] == Cleaned(
+    assert clean(world.hosts, LMDB, world.env.cache)[1] == Cleaned(
         "n1", "left as it is: it was not put there by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
@@ -184,21 +184,21 @@ def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
     lmdb = world.hosts[1].lmdb
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(content)
-    placed = stage(world.hosts, LMDB, world.source, replace(world.means, how="chain"))
+    placed = stage(world.hosts, LMDB, world.source, replace(world.env, how="chain"))
     assert placed == (SENT[0], StagedHost("n1", "failed", reason), SENT[2], SENT[3])
     assert (lmdb / "data.mdb").read_bytes() == content
     assert names_in(lmdb) == ["data.mdb"]
 
 
 def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(world: World) -> None:
-    means = replace(world.means, how="copy")
-    stage(world.hosts, LMDB, world.source, means)
+    env = replace(world.env, how="copy")
+    stage(world.hosts, LMDB, world.source, env)
     data = world.hosts[0].lmdb / "data.mdb"
     with data.open("r+b") as file:
         file.write(b"!")
-    placed = stage(world.hosts, LMDB, world.source, means)
+    placed = stage(world.hosts, LMDB, world.source, env)
     assert placed[0].reason == "holds another LMDB (as large as the source, but of other content)"
-    assert clean(world.hosts, LMDB, world.means.cache)[0].said == (
+    assert clean(world.hosts, LMDB, world.env.cache)[0].outcome == (
         "left as it is: it has changed since caffe-recipes put it there"
     )
     assert data.exists()
@@ -206,15 +206,15 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
 
 def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> None:
     hosts = world.host(down=True)
-    placed = stage(hosts, LMDB, world.source, replace(world.means, how="chain"))
+    placed = stage(hosts, LMDB, world.source, replace(world.env, how="chain"))
     assert placed == (SENT[0], StagedHost("n1", "failed", "cannot be reached by ssh"), SENT[2], SENT[3])
 
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:
     blind = [FolderHost(host.name, root=host.root, blind=host.name != "n2") for host in world.hosts]
     with pytest.raises(InputError, match="staging by copy cannot be had: n0 does not see the source"):
-        stage(blind, LMDB, world.source, replace(world.means, how="copy"))
-    assert stage(blind, LMDB, world.source, replace(world.means, how="chain")) == SENT
+        stage(blind, LMDB, world.source, replace(world.env, how="copy"))
+    assert stage(blind, LMDB, world.source, replace(world.env, how="chain")) == SENT
     assert_whole(world.hosts[0])
 
 
@@ -222,40 +222,40 @@ def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: Wo
     host = world.hosts[0]
     host.lmdb.mkdir()
     (host.lmdb / "notes").write_text("the user's")
-    assert stage([host], LMDB, world.source, replace(world.means, how="copy")) == SENT[:1]
+    assert stage([host], LMDB, world.source, replace(world.env, how="copy")) == SENT[:1]
     assert names_in(host.lmdb) == [STAMP, "data.mdb", "notes"]
-    assert clean([host], LMDB, world.means.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], LMDB, world.env.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
     assert names_in(host.lmdb) == ["notes"]
 
 
 def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: World) -> None:
     host, lmdb = world.hosts[0], "/node/a/b/lmdb"
-    stage([host], lmdb, world.source, replace(world.means, how="copy"))
+    stage([host], lmdb, world.source, replace(world.env, how="copy"))
     (Path(f"{host.folder}{lmdb}") / "lock.mdb").write_bytes(b"made by a reader")
     (host.folder / "node" / "a" / "mine").write_text("")
-    assert clean([host], lmdb, world.means.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
     assert names_in(host.folder / "node") == ["a"]
     assert names_in(host.folder / "node" / "a") == ["mine"]
-    assert clean([host], lmdb, world.means.cache) == [Cleaned("n0", "nothing of ours is there")]
+    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", "nothing of ours is there")]
 
 
 def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> None:
-    means = replace(world.means, how="copy")
+    env = replace(world.env, how="copy")
     for host in world.hosts[:2]:
         host.lmdb.mkdir(mode=0o700)
         (host.lmdb / ".data.mdb.part-dead").write_bytes(b"half")
         (host.lmdb / f"{STAMP}.part").write_text("")
         (host.lmdb / STAMP).write_text("caffe-recipes-1 1 - - - -\n")
-    assert stage(world.hosts[:1], LMDB, world.source, means) == SENT[:1]
+    assert stage(world.hosts[:1], LMDB, world.source, env) == SENT[:1]
     assert_whole(world.hosts[0])
-    clean(world.hosts[:2], LMDB, means.cache)
+    clean(world.hosts[:2], LMDB, env.cache)
     assert [names_in(host.folder / "node") for host in world.hosts[:2]] == [[], []]
 
 
 @pytest.mark.parametrize("lmdb", ["relative/lmdb", "/tmp/../etc", "/", "", "/a\0b"])
 def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, lmdb: str) -> None:
     with pytest.raises(InputError):
-        stage(world.hosts, lmdb, world.source, world.means)
+        stage(world.hosts, lmdb, world.source, world.env)
 
 
 @pytest.mark.parametrize(
@@ -264,18 +264,18 @@ def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, 
 @pytest.mark.parametrize("how", ["copy", "chain"])
 def test_any_character_in_a_path_stays_a_character(world: World, lmdb: str, how: How) -> None:
     host = world.hosts[0]
-    assert stage([host], lmdb, world.source, replace(world.means, how=how)) == SENT[:1]
+    assert stage([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
-    assert clean([host], lmdb, world.means.cache)[0].said.endswith("taken away")
+    assert clean([host], lmdb, world.env.cache)[0].outcome.endswith("taken away")
     assert names_in(host.folder / "node") == []
 
 
 @pytest.mark.parametrize("how", ["copy", "chain"])
 def test_the_source_is_hashed_once_and_again_when_it_changes(world: World, how: How) -> None:
     os.utime(world.source / "data.mdb", ns=(10**18, 10**18))
-    cache = world.means.cache
+    cache = world.env.cache
     assert cache is not None
-    stage(world.hosts[:2], LMDB, world.source, replace(world.means, how=how))
+    stage(world.hosts[:2], LMDB, world.source, replace(world.env, how=how))
     known = load_manifest(find_source(world.source), cache)
     with (world.source / "data.mdb").open("rb") as file:
         assert known is not None
@@ -286,27 +286,27 @@ def test_the_source_is_hashed_once_and_again_when_it_changes(world: World, how: 
 
 def test_a_source_without_data_is_refused_before_any_host_is_touched(world: World, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.mdb: cannot be read: No such file"):
-        stage(world.hosts, LMDB, tmp_path / "none", world.means)
+        stage(world.hosts, LMDB, tmp_path / "none", world.env)
     assert [names_in(host.folder / "node") for host in world.hosts] == [[]] * 4
 
 
 def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
-    assert world.means.cache is not None
+    assert world.env.cache is not None
     with (
-        only_one(LMDB, world.means.cache),
+        only_one(LMDB, world.env.cache),
         pytest.raises(ClusterError, match="is being staged by another process"),
     ):
-        stage(world.hosts, LMDB, world.source, world.means)
+        stage(world.hosts, LMDB, world.source, world.env)
 
 
 def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(InputError, match="sbcast cannot be had: not inside a Slurm allocation"):
-        stage(world.hosts, LMDB, world.source, replace(world.means, how="sbcast"))
+        stage(world.hosts, LMDB, world.source, replace(world.env, how="sbcast"))
 
 
 def test_the_plan_is_said_with_every_way_and_the_one_chosen(world: World) -> None:
     said: list[str] = []
-    stage(world.hosts, LMDB, world.source, world.means, said.append)
+    stage(world.hosts, LMDB, world.source, world.env, said.append)
     assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "sftp"]
     assert sum("<- chosen" in line for line in said) == 1
