@@ -54,7 +54,7 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
 def profiles(name: str | None) -> None:
     """List the machines that ship as profiles, or print the YAML of one, to edit for your own."""
     if name is not None:
-        click.echo(find_shipped(name).read_text("utf-8"), nl=False)
+        echo(find_shipped(name).read_text("utf-8"), nl=False)
         return
     loaded = [load_profile(each) for each in shipped_profiles()]
     width = max(len(profile.name) for profile in loaded)
@@ -77,4 +77,4 @@ def completion(context: click.Context, shell: str) -> None:
     assert kind
     program = "caffe-recipes"
     source = kind(context.find_root().command, {}, program, "_CAFFE_RECIPES_COMPLETE").source()
-    click.echo(source, nl=False)
+    echo(source, nl=False)

@@ -62,5 +62,5 @@ def _show_one(standing: Standing, as_json: bool) -> None:
     echo(standing.name)
     details = list(detail_standing(standing))
     width = max(len(word) for word, _ in details)
-    for word, said in details:
-        echo(f"  {word:{width}}  {printable(said)}")
+    for word, text in details:
+        echo(f"  {word:{width}}  {printable(text)}")

@@ -166,5 +166,5 @@ def submit(
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     for word in ("status", "cancel"):
-        told = "where it stands" if word == "status" else "take it back"
-        echo(f"{told}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")
+        effect = "where it stands" if word == "status" else "take it back"
+        echo(f"{effect}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")

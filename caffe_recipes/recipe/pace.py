@@ -184,7 +184,7 @@ class Pace:
 
     images_per_s: float
     kind: Kind
-    said: str  # a key of estimate's JSON
+    source: str
     notes: tuple[str, ...] = ()
     is_elsewhere: bool = False
 
@@ -324,7 +324,7 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pac
     nodes = describe_count(own.nodes, "node")
     if tabled is not None:
         of_own, there = tabled
-        note = f"known for {nodes} of {own.batch_per_node} images each: in proportion to {there.said}"
+        note = f"known for {nodes} of {own.batch_per_node} images each: in proportion to {there.source}"
         rate = pace.images_per_s * there.images_per_s / of_own.images_per_s
         return replace(pace, images_per_s=rate, notes=(*pace.notes, note, *there.notes))
     notes = []

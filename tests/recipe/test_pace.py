@@ -47,7 +47,7 @@ def test_a_log_s_pace_is_the_images_between_two_lines_by_the_seconds_between_the
         recipe, [("a.log", [SOLVING, loss(0, "10:00:10"), loss(40, "10:00:30"), loss(80, "10:00:50")])]
     )
     assert found.images_per_s == pytest.approx(80 * 4096 / 40)
-    assert (found.kind, found.said, found.notes) == ("log", "a.log", ())
+    assert (found.kind, found.source, found.notes) == ("log", "a.log", ())
 
 
 def test_what_passes_between_two_starts_counts_for_nothing(recipe: Recipe) -> None:
@@ -73,7 +73,7 @@ def test_several_logs_are_one_pace_and_nothing_counts_between_them(recipe: Recip
     ]
     found = logged_pace(recipe, logs)
     assert found.images_per_s == pytest.approx(80 * 4096 / 60)
-    assert found.said == "init-1.log and 1 more"
+    assert found.source == "init-1.log and 1 more"
 
 
 def with_iter_size(recipe: Recipe) -> Recipe:
@@ -104,7 +104,7 @@ def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str
 def test_the_source_s_rate_goes_before_that_of_a_node_and_before_its_minutes(recipe: Recipe) -> None:
     found = reported_pace(recipe)
     assert found
-    assert (found.images_per_s, found.said) == (6303, "the recipe's reported rate")
+    assert (found.images_per_s, found.source) == (6303, "the recipe's reported rate")
     minutes = reported_pace(load_recipe("stampede2-448n-90ep"))
     assert minutes
     assert minutes.images_per_s == pytest.approx((8040 + 402) * 14336 / (65 * 60))
@@ -117,7 +117,7 @@ def test_the_paper_s_tables_are_of_their_machines(recipe: Recipe) -> None:
     assert skylake
     assert knl.images_per_s == pytest.approx(1.28e6 / 85)
     assert skylake.images_per_s == 15170
-    assert (knl.said, knl.notes) == ("the paper's Table V", ())
+    assert (knl.source, knl.notes) == ("the paper's Table V", ())
 
 
 def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_is_said(
@@ -127,7 +127,7 @@ def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_
         found = measured_pace(recipe, machine, KNL)
         assert found
         assert found.images_per_s == 15170
-        assert found.said == "the paper's Table VI, as of nodes with 2 x 24 cores"
+        assert found.source == "the paper's Table VI, as of nodes with 2 x 24 cores"
 
 
 def test_no_table_tells_of_another_net_or_machine(recipe: Recipe) -> None:

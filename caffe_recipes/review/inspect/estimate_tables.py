@@ -50,6 +50,8 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
     return [
         {
             **asdict(each),
+            "pace": _pace_values(each.pace),
+            "others": [_pace_values(pace) for pace in each.others],
             "global_batch": each.shape.global_batch,
             "joins_s": each.joins_s,
             "total_s": each.total_s,
@@ -59,6 +61,11 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
         }
         for each in estimates
     ]
+
+
+def _pace_values(pace: Pace) -> dict[str, object]:
+    """Return a pace by the names of its JSON, which has had `said` for its source from the first."""
+    return {"said" if name == "source" else name: value for name, value in asdict(pace).items()}
 
 
 def render_estimate(estimate: Estimate, start: datetime) -> str:
@@ -147,7 +154,7 @@ def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
         write_number(each.node_hours, 1),
-        each.pace.said + (" *" if each.pace.notes else ""),
+        each.pace.source + (" *" if each.pace.notes else ""),
     )
 
 
@@ -161,7 +168,7 @@ def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
 
 
 def _pace(pace: Pace) -> str:
-    return f"{write_number(pace.images_per_s)} images/s: {pace.said}"
+    return f"{write_number(pace.images_per_s)} images/s: {pace.source}"
 
 
 def _end(estimate: Estimate, start: datetime) -> datetime:

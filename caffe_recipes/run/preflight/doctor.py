@@ -121,8 +121,8 @@ def _threads(machine: Machine) -> str | None:
     too_many = [name for name, value in given.items() if value.isdecimal() and int(value) > cores]
     if too_many:
         return None
-    told = ", ".join(f"{name}={value}" for name, value in given.items()) or "set by each recipe"
-    return f"{cores} core{'s' if cores != 1 else ''}; threads: {told}"
+    shown = ", ".join(f"{name}={value}" for name, value in given.items()) or "set by each recipe"
+    return f"{cores} core{'s' if cores != 1 else ''}; threads: {shown}"
 
 
 def _tmp(machine: Machine) -> str | None:

@@ -70,15 +70,15 @@ def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None
 def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     recipe = load_recipe("paper-t2-8192-256n")
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-skx")))
-    assert found.pace.said == "the paper's Table VI, as of nodes with 2 x 24 cores"
+    assert found.pace.source == "the paper's Table VI, as of nodes with 2 x 24 cores"
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-knl")))
-    assert (found.pace.said, found.others[0].notes) == ("the paper's Table V", ())
+    assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
 
 
 def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(recipe: Recipe) -> None:
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("marenostrum4")))
-    assert (found.pace.kind, found.pace.said) == ("measured", "the paper's Table VI")
+    assert (found.pace.kind, found.pace.source) == ("measured", "the paper's Table VI")
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
     theirs = load_recipe("paper-t7-8192-256n")
     (found,) = estimate_shapes(theirs, [shape_of(theirs)], Known(profile=load_profile("marenostrum4")))
