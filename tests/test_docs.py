@@ -1,0 +1,177 @@
+"""Every command that README.md and docs/ show is run and its output compared, or has a reason why not.
+
+A listing's `...` stands for any lines; times and speeds are compared as placeholders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from caffe_recipes.cli.main import commands
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = Path(sys.executable).parent
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Command lines that no test runs, and why.
+NOT_RUN = {
+    r"make( |$)": "installs, or trains: .ci/run calls it",
+    r"(sudo )?make test-cluster": "needs root: .ci/run calls it",
+    r"pip install": "installs from the network: tests/test_wheel.py builds and reads the wheel",
+    r"source |git config|eval ": "changes the reader's shell or configuration",
+    r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
+    r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
+    r"caffe-recipes run mine\.yaml": "trains for half a minute: tests/chain/test_end_to_end.py does the same",
+    r"caffe-recipes ensemble ": "needs the run before it: tests/chain/ensemble",
+    r"caffe-recipes (run|preflight|stage) .*--hostfile": "needs hosts: tests/cluster",
+    r"caffe-recipes (submit|status) ": "needs Slurm: tests/cluster/slurm",
+    r"caffe-recipes data (build --images|check ilsvrc12)": "needs images: tests/cli/test_data.py",
+    r"caffe-recipes adopt models/": "needs the reader's files: tests/making/test_adopt.py",
+    r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
+    r"jobs/[\w-]+/run\.sh": "trains: tests/jobs",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command of a document, and the lines that are shown below it, if any are."""
+
+    document: Path
+    line: str
+    output: str | None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not run."""
+        return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, self.line)), None)
+
+    def __str__(self) -> str:
+        return f"{self.document.name}: {self.line}"
+
+
+def read_blocks(document: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(document.read_text()) if language in languages]
+
+
+def read_commands(document: Path) -> Iterator[Shown]:
+    for text in read_blocks(document, ""):
+        if text.startswith("$ "):
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                line, _, output = part.partition("\n")
+                yield Shown(document, line, output or None)
+        else:
+            for line in text.splitlines():
+                if re.match(r"(sudo )?(caffe-|make|pip|git|source|eval|mpiexec|jobs/)", line):
+                    yield Shown(document, line, None)
+
+
+SHOWN = [shown for document in DOCUMENTS for shown in read_commands(document)]
+
+
+def stripped(text: str) -> str:
+    """Put a placeholder for what differs from run to run."""
+    text = re.sub(r"[\d,.]+ images/s", "<n> images/s", text)
+    return re.sub(r"\b\d+:\d\d(:\d\d)?\b|\b[\d.]+ (s|min)\b", "<time>", text)
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """Return the first part of a listing that is not printed, in order; `...` lines stand for any."""
+    at = 0
+    for number, part in enumerate(re.split(r"^\.\.\.\n", stripped(shown), flags=re.MULTILINE)):
+        found = stripped(printed).find(part, at)
+        if found < 0 or (number == 0 and found > 0):
+            return part
+        at = found + len(part)
+    rest = stripped(printed)[at:]
+    return None if not rest or shown.endswith("...\n") else f"nothing more, but there is: {rest}"
+
+
+@pytest.fixture(scope="module", params=DOCUMENTS, ids=lambda path: path.name)
+def reading(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Shown]]:
+    """A folder with what a reader of a document has: the checkout's files, and those that it lists."""
+    document: Path = request.param
+    folder = tmp_path_factory.mktemp(document.stem)
+    for name in ("prototxt", "jobs"):
+        shutil.copytree(ROOT / name, folder / name)
+    if document.name == "README.md":
+        for name, language in (("my_nets.py", "python"), ("lenet.yaml", "yaml")):
+            (folder / name).write_text(read_blocks(document, language)[0])
+    (folder / "docs").mkdir()
+    return folder, [shown for shown in SHOWN if shown.document == document]
+
+
+def test_each_command_does_what_its_document_shows(reading: tuple[Path, list[Shown]]) -> None:
+    folder, commands_shown = reading
+    environment = {
+        **os.environ,
+        "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "COLUMNS": "120",
+    }
+    for shown in commands_shown:
+        if shown.reason:
+            continue
+        done = subprocess.run(
+            ["bash", "-c", shown.line],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (0, 1), f"{shown}\n{done.stdout}"
+        assert "Error:" not in done.stdout, f"{shown}\n{done.stdout}"
+        if shown.output is not None:
+            assert differs(shown.output, done.stdout) is None, f"{shown}\n{done.stdout}"
+
+
+def test_each_reason_not_to_run_a_command_is_needed() -> None:
+    for pattern in NOT_RUN:
+        assert any(re.match(pattern, shown.line) for shown in SHOWN), pattern
+
+
+@pytest.mark.parametrize("shown", [shown for shown in SHOWN if "caffe-recipes " in shown.line], ids=str)
+def test_each_command_that_is_shown_has_its_options(shown: Shown) -> None:
+    _, _, call = shown.line.partition("caffe-recipes ")
+    words = shlex.split(re.split(r" [>|] |[\")]", call)[0], comments=True)
+    command: click.Command = commands
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), words.pop(0))
+        assert found is not None
+        command = found
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
+
+
+def test_a_listing_that_is_stale_is_found() -> None:
+    assert differs("a\n...\nc\n", "a\nb\nc\n") is None
+    assert differs("1 files, 3 s\n", "1 files, 14 s\n") is None
+    assert differs("a\n...\nd\n", "a\nb\nc\n") == "d\n"
+    assert differs("a\n", "a\nb\n") is not None
+    assert differs("b\n", "a\nb\n") == "b\n"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_each_picture_and_file_that_a_document_points_to_exists(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
