@@ -33,5 +33,5 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     try:
         attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
     except KeyboardInterrupt:
-        echo("detached; the run goes on", err=True)
+        echo("detached; the run continues", err=True)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""`caffe-recipes cancel`: stop a run in order, or take its jobs back."""
+"""`caffe-recipes cancel`: stop a run, or cancel its jobs."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
     try:
         cancel_run(run, CancelOptions(caffe_root, now, grace_s), echo)
     except KeyboardInterrupt:
-        echo("no longer waiting; it was told to end", err=True)
+        echo("no longer waiting; the run was asked to stop", err=True)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Consent to run a recipe's own code: `--run-code`, and the commands that count as consent."""
+"""Consent to run a recipe's own code: `--run-code`, and the commands that imply it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _allow_once(context: click.Context, option: click.Parameter, is_given: bool)
     context.with_resource(allowing_code("once" if is_given else "recorded", shlex.join(words)))
 
 
-# Of a command that builds nets to look at them.
+# For a command that builds nets only to look at them.
 run_code = click.option(
     "--run-code",
     is_flag=True,
@@ -28,7 +28,7 @@ run_code = click.option(
 
 
 def allow_code() -> None:
-    """Take the command for the user's consent to the code of a recipe's `net: function:`, and record it."""
+    """Record this command as the user's consent to run a recipe's `net: function:`."""
 
     def warn(text: str) -> None:
         echo(f"warning: {text}", err=True)

@@ -1,4 +1,4 @@
-"""`caffe-recipes ensemble`: the accuracy of a run's models, each alone and averaged."""
+"""`caffe-recipes ensemble`: measure a run's models, each alone and averaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
         return None
     names = tuple(name.strip() for name in text.split(","))
     if "" in names:
-        raise click.BadParameter("an empty name; write A,B")
+        raise click.BadParameter("a name is empty; write A,B")
     return names
 
 

@@ -18,7 +18,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
 from caffe_recipes.wording import printable
 
-# The machine's fault, not that of what the user gave.
+# The machine's fault, not the user's.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 
 
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def _open_standard_files() -> None:
-    """Open what was started closed (`>&-`), so that no other file takes the place of a standard one."""
+    """Open standard files that are closed (`>&-`), so that no other file takes their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -184,29 +184,29 @@ def _open_standard_files() -> None:
 
 
 def _raised_in(error: OSError) -> str:
-    """Return the file of the code that met an error: click's, and this, write to standard output only."""
+    """Return the source file that raised an error; click's and this one write to standard output only."""
     return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _lacks_threads(error: RuntimeError) -> bool:
-    """Tell whether it was Python's refusal to start a thread, which has no type of its own."""
+    """Return whether Python could not start a thread, which has no exception type of its own."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.filename, last.name) == (threading.__file__, "start")
 
 
 def _drop_output() -> None:
-    """Let what cannot be written go: Python would try again at its exit, and make the exit code 120."""
+    """Discard pending output: Python would try to write it at exit, and exit with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: click.ClickException) -> str:
-    """Say in one line what click refuses; where that has no hint, also where the usage stands."""
+    """Return click's error in one line; without a hint of its own, it points to --help."""
     what = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{what}; see {context.command_path} --help" if context and "; " not in what else what
 
 
 def _fail(text: str, exit_code: int) -> None:
-    """Say on one line what went wrong."""
+    """Print one line of error, and exit."""
     click.echo(f"Error: {printable(text)}", err=True)
     sys.exit(exit_code)

@@ -1,12 +1,7 @@
-"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe.
+"""Arguments and option types that several commands share: names, numbers, paths.
 
-The NAME arguments of commands, and what a shell completes them with.
-
-Numbers on the command line: of ASCII digits, as in a recipe's YAML; Python would read `6_0` too.
-
-The paths of commands. None is empty, as `"$DIR"` is while DIR is not set: that would be this folder.
-
-What commands read and print: text for people, `-` for standard streams, how large a file may be.
+A name completes in the shell. A number is written in ASCII digits, as in a recipe's YAML; Python would read
+`6_0` too. No path may be empty: `"$DIR"` with DIR unset would be the current folder.
 """
 
 from __future__ import annotations
@@ -27,9 +22,9 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 
 
 class GivenPath(click.Path):
-    """A path, as a Path, or as it was typed if `as_text`; `is_folder` asks for a folder that is there.
+    """A path, as a Path, or as typed if `as_text`; `is_folder` asks for an existing folder.
 
-    Whether what is there can be read is for its reader to say, on one line.
+    Whether it can be read is left to its reader, which says so in one line.
     """
 
     def __init__(self, *, is_folder: bool = False, as_text: bool = False) -> None:
@@ -42,14 +37,14 @@ class GivenPath(click.Path):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """Read it; raises InputError if it is empty."""
+        """Convert it; raises InputError if it is empty."""
         return super().convert(refuse_empty("path", value, param), param, context)
 
 
 def refuse_empty(
     kind: str, value: str | os.PathLike[str], param: click.Parameter | None
 ) -> str | os.PathLike[str]:
-    """Give a path or name back; raises InputError, naming the option or argument, if nothing is in it."""
+    """Return a path or name; raises InputError, naming the option or argument, if it is blank."""
     if not str(value).strip():
         where = (
             param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name if param else ""
@@ -63,12 +58,12 @@ PATH_TEXT = GivenPath(as_text=True)
 FOLDER = GivenPath(is_folder=True)
 
 
-# As chain/submitting/submissions.py has it, which a shell that completes is not to wait for.
+# The same as run/submit/submissions.py has; importing that would keep the shell waiting.
 SUBMITTED = ".submissions.jsonl"
 
 
 class Name(click.types.StringParamType):
-    """The name of a recipe that ships, unless `shipped` is False, or the path of a file that ends so."""
+    """The name of a shipped recipe, unless `shipped` is False, or a file with one of these suffixes."""
 
     name = "name"
 
@@ -79,13 +74,13 @@ class Name(click.types.StringParamType):
             self.name = "path"
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Read it; raises InputError if it is empty."""
+        """Convert it; raises InputError if it is empty."""
         return str(super().convert(refuse_empty(self.name, value, param), param, context))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete names and files; where neither begins so, let the shell complete any path."""
+        """Complete names and files; where none matches, let the shell complete any path."""
         from caffe_recipes.review.naming import shipped_names  # only a shell that completes waits for it
 
         given = ctx.params.get(param.name or "") if param.nargs == -1 else None
@@ -107,7 +102,7 @@ class Name(click.types.StringParamType):
 
 
 class RunName(Name):
-    """A run's name, of those under `--caffe-root`; or its recipe, as above."""
+    """The name of a run under `--caffe-root`, or of its recipe."""
 
     name = "run"
 
@@ -123,7 +118,7 @@ def complete_phase(context: click.Context, option: click.Parameter, typed: str) 
     """Return the phases of the recipe, or of the run, that the command line names."""
     from caffe_recipes.recipe.source import load_recipe
 
-    # Behind an option that still lacks its value, click leaves arguments unread.
+    # While an option lacks its value, click leaves the arguments unread.
     words = [context.params.get("recipe"), context.params.get("run"), *context.args]
     given = next((str(word) for word in words if word), "")
     for name in (given, _NUMBERED.sub("", given)):
@@ -141,7 +136,7 @@ class NetName(Name):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete a recipe's nets behind the colon, and names and files before it."""
+        """Complete a recipe's nets after the colon, names and files before it."""
         recipe, colon, net = incomplete.rpartition(":")
         if not colon:
             return super().shell_complete(ctx, param, incomplete)
@@ -173,7 +168,7 @@ _NUMBER = re.compile(
 
 
 class Whole(click.types.IntParamType):
-    """A whole number, of a range if one is given; the range shows in errors, and not in the help."""
+    """An integer, within a range if one is given. The range shows in errors, not in the help."""
 
     def __init__(self, min: int | None = None, max: int | None = None) -> None:
         self.min, self.max = min, max
@@ -184,7 +179,7 @@ class Whole(click.types.IntParamType):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> int:
-        """Read it; click says which option is wrong."""
+        """Convert it; click names the option in the error."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
             self.fail(f"'{value[:80]}' is not an integer; write 1281167.", param, context)
         number = int(super().convert(int(value), param, context))
@@ -196,7 +191,7 @@ class Whole(click.types.IntParamType):
 
 
 class Count(Whole):
-    """A whole number from 1 to 2^31 - 1, with commas between its thousands or none."""
+    """An integer from 1 to 2^31 - 1, with or without commas between thousands."""
 
     def __init__(self) -> None:
         super().__init__(1, 2**31 - 1)
@@ -207,14 +202,14 @@ class Count(Whole):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> int:
-        """Read it; click says which option is wrong."""
+        """Convert it; click names the option in the error."""
         if isinstance(value, str) and _THOUSANDS.fullmatch(value):
             value = value.replace(",", "")
         return super().convert(value, param, context)
 
 
 class Number(click.types.FloatParamType):
-    """A number with a fraction or without; the command judges `nan` and `inf`."""
+    """A number; whether `nan` and `inf` are allowed is up to the command."""
 
     def convert(
         self,
@@ -222,14 +217,14 @@ class Number(click.types.FloatParamType):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> float:
-        """Read it; click says which option is wrong."""
+        """Convert it; click names the option in the error."""
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             self.fail(f"'{value[:80]}' is not a number; write 90 or 0.5.", param, context)
         return float(super().convert(value, param, context))
 
 
 class Seconds(Number):
-    """A time that passes, of `min` seconds or more: no `nan`, and no `inf`."""
+    """A finite time of `min` seconds or more."""
 
     def __init__(self, min: float) -> None:
         self.min = min
@@ -240,7 +235,7 @@ class Seconds(Number):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> float:
-        """Read it; click says which option is wrong."""
+        """Convert it; click names the option in the error."""
         seconds = super().convert(value, param, context)
         if not math.isfinite(seconds):
             self.fail(f"{value} is not a time in seconds.", param, context)
@@ -254,7 +249,7 @@ NUMBER = Number()
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help: lines that can be typed as they stand."""
+    """Return examples for the end of a command's help: lines to type as they are."""
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 

@@ -1,4 +1,4 @@
-"""`caffe-recipes preflight`: look at everything that would waste an allocation, and change nothing."""
+"""`caffe-recipes preflight`: check hosts, files and launcher before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`caffe-recipes fmt`: canonical text, in place, comments kept.
+"""`caffe-recipes fmt`: format prototxts in place.
 
 `caffe-recipes upgrade`: old nets and solvers in today's form.
 """
@@ -54,7 +54,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
         files = find_prototxts(paths)
         if not check and not diff:
             for file in files:
-                check_writable(file, "give - to go from standard input to standard output")
+                check_writable(file, "give - to format standard input to standard output")
         rewrites = [plan_format(file, max_bytes=max_bytes) for file in files]
     if check or diff:
         _show(rewrites, check=check, diff=diff)
@@ -107,7 +107,7 @@ def upgrade(
     """
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0
-    # All are read first: what is said of one would look done where another cannot be read.
+    # All are read before anything is printed: a file that is reported looks written.
     for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
         outdated += bool(changes)
         for change in changes or ("up to date",):

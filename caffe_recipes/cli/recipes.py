@@ -1,4 +1,4 @@
-"""`caffe-recipes recipes`, `show` and `schema`: what recipes there are, and what is in one."""
+"""`caffe-recipes recipes`, `show` and `schema`: the recipes that ship, and what is in one."""
 
 from __future__ import annotations
 

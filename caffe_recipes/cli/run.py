@@ -1,4 +1,4 @@
-"""`caffe-recipes run`: train a recipe's chain on the hosts of a hostfile, or go on with it."""
+"""`caffe-recipes run`: train a recipe's chain on the hosts of a hostfile, or resume it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_j
 
 @dataclass(frozen=True)
 class GivenChain:
-    """How the chain is carried on, as it was typed: fields of RunOptions."""
+    """How the chain is run: the fields of RunOptions that are options of the command."""
 
     stop_grace_s: float
     side_by_side: bool
@@ -124,7 +124,7 @@ def run(
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
-        # By default SIGUSR1 ends a process without a word. The others do, too, and may until there is a run.
+        # By default SIGUSR1 ends a process silently. So do the others, which may until a run exists.
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
             options = replace(typed.options(loaded), policy=policy, **vars(chain))
@@ -132,8 +132,8 @@ def run(
                 kept = list_kept(options.root, loaded.name)
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # once more would end us, and queue nothing again
-        echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a second one would end us before the job is requeued
+        echo(f"interrupted by {stop}; run the same command again to resume", err=True)
         if max_requeues is None or stop.number != signal.SIGUSR1:
             sys.exit(128 + stop.number)
         now = list_kept(options.root, loaded.name) if options and loaded else kept
@@ -153,5 +153,5 @@ def _run(recipe: Recipe, options: RunOptions, *, detach: bool) -> None:
 
 
 def _relay(line: str) -> None:
-    """Print what a detached run says; its last word on a failure as an error."""
+    """Print a line of a detached run; a failure goes to standard error."""
     echo(line, err=line.startswith(("Error: ", "interrupted by ")))

@@ -1,4 +1,4 @@
-"""What the commands that work on hosts are all told: hosts, folders, the machine, the Caffe."""
+"""Options that the commands for hosts share: hosts, folders, the machine, the Caffe."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Refuse as `--images-per-s` what no machine trains at; raises InputError."""
+    """Return `--images-per-s`; raises InputError for a speed that no machine has."""
     from caffe_recipes.recipe.model import FASTEST, SLOWEST  # pydantic: not for each command
 
     if value is not None and not SLOWEST <= value <= FASTEST:
         hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
-        raise InputError("--images-per-s", f"{value:g} is no speed", hint)
+        raise InputError("--images-per-s", f"{value:g} is not a speed", hint)
     return value
 
 
 def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the profiles that ship, else leave it to the shell to find a file."""
+    """Complete the profiles that ship; where none matches, let the shell complete a file."""
     from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
 
     items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
@@ -112,7 +112,7 @@ dialect = click.option(
 
 @dataclass(frozen=True)
 class GivenRun:
-    """Which recipe is run, where, and by what, as it was typed."""
+    """The recipe to run, its hosts, machine and trainer, as typed."""
 
     recipe: str
     hostfile: Path | None = None
@@ -124,7 +124,7 @@ class GivenRun:
     dialect: str = OURS
 
     def load(self) -> Recipe:
-        """Read the recipe as it is run: for a dialect, by the Caffe that is given; raises InputError."""
+        """Return the recipe, translated to the dialect, with the given Caffe; raises InputError."""
         from caffe_recipes.recipe.source import load_recipe
         from caffe_recipes.render.dialect import translate_whole
 
@@ -135,7 +135,7 @@ class GivenRun:
         return loaded.model_copy(update={"trainer": trainer})
 
     def find_root(self, recipe: Recipe | None) -> Path:
-        """Return the Caffe root, which holds something of the recipe, if one is given; raises InputError."""
+        """Return the Caffe root; raises InputError if it holds nothing of the given recipe."""
         from caffe_recipes.run.context import find_root
 
         return find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))

@@ -1,4 +1,4 @@
-"""`caffe-recipes stage`: put a recipe's training LMDB on the hosts of a hostfile, or take it away again."""
+"""`caffe-recipes stage`: copy a recipe's training LMDB to the hosts of a hostfile, or remove it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def stage(typed: run_options.GivenRun, clean: bool) -> None:
     for lost in failed:
         echo(f"{lost.host}: failed: {lost.reason}", err=True)
     count = Counter(each.outcome for each in placed)
-    echo(f"{count['there']} had it, {count['sent']} got it, {count['failed']} failed")
+    echo(f"{count['there']} had it, {count['sent']} received it, {count['failed']} failed")
     _fail_for([lost.host for lost in failed], len(placed), "lack the LMDB")
 
 
 def _fail_for(hosts: list[str], of: int, what: str) -> None:
-    """Raise RunFailed, which names the first hosts, if there are any."""
+    """Raise RunFailed, naming the first hosts, unless there are none."""
     if hosts:
         names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
-        raise RunFailed("stage", f"{len(hosts)} of {of} hosts {what}: {names}", "mend and repeat")
+        raise RunFailed("stage", f"{len(hosts)} of {of} hosts {what}: {names}", "fix them, and run it again")

@@ -1,4 +1,4 @@
-"""What commands read and print: text for people, `-` for standard streams, how large a file may be."""
+"""What commands read from standard input and print, and how large a file may be."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ max_bytes_option = click.option(
 
 
 def read_stdin(max_bytes: int) -> str:
-    """Read a prototxt's text from standard input; PrototxtError if it is none, or over `max_bytes`."""
+    """Return a prototxt's text from standard input; raises PrototxtError for any other, or over `max_bytes`."""
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
-# Colours that `paint` asks for; nobody else can know the word.
+# Marks the colours that `paint` asks for; no file can contain it, since it is random.
 _WORD = secrets.token_hex(8)
 
 
@@ -43,7 +43,7 @@ _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
 
 
 def paint(text: str, colour: str) -> str:
-    """Have `echo` print text in a colour, or bold."""
+    """Return text that `echo` prints in a colour, or bold."""
     return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
 
 
@@ -55,12 +55,12 @@ def _style(colour: str) -> str:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
-    """Print text for people: lines of it, in which no character reaches the terminal but printable ones."""
+    """Print text for people; control characters are escaped, so that none reaches the terminal."""
     parts = _PAINT.split(str(text))  # text, colour, text, ..., text
     shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
     click.echo("".join(shown), err=err, nl=nl, color=color)
 
 
 def print_text(text: str) -> None:
-    """Print a prototxt's text as UTF-8, whatever the terminal's encoding, and no line more."""
+    """Print a prototxt's text as UTF-8, whatever the terminal's encoding, with no line added."""
     click.echo(encode_prototxt(text), nl=False)

@@ -1,4 +1,4 @@
-"""`caffe-recipes submit`: hand a recipe's chain to Slurm."""
+"""`caffe-recipes submit`: submit a recipe's chain to Slurm."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, subm
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Read a time as sbatch does; raises InputError for what is none, and for no limit at all."""
+    """Return a time limit in seconds, read as sbatch does; raises InputError, also for no limit."""
     if text is None:
         return None
     seconds = parse_limit(text, "--time")
     if seconds is None or math.isinf(seconds) or seconds == 0:
-        raise InputError("--time", f"{text[:80]!r} is no time limit", "write it as 90 or 1-12:00:00")
+        raise InputError("--time", f"{text[:80]!r} is not a time limit", "write it as 90 or 1-12:00:00")
     return seconds
 
 
 @dataclass(frozen=True)
 class _Handed:
-    """What is handed on to the `run` of the job."""
+    """The options that the job's `run` gets."""
 
     on_failure: OnFailure | None = None
     retries: int | None = None
@@ -41,7 +41,7 @@ class _Handed:
     stall_s: float | None = None
 
     def words(self, given: run_options.GivenRun, recipe: Recipe, spares: int) -> tuple[str, ...]:
-        """Return the arguments of `run`; with spares it replaces hosts, unless it is to do otherwise."""
+        """Return the arguments of `run`; with spares it replaces hosts, unless told differently."""
         options = {
             "--how": given.how,
             "--on-failure": self.on_failure or ("replace" if spares else None),

@@ -1,4 +1,4 @@
-"""`caffe-recipes tf`: what belongs to runs of TensorFlow and Horovod alone."""
+"""`caffe-recipes tf`: read the logs of TensorFlow and Horovod runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         raise InputError(recipe, "has no run of TensorFlow", f"give one that has, as {_RECIPE}")
     found = load_evaluations(log)
     if as_json:
-        # JSON knows no nan.
+        # JSON has no nan.
         values = [
             {
                 **asdict(replace(one, loss=None) if one.has_diverged else one),
@@ -63,9 +63,9 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         tops = ((1, one.top1), (5, one.top5))
         parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
         parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
-        echo(f"step {one.step:,}: {', '.join(parts) or 'nothing is said of it'}")
+        echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy is printed'}")
         if one.has_diverged:
-            echo("  the loss is no number: the training has diverged")
+            echo("  the loss is not a number: the training has diverged")
         differs = of_another_run(loaded, one.step)
         if differs:
             echo(f"  not this recipe's: {differs}")

@@ -406,7 +406,7 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
         assert line
     watching.send_signal(signal.SIGINT)
     _, complained = watching.communicate(timeout=600)
-    assert (watching.returncode, complained) == (130, "detached; the run goes on\n")
+    assert (watching.returncode, complained) == (130, "detached; the run continues\n")
     (place.root / "release").touch()
     run.communicate(timeout=600)
     assert run.returncode == 0

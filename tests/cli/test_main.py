@@ -108,7 +108,10 @@ def test_version_is_the_package_s() -> None:
         (["run", "--retries"], "Error: Option '--retries' requires an argument"),
         (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
-        (["show", "digits-local", "--images-per-s", "nan"], "Error: --images-per-s: nan is no speed; give"),
+        (
+            ["show", "digits-local", "--images-per-s", "nan"],
+            "Error: --images-per-s: nan is not a speed;",
+        ),
         (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
         (["data", "check", "nowhere", "--classes", "0"], "0 is too small; give 1 or more"),
         (["data", "build", "imagenet"], "'imagenet' is not"),

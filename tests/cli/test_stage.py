@@ -63,7 +63,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Pl
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         f"localhost: not cleaned: {place.lmdb}: can be changed by anybody",
-        "Error: stage: 1 of 1 hosts were not cleaned: localhost; mend and repeat",
+        "Error: stage: 1 of 1 hosts were not cleaned: localhost; fix them, and run it again",
     ]
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -115,11 +115,11 @@ def test_a_user_who_is_not_root_stages_and_cleans(place: Place, how: str) -> Non
         os.chown(place.folder / "node", 65534, 65534)
     done = place.call("--how", how, as_user=as_user)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "0 had it, 1 got it, 0 failed"
+    assert done.stdout.splitlines()[-1] == "0 had it, 1 received it, 0 failed"
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
     modes = [path.stat().st_mode & 0o777 for path in (place.lmdb.parent, place.lmdb, place.lmdb / "data.mdb")]
     assert modes == [0o700, 0o700, 0o600]
-    assert place.call(as_user=as_user).stdout.splitlines()[-1] == "1 had it, 0 got it, 0 failed"
+    assert place.call(as_user=as_user).stdout.splitlines()[-1] == "1 had it, 0 received it, 0 failed"
     cleaned = place.call("--clean", as_user=as_user)
     assert (cleaned.returncode, cleaned.stdout) == (0, "localhost: 1,000,000 bytes taken away\n")
     assert [path.name for path in (place.folder / "node").iterdir()] == ["cache"]

@@ -49,7 +49,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     log.write_text("Saving dict for global step 4680: top_1_accuracy = 0.001, loss = nan\n")
     done = CliRunner().invoke(tf, ["log", str(log)], catch_exceptions=False)
     assert done.output == (
-        "step 4,680: top-1 0.1 %, loss nan\n  the loss is no number: the training has diverged\n"
+        "step 4,680: top-1 0.1 %, loss nan\n  the loss is not a number: the training has diverged\n"
     )
     done = CliRunner().invoke(tf, ["log", str(log), "--json"], catch_exceptions=False)
     (found,) = json.loads(done.output, parse_constant=pytest.fail)

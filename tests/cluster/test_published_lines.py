@@ -88,7 +88,7 @@ def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..
     staged = cluster.run(
         "head", [program, "stage", RECIPE, *given, "--how", "chain"], env=root.environment(), timeout_s=900
     )
-    assert "0 had it, 64 got it, 0 failed" in staged.stdout
+    assert "0 had it, 64 received it, 0 failed" in staged.stdout
     said = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=900)
     folder = f"runs/{RECIPE}-1"
     assert (root.run_folder / "hostfile").read_text().split() == list(HOSTS)

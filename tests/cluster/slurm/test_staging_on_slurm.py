@@ -52,8 +52,8 @@ def test_sbcast_puts_a_whole_lmdb_on_every_node_of_an_allocation_and_fills_in_on
         said = (folder / "out").read_text()
         print(said)
     assert [line for line in said.splitlines() if "had it, " in line] == [
-        "0 had it, 4 got it, 0 failed",
-        "3 had it, 1 got it, 0 failed",
+        "0 had it, 4 received it, 0 failed",
+        "3 had it, 1 received it, 0 failed",
     ]
     for node in cluster.nodes:
         cluster.run(node, ["cmp", f"{LMDB}/data.mdb", str(folder / "source" / "data.mdb")])

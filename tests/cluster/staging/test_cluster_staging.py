@@ -132,7 +132,7 @@ def test_each_way_stages_four_hosts_fills_what_is_missing_and_cleans(staging: St
     nodes = list(staging.cluster.nodes)
     done = staging.call("--how", how)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "0 had it, 4 got it, 0 failed"
+    assert done.stdout.splitlines()[-1] == "0 had it, 4 received it, 0 failed"
     assert staging.whole_on() == nodes
     assert staging.on("node3", f"ls -A '{LMDB}'; stat -c %a '{LMDB}' '{LMDB}/data.mdb'").split() == [
         *(".caffe-recipes-staged", "data.mdb", "700", "600"),
@@ -140,7 +140,7 @@ def test_each_way_stages_four_hosts_fills_what_is_missing_and_cleans(staging: St
     inodes = [staging.on(node, f"stat -c '%i %y' '{LMDB}/data.mdb'") for node in nodes]
     staging.on("node3", f"rm -r '{LMDB}'")
     again = staging.call("--how", how)
-    assert again.stdout.splitlines()[-1] == "3 had it, 1 got it, 0 failed"
+    assert again.stdout.splitlines()[-1] == "3 had it, 1 received it, 0 failed"
     assert staging.whole_on() == nodes
     for node, inode in zip(nodes, inodes, strict=True):
         if node != "node3":
@@ -262,7 +262,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_i
     cluster.boot(victim)
     cluster.rate(None)
     done = staging.call()
-    assert done.stdout.splitlines()[-1] == "3 had it, 1 got it, 0 failed"
+    assert done.stdout.splitlines()[-1] == "3 had it, 1 received it, 0 failed"
 
 
 @pytest.mark.parametrize("how", ["copy", "sftp"])
