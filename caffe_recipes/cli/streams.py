@@ -31,7 +31,7 @@ max_bytes_option = click.option(
 
 
 def read_stdin(max_bytes: int) -> str:
-    """Return a prototxt's text from standard input; raises PrototxtError for any other, or over `max_bytes`."""
+    """Return a prototxt from standard input; raises PrototxtError for any other text, or over `max_bytes`."""
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
