@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 
-.PHONY: install demo test test-cluster check proto generate bench house clean
+.PHONY: install demo test test-cluster check proto generate bench house pictures clean
 
 ## install: only the environment, .venv, with all commands
 install: $(STAMP)
@@ -45,6 +45,10 @@ generate: $(STAMP)
 ## house: count the package's modules, classes and statements, beside the counts before the rebuilding
 house: $(STAMP)
 	$(BIN)/python -m tests.house
+
+## pictures: draw docs/images/ anew; the screen is that of a run of digits-local, which takes a minute
+pictures: $(STAMP)
+	$(BIN)/python docs/pictures.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

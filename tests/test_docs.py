@@ -109,7 +109,7 @@ def reading(
     if document.name == "README.md":
         for name, language in (("my_nets.py", "python"), ("lenet.yaml", "yaml")):
             (folder / name).write_text(read_blocks(document, language)[0])
-    (folder / "docs").mkdir()
+    (folder / "docs" / "images").mkdir(parents=True)
     return folder, [shown for shown in SHOWN if shown.document == document]
 
 
