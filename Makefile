@@ -6,10 +6,14 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 
-.PHONY: install demo test test-cluster check proto generate bench house pictures clean
+.PHONY: install install-tensorflow demo test test-cluster test-tensorflow check proto generate bench house pictures clean
 
 ## install: only the environment, .venv, with all commands
 install: $(STAMP)
+
+## install-tensorflow: .venv-tf, with TensorFlow, and Horovod built over the MPI of this machine; needs Python 3.11
+install-tensorflow:
+	@bash install-tensorflow.sh
 
 ## demo: train the five-phase chain on scikit-learn's digits under mpiexec.hydra
 demo: $(STAMP)
@@ -23,6 +27,10 @@ test: $(STAMP)
 test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
 	$(EXPORTS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+
+## test-tensorflow: the programs of tensorflow_programs/, in .venv-tf
+test-tensorflow: $(STAMP) install-tensorflow
+	$(EXPORTS) $(BIN)/python -m pytest -m tensorflow tests/tensorflow_programs
 
 ## check: style, types, that the committed files are what the recipes generate, and what lint says of them
 check: $(STAMP)
@@ -54,7 +62,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs tmp
+	rm -rf $(VENV) .venv-tf build dist *.egg-info runs tmp
 
 # PyTorch by its version only: its builds differ.
 $(STAMP): setup.cfg pyproject.toml constraints.txt requirements.lock

@@ -20,7 +20,7 @@ def build_wheel(work: Path) -> Path:
     tree.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    for name in ("caffe_recipes", "templates"):
+    for name in ("caffe_recipes", "templates", "tensorflow_programs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(work)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, cwd=work)
@@ -41,7 +41,8 @@ def shipped_files() -> set[str]:
     """Name every file that the package's folders hold, as a wheel has them."""
     package = (path for path in (ROOT / "caffe_recipes").rglob("*") if path.is_file())
     files = {str(path.relative_to(ROOT)) for path in package if "__pycache__" not in path.parts}
-    return files | {f"caffe_recipes/templates/{path.name}" for path in (ROOT / "templates").glob("*.j2")}
+    programs = {f"caffe_recipes/{path.relative_to(ROOT)}" for path in ROOT.glob("tensorflow_programs/*.py")}
+    return files | programs | {f"caffe_recipes/templates/{path.name}" for path in ROOT.glob("templates/*.j2")}
 
 
 def test_an_installed_wheel_generates_the_committed_bytes(tmp_path: Path) -> None:

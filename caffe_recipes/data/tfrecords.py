@@ -16,15 +16,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import Datums, open_datums, writing
+from caffe_recipes.caffe.datums import open_datums, writing
 from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import Problem, Seen, hint_of, label_range_text, order_text, order_values
+from caffe_recipes.data.images import Pictures
 from caffe_recipes.data.manifest import is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness
@@ -139,43 +142,100 @@ def write_tfrecords(
     `classes` are the names (synsets) by label. A finished folder of this plan is kept. `tell` hears of
     records done, and how many there are. Nothing stands at `out` until it is whole. Raises InputError.
     """
-    from caffe_recipes.data.build import GOES_ON, check_plan, locked  # cv2
-
     require_crc32c(lmdb)
     require_opencv(lmdb)
+    with open_datums(lmdb) as datums:
+
+        def read(order: Sequence[int]) -> Iterator[tuple[bytes, pb.Datum]]:
+            return ((datums.keys[index], datums[index]) for index in order)
+
+        size_bytes = (datums.path / "data.mdb").stat().st_size
+        names = tuple(classes) if classes is not None else None
+        images = _Images(datums.path, datums.keys, size_bytes, names, read, "mend the LMDB")
+        return _write(images, _plan(images, shards, seed, prefix), out, tell)
+
+
+def write_picture_tfrecords(
+    found: Pictures,
+    out: Path,
+    *,
+    shards: int,
+    seed: int = 1,
+    prefix: str = "train",
+    workers: int = 1,
+    tell: Tell = lambda done, total: None,
+) -> RecordSet:
+    """Write images to files of TFRecords as `write_tfrecords` does an LMDB's, with no LMDB between."""
+    require_crc32c(found.where)
+    require_opencv(found.where)
+    from caffe_recipes.data.convert import Settings, convert_all  # cv2
+
+    keys = [b"%08d_%b" % (picture.label, os.fsencode(picture.name)) for picture in found.pictures]
+
+    def read(order: Sequence[int]) -> Iterator[tuple[bytes, pb.Datum]]:
+        converted = convert_all([found.pictures[index] for index in order], Settings(), workers)
+        with closing(converted):
+            for index, made in zip(order, converted, strict=True):
+                if made.wrong:
+                    what = f"image '{found.pictures[index].name}' {made.wrong}"
+                    raise DataError(found.where, what, "replace or remove the image")
+                yield keys[index], pb.Datum.FromString(made.value)
+
+    size_bytes = sum(picture.size_bytes for picture in found.pictures)
+    images = _Images(found.where, keys, size_bytes, found.classes, read, "replace or remove the image")
+    return _write(images, _plan(images, shards, seed, prefix), out, tell)
+
+
+@dataclass(frozen=True)
+class _Images:
+    """What TFRecords are made of: `read` yields the key and the datum of each index that it is given.
+
+    A key is `%08d_<path>`; `size_bytes` is of all images, and `hint` says what to do about one.
+    """
+
+    where: Path
+    keys: Sequence[bytes]
+    size_bytes: int
+    classes: tuple[str, ...] | None
+    read: Callable[[Sequence[int]], Iterator[tuple[bytes, pb.Datum]]]
+    hint: str
+
+
+def _write(images: _Images, plan: RecordSet, out: Path, tell: Tell) -> RecordSet:
+    from caffe_recipes.data.build import GOES_ON, check_plan, locked  # cv2
+
     if out.name in ("", ".."):
         raise DataError(out, "is a folder that is there already", "name a new one")
-    with open_datums(lmdb) as datums:
-        plan = _plan(datums, shards, seed, prefix, tuple(classes) if classes is not None else None)
-        if os.path.lexists(out):
-            return _check_same(plan, out)
-        partial = out.with_name(f".{out.name}.partial")
-        with writing(out, GOES_ON):
-            make_own_folder(partial)
-            with locked(partial):
-                check_plan(partial, plan.plan)
-                (partial / "records").mkdir(exist_ok=True)
-                try:
-                    _fill(datums, partial / "records", plan, tell)
-                except DataError:  # a mended LMDB is another one
-                    shutil.rmtree(partial)
-                    raise
-                sizes = [(partial / "records" / name).stat().st_size for name in plan.counts()]
-                write_record_set(out, replace(plan, sizes_bytes=tuple(sizes)))
-                (partial / "records").rename(out)
+    if os.path.lexists(out):
+        return _check_same(plan, out)
+    partial = out.with_name(f".{out.name}.partial")
+    with writing(out, GOES_ON):
+        make_own_folder(partial)
+        with locked(partial):
+            check_plan(partial, plan.plan)
+            (partial / "records").mkdir(exist_ok=True)
+            try:
+                _fill(images, partial / "records", plan, tell)
+            except DataError:  # mended images are other ones
                 shutil.rmtree(partial)
+                raise
+            sizes = [(partial / "records" / name).stat().st_size for name in plan.counts()]
+            write_record_set(out, replace(plan, sizes_bytes=tuple(sizes)))
+            (partial / "records").rename(out)
+            shutil.rmtree(partial)
     return plan
 
 
-def _plan(datums: Datums, shards: int, seed: int, prefix: str, classes: tuple[str, ...] | None) -> RecordSet:
-    if shards > len(datums):
-        what = f"{shards:,} files of {len(datums):,} records: some would be empty"
+def _plan(images: _Images, shards: int, seed: int, prefix: str) -> RecordSet:
+    count = len(images.keys)
+    if shards > count:
+        what = f"{shards:,} files of {count:,} records: some would be empty"
         raise InputError("--shards", what, "give fewer")
-    decisive = [len(datums), shards, seed, prefix, classes, (datums.path / "data.mdb").stat().st_size]
-    digest = hashlib.sha256(json.dumps(decisive).encode())
-    for key in datums.keys:
+    settings = [count, shards, seed, prefix, images.classes, images.size_bytes]
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for key in images.keys:
         digest.update(len(key).to_bytes(4, "little") + key)
-    return RecordSet(len(datums), shards, seed, prefix, classes, digest.hexdigest())
+    return RecordSet(count, shards, seed, prefix, images.classes, digest.hexdigest())
 
 
 def _check_same(plan: RecordSet, out: Path) -> RecordSet:
@@ -198,34 +258,34 @@ def _check_same(plan: RecordSet, out: Path) -> RecordSet:
     return plan
 
 
-def _fill(datums: Datums, folder: Path, plan: RecordSet, tell: Tell) -> None:
+def _fill(images: _Images, folder: Path, plan: RecordSet, tell: Tell) -> None:
     """Write the files that are not there yet; each gets its name when it is whole."""
     from caffe_recipes.data.build import shuffle
 
     order = shuffle(range(plan.records), plan.seed)
-    for shard in range(plan.shards):
-        path = folder / plan.file_name(shard)
-        part = order[plan.part(shard)]
-        if path.exists():
-            continue
-        tell(plan.part(shard).start, plan.records)
-        growing = folder / f".{path.name}"
-        growing.unlink(missing_ok=True)
-        write_records(growing, _examples(datums, part, plan.classes))
-        growing.rename(path)
+    missing = [shard for shard in range(plan.shards) if not (folder / plan.file_name(shard)).exists()]
+    examples = _examples(images, [index for shard in missing for index in order[plan.part(shard)]])
+    with closing(examples):
+        for shard in missing:
+            path, part = folder / plan.file_name(shard), plan.part(shard)
+            tell(part.start, plan.records)
+            growing = folder / f".{path.name}"
+            growing.unlink(missing_ok=True)
+            write_records(growing, islice(examples, part.stop - part.start))
+            growing.rename(path)
 
 
-def _examples(datums: Datums, part: Sequence[int], classes: tuple[str, ...] | None) -> Iterator[bytes]:
-    for index in part:
-        key, datum = datums.keys[index], datums[index]
+def _examples(images: _Images, order: Sequence[int]) -> Generator[bytes, None, None]:
+    classes = images.classes
+    for key, datum in images.read(order):
         record = f"record '{key.decode(errors='backslashreplace')}'"
         if classes is not None and datum.label >= len(classes):
             what = f"{record} has label {datum.label}, and the names of classes end at {len(classes) - 1}"
-            raise DataError(datums.path, what, "name all classes with --class-list, or mend the LMDB")
+            raise DataError(images.where, what, "name all classes with --class-list, or mend the LMDB")
         try:
             yield build_example(features_of(key, datum, classes))
         except ValueError as error:
-            raise DataError(datums.path, f"{record} {error}", "mend the LMDB") from None
+            raise DataError(images.where, f"{record} {error}", images.hint) from None
 
 
 def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> dict[str, bytes | int]:

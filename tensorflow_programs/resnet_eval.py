@@ -1,0 +1,42 @@
+"""Measure the top-1 and top-5 accuracy of the latest checkpoint that resnet_main.py wrote, in one process.
+
+    OMP_NUM_THREADS=46 python resnet_eval.py --eval_batch_size 200 --num_intra_threads 46 \
+        --num_inter_threads 2 --data_dir=RECORDS/validation --model_dir=MODELS/name --use_tpu=False \
+        --kmp_blocktime 1
+
+All images are counted, those of a last, smaller batch too. `caffe-recipes tf log` reads what this prints.
+"""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from imagenet_input import BadInput, evaluation_input, load_files
+from resnet_main import find_checkpoint, resnet_model_fn, run, session_config, set_threads
+
+FLAGS = flags.FLAGS
+# 2 c iii: lower than tensorflow/tpu's 1024.
+flags.DEFINE_integer("eval_batch_size", 200, "Images at a time.", lower_bound=1)
+flags.DEFINE_integer("num_eval_images", 50000, "Images in data_dir.", lower_bound=1)
+
+
+def evaluate() -> None:
+    """Print the accuracies in the last two lines; raises BadInput if there is no checkpoint."""
+    set_threads()
+    if FLAGS.use_tpu:
+        raise BadInput("there is no TPU here; give --use_tpu=False")
+    if find_checkpoint(FLAGS.model_dir) is None:
+        raise BadInput(f"{FLAGS.model_dir}: no checkpoint; give the --model_dir of resnet_main.py")
+    files = load_files(FLAGS.data_dir, FLAGS.num_eval_images)
+    config = tf.estimator.RunConfig(model_dir=FLAGS.model_dir, session_config=session_config())
+    classifier = tf.estimator.Estimator(resnet_model_fn, config=config)
+    results = classifier.evaluate(
+        lambda: evaluation_input(files, FLAGS.eval_batch_size, FLAGS.image_size, FLAGS.num_label_classes),
+        steps=-(-files.records // FLAGS.eval_batch_size),
+    )
+    tf.logging.info("Eval results: %s", results)
+
+
+if __name__ == "__main__":
+    run("resnet_eval.py", evaluate)

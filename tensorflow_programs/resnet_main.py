@@ -1,0 +1,313 @@
+"""Train ResNet-50 on ImageNet with TensorFlow and Horovod, each rank a process that mpirun starts.
+
+    mpirun -np 512 -ppn 2 python resnet_main.py --train_batch_size 24576 --train_steps 4680 \
+        --num_intra_threads 22 --num_inter_threads 2 --data_dir=RECORDS/train --model_dir MODELS/name \
+        --use_tpu=False --kmp_blocktime 1
+
+What SURFsara and Intel changed in tensorflow/tpu's models/official/resnet/resnet_main.py of April 2018 is
+marked by the number that their README gives it, 2 c i to xvi. This program needs Python 3.11, TensorFlow 2.12
+and Horovod over MPI. Its exit status is 2 for bad input, and 3 for a run that failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import ModuleType
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from tensorflow.config.experimental import enable_op_determinism
+
+from imagenet_input import BadInput, Share, load_files, train_input
+from resnet_model import SIZES, build_logits
+
+try:
+    import horovod.tensorflow as hvd  # 2 c i
+except ImportError as error:
+    print(f"resnet_main.py: {error}; build Horovod for {sys.executable} and for this MPI", file=sys.stderr)
+    sys.exit(2)
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_bool("use_tpu", True, "There is no TPU here: give --use_tpu=False.")
+flags.DEFINE_string("data_dir", None, "Folder of TFRecords; its manifest is beside it.", required=True)
+flags.DEFINE_string("model_dir", None, "Folder of checkpoints and summaries.", required=True)
+flags.DEFINE_enum("resnet_depth", "50", [str(depth) for depth in SIZES], "Layers; 14 for small images.")
+flags.DEFINE_integer("train_steps", 4680, "Steps in all, those before a resume among them.", lower_bound=1)
+flags.DEFINE_integer("train_batch_size", 24576, "Images of a step over all ranks.", lower_bound=1)
+flags.DEFINE_integer("num_train_images", 1281167, "Images in data_dir.", lower_bound=1)
+flags.DEFINE_integer("num_label_classes", 1000, "Classes.", lower_bound=2)
+flags.DEFINE_integer("image_size", 224, "Pixels of a side that the model sees.", lower_bound=1)
+flags.DEFINE_integer("save_checkpoints_steps", None, "Steps between checkpoints [600 s].", lower_bound=1)
+flags.DEFINE_integer("log_step_count_steps", 10, "Steps between lines of the log.", lower_bound=1)
+flags.DEFINE_integer("seed", 1, "Of the initial weights, of the order of the images, and of their crops.")
+flags.DEFINE_bool("deterministic", False, "Same images for any number of ranks; no random crops.")
+flags.DEFINE_bool("frozen_batch_norm", False, "Normalize by the moving averages, and keep these.")
+# 2 c ii: MKL's and OpenMP's. The environment keeps OMP_NUM_THREADS if it has one.
+flags.DEFINE_integer("num_intra_threads", 0, "Threads of one operation [as many as there are cores].")
+flags.DEFINE_integer("num_inter_threads", 0, "Operations at a time [as many as there are cores].")
+flags.DEFINE_integer("kmp_blocktime", 0, "Milliseconds that an OpenMP thread waits before it sleeps.")
+flags.DEFINE_string("kmp_affinity", "granularity=fine,compact,1,0", "OpenMP's threads on cores.")
+# 2 c iii, eval_batch_size, is a flag of resnet_eval.py. 2 c iv, steps_per_eval, is not needed: nothing is
+# evaluated before the end, and then by resnet_eval.py.
+
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-5  # 2 c v; tensorflow/tpu has 1e-4
+
+# The variables by which launchers tell a rank how many there are.
+WORLD_SIZES = ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
+    """Build the graph of training or evaluation for images (batch, size, size, 3) and labels (batch)."""
+    is_training = mode == tf.estimator.ModeKeys.TRAIN
+    logits = build_logits(
+        features,
+        int(FLAGS.resnet_depth),
+        FLAGS.num_label_classes,
+        is_training=is_training and not FLAGS.frozen_batch_norm,
+    )
+    cross_entropy = tf.losses.softmax_cross_entropy(tf.one_hot(labels, FLAGS.num_label_classes), logits)
+    # Everything decays but the scales and shifts of batch normalization: the classifier's bias, too.
+    decayed = [one for one in tf.trainable_variables() if "batch_normalization" not in one.name]
+    loss = cross_entropy + WEIGHT_DECAY * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
+    if is_training:
+        spec = _training_spec(mode, loss)
+        if hvd.rank() == 0:
+            check_checkpoint(find_checkpoint(FLAGS.model_dir))
+        return spec
+    check_checkpoint(find_checkpoint(FLAGS.model_dir))
+    top_5 = tf.cast(tf.nn.in_top_k(logits, labels, 5), tf.float32)
+    metrics = {
+        "Top-1 accuracy": tf.metrics.accuracy(labels, tf.argmax(logits, axis=1)),
+        "Top-5 accuracy": tf.metrics.mean(top_5),
+    }
+    return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+
+
+def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
+    global_step = tf.train.get_global_step()
+    learning_rate = build_learning_rate(global_step)
+    optimizer = tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=True)
+    optimizer = hvd.DistributedOptimizer(optimizer)  # 2 c viii
+    mean_loss = hvd.allreduce(loss, name="mean_loss")
+    # The step and the rate are those of this update: read before it.
+    step = tf.cast(global_step, tf.int64) + 0
+    with tf.control_dependencies([*tf.get_collection(tf.GraphKeys.UPDATE_OPS), mean_loss, step]):
+        train_op = optimizer.minimize(loss, global_step)
+    if hvd.rank() == 0:  # 2 c ix
+        tf.summary.scalar("learning_rate", learning_rate)
+    progress = tf.train.LoggingTensorHook(
+        {"step": step, "loss": mean_loss, "learning_rate": learning_rate},
+        every_n_iter=FLAGS.log_step_count_steps,
+        formatter=_progress_line,
+    )
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[progress])
+
+
+def build_learning_rate(global_step: tf.Tensor) -> tf.Tensor:
+    """Return the rate of the update at a global step, counted from 0, by the recipe's tf_rates.py."""
+    rates = load_rates()
+    # 2 c vi: the function, in which different decays can be explored. 2 c vii: the call.
+    return rates.gradual_warmup_then_dec(
+        rates.LEARNING_RATE,
+        rates.WARMUP_STEPS,
+        rates.END_LEARNING_RATE,
+        global_step,
+        FLAGS.train_steps,
+        name="gradual_warmup_then_dec",
+    )
+
+
+def _progress_line(values: Mapping[str, float]) -> str:
+    """Write the loss that a step, counted from 0, starts from, the mean of all ranks, and the step's rate."""
+    loss, rate = values["loss"], values["learning_rate"]
+    return f"step {values['step']}: loss = {loss:.9g}, learning_rate = {rate:.9g}"
+
+
+def load_rates() -> ModuleType:
+    """Import the recipe's generated rates; raises BadInput if they are not there."""
+    try:
+        return importlib.import_module("tf_rates")
+    except ImportError:
+        message = "tf_rates.py not found; put the folder of the recipe's tf_train.sh into PYTHONPATH"
+        raise BadInput(message) from None
+
+
+def check_flags() -> Share:
+    """Return what this rank reads; raises BadInput for anything that training would only fail of later."""
+    if FLAGS.use_tpu:
+        raise BadInput("there is no TPU here; give --use_tpu=False")
+    if not hvd.mpi_built():
+        raise BadInput("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
+    launched = max(int(os.environ.get(name, 1)) for name in WORLD_SIZES)
+    if launched != hvd.size():
+        what = f"the launcher started {launched} ranks, and Horovod sees {hvd.size()}"
+        raise BadInput(f"{what}; build Horovod for the MPI of this mpirun")
+    rates = load_rates()
+    if FLAGS.train_steps <= rates.WARMUP_STEPS:
+        raise BadInput(f"{rates.WARMUP_STEPS:,} steps of warm-up leave none of {FLAGS.train_steps:,}")
+    batch, images = FLAGS.train_batch_size, FLAGS.num_train_images
+    if batch % hvd.size():
+        raise BadInput(f"--train_batch_size {batch} is not divisible by {hvd.size()} ranks")
+    if batch > images:
+        raise BadInput(f"--train_batch_size {batch} is more than the {images} images")
+    return Share(
+        load_files(FLAGS.data_dir, images),
+        batch=batch,  # 2 c xiv: its local_batch is split by hvd.size()
+        rank=hvd.rank(),  # 2 c xiii, very important: each rank reads other records
+        ranks=hvd.size(),
+        seed=FLAGS.seed,
+        is_deterministic=FLAGS.deterministic,
+    )
+
+
+def set_threads() -> None:
+    """Set OpenMP's variables for a TensorFlow that uses it."""
+    os.environ["KMP_BLOCKTIME"] = str(FLAGS.kmp_blocktime)  # 2 c xi
+    os.environ["KMP_SETTINGS"] = "1"
+    os.environ["KMP_AFFINITY"] = FLAGS.kmp_affinity
+    if FLAGS.num_intra_threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(FLAGS.num_intra_threads))
+
+
+def session_config() -> tf.ConfigProto:
+    """Return how many threads TensorFlow starts."""
+    return tf.ConfigProto(
+        intra_op_parallelism_threads=FLAGS.num_intra_threads,
+        inter_op_parallelism_threads=FLAGS.num_inter_threads,
+    )
+
+
+def train() -> None:
+    """Train to --train_steps from the latest checkpoint in --model_dir, if there is one; rank 0 writes."""
+    set_threads()
+    share = check_flags()
+    is_first = hvd.rank() == 0
+    if FLAGS.deterministic:
+        enable_op_determinism()
+    with nullcontext(FLAGS.model_dir) if is_first else tempfile.TemporaryDirectory() as model_dir:
+        start = _agree_on_start(model_dir)
+        if is_first:
+            _log_plan(share, start)
+        if start >= FLAGS.train_steps:
+            return
+        config = tf.estimator.RunConfig(
+            model_dir=model_dir,  # 2 c xii: checkpoints and summaries on rank 0 only
+            save_summary_steps=100 if is_first else None,
+            save_checkpoints_steps=FLAGS.save_checkpoints_steps if is_first else None,
+            save_checkpoints_secs=600 if is_first and not FLAGS.save_checkpoints_steps else None,
+            log_step_count_steps=None,
+            # Another seed on each rank: other crops. What it gives the weights, xv replaces by rank 0's.
+            tf_random_seed=FLAGS.seed + hvd.rank(),
+            session_config=session_config(),
+        )
+        classifier = tf.estimator.Estimator(resnet_model_fn, config=config)
+        broadcast = hvd.BroadcastGlobalVariablesHook(0)  # 2 c xv: rank 0's weights or checkpoint for all
+        size, classes = FLAGS.image_size, FLAGS.num_label_classes
+        classifier.train(
+            lambda: train_input(share, start, FLAGS.train_steps, size, classes),
+            max_steps=FLAGS.train_steps,
+            hooks=[broadcast],  # 2 c xvi
+        )
+    if is_first:
+        tf.logging.info("Finished training up to step %d.", FLAGS.train_steps)
+
+
+def find_checkpoint(model_dir: str) -> str | None:
+    """Return the newest checkpoint, None if there is none; raises BadInput if the named one is missing."""
+    state = tf.train.get_checkpoint_state(model_dir)
+    if state is None:
+        return None
+    path = str(state.model_checkpoint_path)
+    if not tf.train.checkpoint_exists(path):
+        raise BadInput(f"{model_dir}/checkpoint: {path} is missing; name the newest one that is there")
+    return path
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Raise BadInput unless a checkpoint has the variables of this graph: TensorFlow compares no shapes."""
+    saved = dict(tf.train.list_variables(path)) if path else None
+    for variable in tf.global_variables():
+        name, shape = variable.op.name, variable.shape.as_list()
+        if saved is not None and saved.get(name) != shape:
+            found = "missing" if name not in saved else f"of shape {saved[name]}"
+            raise BadInput(f"{path}: {name} is {found}, not of shape {shape}; give the flags of its training")
+
+
+def _agree_on_start(model_dir: str) -> int:
+    """Return the step of rank 0's newest checkpoint on all ranks, of which others may not see its folder."""
+    refusal = None
+    try:
+        latest = find_checkpoint(model_dir)
+        step = int(tf.train.load_variable(latest, tf.GraphKeys.GLOBAL_STEP)) if latest else 0
+    except BadInput as error:
+        refusal, step = error, -1
+    with tf.Graph().as_default(), tf.Session(config=session_config()) as session:
+        agreed = int(session.run(hvd.broadcast(tf.constant(step, tf.int64), root_rank=0)))
+    if agreed < 0:
+        raise refusal or BadInput("rank 0 cannot resume")
+    return agreed
+
+
+def _log_plan(share: Share, start: int) -> None:
+    left_over = share.files.records - share.steps * share.batch
+    deal = "whole files" if share.is_by_file else "single records"
+    tf.logging.info(
+        "Training from step %d to %d: %d ranks with %d images each, dealt %s; an epoch has %d steps and "
+        "leaves out %d of %d images.",
+        *(start, FLAGS.train_steps, share.ranks, share.local_batch, deal),
+        *(share.steps, left_over, share.files.records),
+    )
+
+
+def run(program: str, work: Callable[[], None]) -> None:
+    """Parse the flags and do the work; end with 2 or 3 and one line on stderr if it cannot be done."""
+
+    def main(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"{argv[1]!r} is not a flag")
+        tf.disable_eager_execution()
+        hvd.init()  # 2 c x
+        _log_once()
+        try:
+            work()
+        except BadInput as error:
+            _end(program, str(error), 2)
+        except (tf.errors.OpError, tf.train.NanLossDuringTrainingError) as error:
+            _end(program, _first_line(error), 3)
+
+    app.run(main)
+
+
+def _log_once() -> None:
+    """Log on rank 0, each line once with the prefix of absl, and nothing of what is deprecated."""
+    warnings.filterwarnings("ignore", r"`tf\.layers")
+    logger = tf.get_logger()
+    logger.handlers.clear()
+    logger.addFilter(lambda record: record.filename != "deprecation.py")
+    logger.setLevel("INFO" if hvd.rank() == 0 else "ERROR")
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error of TensorFlow says, without where in the graph it says so."""
+    text = re.sub(r"(?s)Detected at node.*?\nNode: [^\n]*\n", "", str(error))
+    return text.removeprefix("Graph execution error:").strip().partition("\n")[0]
+
+
+def _end(program: str, message: str, status: int) -> None:
+    """Say why on rank 0, or on the rank that alone knows, and end without waiting for the other ranks."""
+    if status == 3 or hvd.rank() == 0:
+        print(f"{program}: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run("resnet_main.py", train)

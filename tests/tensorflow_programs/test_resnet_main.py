@@ -1,0 +1,254 @@
+"""Training on ranks: the same numbers as alone, resumed as if never killed, and refused in one line."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.tensorflow_programs.launch import (
+    PROGRAMS,
+    PYTHON,
+    RATES,
+    Digits,
+    ask,
+    environment,
+    read_steps,
+    run,
+    train,
+    train_command,
+)
+
+pytestmark = pytest.mark.tensorflow
+
+STEPS = 20
+SHORT = (f"--train_steps={STEPS}", "--frozen_batch_norm")
+
+RATE = """
+import json
+import sys
+import tensorflow.compat.v1 as tf
+sys.argv = ["resnet_main.py", "--data_dir=.", "--model_dir=.", "--train_steps=4680"]
+import resnet_main, tf_rates
+
+resnet_main.FLAGS(sys.argv)
+tf.disable_eager_execution()
+step = tf.placeholder(tf.int64, [])
+rate = resnet_main.build_learning_rate(step)
+with tf.Session() as session:
+    found = [float(session.run(rate, {step: number})) for number in range(4681)]
+arguments = tf_rates.LEARNING_RATE, tf_rates.WARMUP_STEPS, tf_rates.END_LEARNING_RATE
+wanted = [tf_rates.gradual_warmup_then_dec(*arguments, number, 4680) for number in range(4681)]
+print(json.dumps([found, wanted]))
+"""
+
+
+def test_the_rate_of_each_step_is_that_of_the_generated_module() -> None:
+    found, wanted = ask(RATE)
+    assert len(found) == 4681
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def differ(ours: dict[int, float], theirs: dict[int, float]) -> float:
+    """Return by how much the losses of any step differ at most; the steps are the same."""
+    assert list(ours) == list(theirs)
+    return max(abs(loss - theirs[step]) for step, loss in ours.items())
+
+
+@pytest.fixture(scope="module")
+def alone(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    return train(1, digits, tmp_path_factory.mktemp("alone"), *SHORT)
+
+
+def test_two_ranks_have_the_losses_of_one(digits: Digits, alone: dict[int, float], tmp_path: Path) -> None:
+    losses = train(2, digits, tmp_path / "model", *SHORT)
+    assert len(losses) == STEPS
+    assert differ(losses, alone) < 1e-4
+
+
+BREAKS = {
+    "sharding": ("resnet_main.py", "rank=hvd.rank(),", "rank=0,"),
+    "splitting": (
+        "imagenet_input.py",
+        "return self.batch // self.ranks",
+        "return self.batch // self.ranks // 2",
+    ),
+    "broadcast": ("resnet_main.py", "hooks=[broadcast],", "hooks=[],"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_two_ranks_differ_from_one_when_a_part_of_them_is_broken(
+    digits: Digits, alone: dict[int, float], tmp_path: Path, name: str
+) -> None:
+    file, sound, broken = BREAKS[name]
+    programs = tmp_path / "programs"
+    shutil.copytree(PROGRAMS, programs)
+    text = (programs / file).read_text()
+    assert text.count(sound) == 1
+    (programs / file).write_text(text.replace(sound, broken))
+    losses = train(2, digits, tmp_path / "model", *SHORT, programs=programs)
+    assert differ(losses, alone) > 1e-3
+
+
+@contextmanager
+def started(command: Sequence[str], digits: Digits, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a launcher that writes to a log; its ranks end with it."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment(digits.rates),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_for_step(step: int, log: Path, process: subprocess.Popen[bytes], timeout_s: float = 300) -> None:
+    end = time.monotonic() + timeout_s
+    while max(read_steps(log.read_text()), default=-1) < step:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def test_killed_at_three_steps_a_run_has_the_losses_and_rates_of_one_that_was_not(
+    digits: Digits, tmp_path: Path
+) -> None:
+    steps = ("--train_steps=40", "--deterministic", "--save_checkpoints_steps=4")
+    whole = run(train_command(2, digits, tmp_path / "whole", *steps), environment(digits.rates))
+    assert whole.returncode == 0, whole.stdout
+    wanted = read_steps(whole.stdout)
+    assert list(wanted) == list(range(40))
+    command = train_command(2, digits, tmp_path / "killed", *steps)
+    stops = sorted(random.Random(os.environ.get("CI", "")).sample(range(5, 38), 3))
+    for number, stop in enumerate((*stops, 39)):
+        log = tmp_path / f"{number}.log"
+        with started(command, digits, log) as process:
+            wait_for_step(stop, log, process)
+            if stop < 39:
+                for rank in ranks_of(process):
+                    os.kill(rank, signal.SIGKILL)
+            process.wait(60)
+        found = read_steps(log.read_text())
+        assert min(found) % 4 == 0
+        assert (min(found) > 0) == (number > 0)
+        for step, (loss, rate) in found.items():
+            assert (loss, rate) == pytest.approx(wanted[step], abs=1e-5), (stops, step)
+    assert process.returncode == 0, log.read_text()
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the ranks that a launcher's proxy started, in whatever order."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return [pid for pid, parent in parents.items() if parents.get(parent) == process.pid]
+
+
+def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(digits: Digits, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(train_command(2, digits, tmp_path / "model", "--train_steps=4000"), digits, log) as process:
+        wait_for_step(2, log, process)
+        ranks = ranks_of(process)
+        assert len(ranks) == 2
+        os.kill(ranks[-1], signal.SIGKILL)
+        assert process.wait(30) != 0
+        assert f"PID {ranks[-1]} RUNNING AT" in log.read_text()
+        assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def refuse(command: Sequence[str], env: dict[str, str], status: int = 2) -> str:
+    """Return the one line of our own that a refused program prints, on one rank of them."""
+    done = run(command, env)
+    assert done.returncode == status, done.stdout
+    assert "Traceback" not in done.stdout
+    lines = [
+        line for line in done.stdout.splitlines() if line.startswith(("resnet_main.py: ", "resnet_eval.py: "))
+    ]
+    assert len(lines) == 1, done.stdout
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--train_batch_size=63", "--train_batch_size 63 is not divisible by 2 ranks"),
+        ("--train_batch_size=1440", "--train_batch_size 1440 is more than the 1438 images"),
+        ("--use_tpu=True", "give --use_tpu=False"),
+        ("--train_steps=10", "10 steps of warm-up leave none of 10"),
+        ("--data_dir=nowhere", "nowhere.manifest.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_first_step(
+    digits: Digits, tmp_path: Path, option: str, message: str
+) -> None:
+    command = train_command(2, digits, tmp_path / "model", "--train_steps=20", option)
+    assert message in refuse(command, environment(digits.rates))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_horovod_of_another_mpi_is_found_before_training(digits: Digits, tmp_path: Path) -> None:
+    # Its launcher starts two ranks, each of which sees itself alone.
+    command = train_command(2, digits, tmp_path / "model")[3:]
+    env = environment(digits.rates, OMPI_COMM_WORLD_SIZE="2")
+    assert "the launcher started 2 ranks, and Horovod sees 1" in refuse(command, env)
+
+
+def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Path) -> None:
+    command = train_command(1, digits, tmp_path / "model")[3:]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "tf_rates.py not found" in refuse(command, environment(empty))
+    (empty / "horovod.py").touch()
+    assert "horovod" in refuse(command, environment(empty))
+
+
+def test_a_label_that_is_out_of_range_ends_the_run(digits: Digits, tmp_path: Path) -> None:
+    command = train_command(1, digits, tmp_path / "model", "--train_steps=20", "--num_label_classes=5")
+    assert "label out of range" in refuse(command[3:], environment(digits.rates), status=3)
+
+
+def test_a_checkpoint_of_another_model_or_a_missing_one_is_refused_and_kept(
+    digits: Digits, tmp_path: Path
+) -> None:
+    model, env = tmp_path / "model", environment(digits.rates)
+    command = train_command(1, digits, model)[3:]
+    assert run([*command, "--train_steps=11"], env).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
+    line = refuse([*command, "--train_steps=20", "--num_label_classes=11"], env)
+    assert "dense/kernel is of shape [512, 10], not of shape [512, 11]" in line
+    model.joinpath("model.ckpt-11.index").rename(tmp_path / "index")
+    assert "model.ckpt-11 is missing" in refuse([*command, "--train_steps=20"], env)
+    (tmp_path / "index").rename(model / "model.ckpt-11.index")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    data = model / "model.ckpt-11.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-100])
+    assert "model.ckpt-11" in refuse([*command, "--train_steps=20"], env, status=3)
+
+
+def test_the_generated_script_starts_the_program_as_it_stands(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/bash\n[[ ${*:1:5} == "-np 512 -ppn 2 python" ]] && exec python "${@:6}"\n')
+    mpirun.chmod(0o755)
+    folders = {"RESNET_DIR": PROGRAMS, "TRAIN_DIR": tmp_path / "train", "MODEL_DIR": tmp_path}
+    env = environment(tmp_path, PATH=f"{tmp_path}:{PYTHON.parent}:{os.environ['PATH']}")
+    script = [str(RATES / "tf_train.sh")]
+    line = refuse(script, env | {name: str(folder) for name, folder in folders.items()})
+    # All flags are known, the schedule was found beside the script: only the records are missing.
+    assert line.startswith(f"resnet_main.py: {tmp_path}/train.manifest.json: cannot be read")
