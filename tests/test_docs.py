@@ -27,7 +27,6 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Command lines that no test runs, and why.
 NOT_RUN = {
     r"make( |$)": "installs, or trains: .ci/run calls it",
-    r"(sudo )?make test-cluster": "needs root: .ci/run calls it",
     r"pip install": "installs from the network: tests/test_wheel.py builds and reads the wheel",
     r"source |git config|eval ": "changes the reader's shell or configuration",
     r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
