@@ -47,6 +47,11 @@ from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
 _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
+# Fields that a recipe has no key for, and why its solvers do without them.
+_LEFT_OUT = {
+    "snapshot_format": "a run verifies snapshots of the default format",
+    "device_id": "a run's launcher places its ranks",
+}
 
 
 def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]:
@@ -71,8 +76,12 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a phase's solver as keys of its own, and what of them generates otherwise."""
     solver = link.solver
     values: dict[str, Any] = {}
+    notes = []
     for field, value in solver.message.ListFields():
         if field.name == "net":
+            continue
+        if field.name in _LEFT_OUT:
+            notes.append(f"{link.name} is written without {field.name}: {_LEFT_OUT[field.name]}")
             continue
         if field.name not in _KEYS:
             hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "take it out"
@@ -82,12 +91,11 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
     missing = [key for key in _NEEDED if key not in values]
     if missing:
         raise InputError(solver.path, f"{missing[0]}: is missing", "every phase of a recipe has it")
-    notes = []
     if link.last_iter != solver.message.max_iter:
         values["stop_iter"] = link.last_iter
     if not values.get("snapshot"):
         note = f"is written with snapshot {link.last_iter}, where Caffe makes its last one anyway"
-        notes = [f"{link.name} {note}"]
+        notes.append(f"{link.name} {note}")
     if values.get("snapshot", 0) in (0, link.last_iter):
         values.pop("snapshot", None)
     return values, notes
@@ -135,18 +143,18 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def adopt(
-    folder: Path,
+    target: Path,
     options: AdoptOptions,
     *,
     name: str | None = None,
     script: Path | None = None,
     home: Path = Path(),
 ) -> NewRecipe:
-    """Make a recipe of a folder's files; `home` is the folder that its YAML is to stand in.
+    """Make a recipe of a folder's files, or of one solver; `home` is the folder that its YAML will be in.
 
     Raises InputError or PrototxtError, with file and field, for what a recipe cannot say.
     """
-    found = read_folder(folder, script, options.caffe_root)
+    found = read_folder(target, script, options.caffe_root)
     first = found.links[0].net
     assert first is not None  # read_folder finds the net of each
     values, comments, notes = _values(found, first, options, name)
@@ -188,7 +196,7 @@ def _values(
         comments[("phases", index)] = [f"{file}: {why}" if why else file, *solver_notes]
     phase_count = describe_count(len(phases), "phase")
     values = {
-        "name": name or _NAME.sub("-", folder).strip("._-") or "adopted",
+        "name": name or _NAME.sub("-", _name_of(found)).strip("._-") or "adopted",
         "title": f"{first.message.name or 'A net'} in {phase_count}, adopted from {folder}",
         "trainer": trainer,
         "prototxt_dir": prototxt_dir,
@@ -201,6 +209,14 @@ def _values(
     if evaluation:
         values["evaluation"] = evaluation
     return values, {place: lines for place, lines in comments.items() if lines}, notes
+
+
+def _name_of(found: Adopted) -> str:
+    """Return a recipe's name: the folder's, with the phase's where one solver of the folder was named."""
+    folder, phase = found.folder.absolute().name, found.links[0].name
+    if found.target == found.folder or phase == "main":
+        return folder
+    return phase if phase.startswith(folder) else f"{folder}-{phase}"
 
 
 def _given_options(options: AdoptOptions) -> dict[str, str]:
@@ -301,6 +317,8 @@ def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
     solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
     if not solver.snapshot:
         solver.snapshot = link.last_iter
+    for field in _LEFT_OUT:
+        solver.ClearField(field)
     return solver
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Transformation
+from caffe_recipes.render.nets import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
@@ -53,9 +56,11 @@ class Begin:
 class Adopted:
     """What a folder holds: phases in order, what each starts from, and the nets by their files' names.
 
-    `tested` is the net that the script tests, by its name; `notes` says what was guessed or left out.
+    `target` is the folder, or the solver in it that was named. `tested` is the net that the script tests, by
+    its name; `notes` says what was guessed or left out.
     """
 
+    target: Path
     folder: Path
     links: tuple[Link, ...]
     begins: tuple[Begin, ...]
@@ -67,15 +72,16 @@ class Adopted:
     notes: tuple[str, ...] = ()
 
 
-def read_folder(folder: Path, script_file: Path | None, caffe_root: Path | None) -> Adopted:
-    """Read a folder's solvers and the nets that they name, and what a script beside them, or given, says.
+def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None) -> Adopted:
+    """Read the solvers of a folder, or the one that is named, their nets, and the script that starts them.
 
-    Raises InputError or PrototxtError for a folder without solvers, an order that cannot be told, a net that
-    is not there, and all that no recipe could say of a phase's start.
+    Raises InputError or PrototxtError for a folder without solvers, solvers in unknown order, a net that is
+    not found, and all that a recipe cannot say of a phase's start.
     """
-    solvers = _load_solvers(folder)
+    solvers = _load_solvers(target)
+    folder = target if target.is_dir() else target.parent
     script = load_script(script_file, MOST_BYTES) if script_file else find_script(folder, solvers)
-    ordered, notes = _order(folder, solvers, script)
+    ordered, notes = _order(folder, solvers, script, is_given=script_file is not None)
     nets: dict[str, Net] = {}
     links = []
     for solver in ordered:
@@ -83,13 +89,16 @@ def read_folder(folder: Path, script_file: Path | None, caffe_root: Path | None)
         name = Path(net.path).stem
         if nets.setdefault(name, net).path != net.path:
             where, other = solver.where("net"), nets[name].path
-            raise InputError(where, f"net: {net.path} and {other} are of one name", "rename one of them")
+            raise InputError(where, f"net: {net.path} and {other} have the same name", "rename one of them")
         links.append(_link(solver, nets[name], script))
+    _refuse_resumed(links)
     begins = tuple(_begins(links))
     notes += [f"{link.name} {begin.why}" for link, begin in zip(links, begins, strict=True) if begin.why]
     path = script.trainings[0].where.rpartition(":")[0] if script.trainings else ""
     text = read_prototxt(path, MOST_BYTES) if path else ""
-    found = Adopted(folder, tuple(links), begins, nets, script, text, Path(path).name, "", tuple(notes))
+    found = Adopted(
+        target, folder, tuple(links), begins, nets, script, text, Path(path).name, "", tuple(notes)
+    )
     return _with_tested(found)
 
 
@@ -103,11 +112,16 @@ def phase_name(path: str | Path) -> str:
     return _NO_PHASE.get(name) or _NAME.sub("-", name).strip("._-") or "main"
 
 
-def _load_solvers(folder: Path) -> list[Solver]:
-    try:
-        paths = sorted(path for path in folder.iterdir() if is_prototxt_file(path))
-    except OSError as error:
-        raise InputError(folder, f"cannot be read: {error.strerror}", "give a folder of solvers") from error
+def _load_solvers(target: Path) -> list[Solver]:
+    if target.is_file():
+        paths = [target]
+    else:
+        try:
+            paths = sorted(path for path in target.iterdir() if is_prototxt_file(path))
+        except OSError as error:
+            raise InputError(
+                target, f"cannot be read: {error.strerror}", "give a folder of solvers"
+            ) from error
     documents: list[Document[Any]] = [load_document(path) for path in paths]
     for document in documents:
         if isinstance(document.message, pb.MultiPhaseSolverParameter):
@@ -115,23 +129,31 @@ def _load_solvers(folder: Path) -> list[Solver]:
             raise InputError(document.path, what, "give each a file of its own")
     solvers = [document for document in documents if is_solver(document)]
     if not solvers:
-        raise InputError(folder, "holds no solver", "give the folder of the solvers' .prototxt files")
+        what = "is not a solver" if target.is_file() else "holds no solver"
+        raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
     return solvers
 
 
-def _order(folder: Path, solvers: Sequence[Solver], script: Script) -> tuple[list[Solver], list[str]]:
+def _order(
+    folder: Path, solvers: Sequence[Solver], script: Script, *, is_given: bool
+) -> tuple[list[Solver], list[str]]:
+    """Return the solvers in their order, and notes; InputError where they may be alternatives."""
     if len(solvers) == 1:
         return list(solvers), []
     ordered, why = order_solvers(solvers, script)
-    names = [Path(solver.path).name for solver in ordered]
-    if not ordered:
-        among = ", ".join(Path(solver.path).name for solver in solvers)
-        hint = "give --script FILE, a script or README with its commands"
-        raise InputError(folder, f"the order of {among} cannot be told", hint)
-    notes = [f"order {why}: {', '.join(names)}"]
-    left = [Path(solver.path).name for solver in solvers if solver not in ordered]
+    left = [solver for solver in solvers if solver not in ordered]
+    # A folder of several chains has a script for each.
+    if not ordered or (left and not is_given and find_script(folder, left).trainings):
+        names = ", ".join(Path(solver.path).name for solver in solvers)
+        one = f"adopt one of them (`caffe-recipes adopt {solvers[0].path}`)"
+        what = f"holds {len(solvers)} solvers, and their order is unknown: {names}"
+        raise InputError(
+            folder, what, f"{one}, or give the script that trains them as a chain (--script FILE)"
+        )
+    notes = [f"order {why}: {', '.join(Path(solver.path).name for solver in ordered)}"]
     if left:
-        notes.append(f"left out: {', '.join(left)}, which the script does not train")
+        names = ", ".join(Path(solver.path).name for solver in left)
+        notes.append(f"left out: {names}, which the script does not train")
     return ordered, notes
 
 
@@ -152,11 +174,36 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
     (alone,) = read_links(solver, phase_name(solver.path))
-    link = start_by(replace(alone, net=net), find_training(script, solver.path))
-    if link.resumes:
-        what = f"{link.name} resumes {link.resumes}, and a recipe's phases start from weights"
-        raise InputError(link.weights_where, what, "train it as one phase, or start it with --weights")
-    return link
+    return start_by(replace(alone, net=net), find_training(script, solver.path))
+
+
+def _refuse_resumed(links: Sequence[Link]) -> None:
+    """Refuse a chain that continues by `--snapshot`, and name the one solver that trains the same."""
+    for link in links:
+        if link.resumes:
+            what = f"{link.name} resumes {link.resumes}, and a recipe's phases start from weights"
+            hint = _as_one_solver([one.solver.message for one in links])
+            raise InputError(
+                link.weights_where, what, hint or "train it as one phase, or start it with --weights"
+            )
+
+
+def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
+    """Say which fields make one solver of fixed rates that fall by equal factors; empty for other chains.
+
+    >>> ends = {1000: 0.1, 1500: 0.01, 1800: 0.001}
+    >>> make = pb.SolverParameter
+    >>> _as_one_solver([make(lr_policy="fixed", base_lr=ends[end], max_iter=end) for end in ends])
+    'make it one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 1000 stepvalue: 1500 max_iter: 1800'
+    """
+    factors = {
+        f"{after.base_lr / before.base_lr:.6g}" for before, after in pairwise(solvers) if before.base_lr
+    }
+    if {solver.lr_policy for solver in solvers} != {"fixed"} or len(factors) != 1:
+        return ""
+    steps = " ".join(f"stepvalue: {solver.max_iter}" for solver in solvers[:-1])
+    fields = f'lr_policy: "multistep" gamma: {factors.pop()} {steps} max_iter: {solvers[-1].max_iter}'
+    return f"make it one solver: {fields}"
 
 
 def _begins(links: Sequence[Link]) -> Iterator[Begin]:
@@ -199,12 +246,24 @@ def _with_tested(found: Adopted) -> Adopted:
 def data_values(net: Net) -> dict[str, Any]:
     """Return the keys of `data` that a net's data layers say, but for the numbers of images.
 
-    InputError for a net without a Data layer for TRAIN, whose images a recipe could not name.
+    InputError for a net without a Data layer for TRAIN, or with one of LevelDB, which a recipe cannot name.
     """
     train, test = _data_layer(net, pb.TRAIN), _data_layer(net, pb.TEST)
+    for index, layer in enumerate(net.message.layer):
+        if layer.type in OTHER_READERS:
+            what = f"layer '{layer.name}' reads {layer.type}, and a recipe's data are LMDBs"
+            raise InputError(net.where(f"layer[{index}].type"), what, "build an LMDB and write type Data")
+        if layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LEVELDB:
+            where, place = (
+                f"layer[{index}].data_param",
+                "backend" if layer.data_param.HasField("backend") else "",
+            )
+            what = f"layer '{layer.name}' reads a LevelDB, and a recipe's data are LMDBs"
+            hint = "build an LMDB and write backend: LMDB"
+            raise InputError(net.where(f"{where}.{place}" if place else where), what, hint)
     if train is None:
         raise InputError(net.path, "has no layer of type Data for TRAIN", "a recipe trains on an LMDB")
-    data, transform = train.data_param, train.transform_param
+    data = train.data_param
     values: dict[str, Any] = {"train": {"lmdb": data.source}, "test": {}}
     if data.HasField("shuffle"):
         values["train"]["shuffle"] = data.shuffle
@@ -216,13 +275,34 @@ def data_values(net: Net) -> dict[str, Any]:
         if test.transform_param.HasField("random_resize_param"):
             values["test"]["shorter_side_px"] = resize.min_size
             values["test"]["interp_mode"] = _interpolation(resize.resize_param)
-    if transform.crop_size:
-        values["crop_size"] = transform.crop_size
-    values["mirror"] = transform.mirror
-    if transform.mean_value:
-        values["mean_value"] = tuple(_float(value) for value in transform.mean_value)
-    if transform.HasField("scale"):
-        values["scale"] = _float(transform.scale)
+    _add_transforms(values, train, test)
+    return values
+
+
+def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.LayerParameter | None) -> None:
+    """Add the transformation: what TRAIN and TEST share under `data`, all else under `train` and `test`."""
+    ours = _transform_values(train)
+    theirs = ours if test is None else _transform_values(test)
+    for key in Transformation.model_fields:
+        own, other = ours.get(key), theirs.get(key)
+        is_shared = own == other if key != "mirror" else own is not None and (test is None or other is False)
+        if is_shared:
+            values |= {} if own is None else {key: own}
+            continue
+        if key == "mirror":
+            values[key] = None
+        for part, value in (("train", own), ("test", other)):
+            values[part] |= {} if value is None else {key: value}
+
+
+def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
+    """Return the keys of a transformation that a data layer gives."""
+    values: dict[str, Any] = {}
+    for field, value in layer.transform_param.ListFields():
+        if field.name == "mean_value":
+            values[field.name] = tuple(_float(one) for one in value)
+        elif field.name in Transformation.model_fields:
+            values[field.name] = _float(value) if field.name == "scale" else value
     return values
 
 
@@ -333,8 +413,12 @@ _TRAINER = re.compile(r"(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")
 _AFFINITY = re.compile(r"""KMP_AFFINITY(?:=|\s+)("[^"]+"|'[^']+'|[^\s;]+)""")
 _SERVERS = re.compile(r"MLSL_NUM_SERVERS(?:=|\s+)(\d{1,4})\b")
 _PSM2 = re.compile(r"(?:^|\s)-PSM2\b")
-_IMAGENET = re.compile(r"ilsvrc12|imagenet", re.IGNORECASE)
-_IMAGENET_IMAGES = {"training": 1_281_167, "test": 50_000}
+# Public sets by what people call their LMDBs, and how many images each has.
+_PUBLIC_SETS = (
+    ("ImageNet", re.compile(r"ilsvrc12|imagenet", re.IGNORECASE), {"training": 1_281_167, "test": 50_000}),
+    ("CIFAR-10", re.compile(r"cifar-?10(?!\d)", re.IGNORECASE), {"training": 50_000, "test": 10_000}),
+    ("MNIST", re.compile(r"mnist", re.IGNORECASE), {"training": 60_000, "test": 10_000}),
+)
 
 
 @dataclass(frozen=True)
@@ -431,7 +515,11 @@ def find_images(
             (given, "as given"),
             (count_records(source, options.caffe_root), f"counted in {source}"),
             (other, why),
-            (_IMAGENET_IMAGES[word] if _IMAGENET.search(source) else 0, f"a guess: ImageNet's, by {source}"),
+            *(
+                (sizes[word], f"a guess: {name}'s, by {source}")
+                for name, like, sizes in _PUBLIC_SETS
+                if like.search(source)
+            ),
             (test_batch if word == "test" else 0, "a guess: one batch (--test-images)"),
         )
         count, origin = next(((count, origin) for count, origin in origins if count), (0, ""))

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from caffe_recipes.config import FileName, Loader, Location
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.recipe.model import Recipe, SolverSettings
+from caffe_recipes.recipe.model import Recipe, SolverSettings, Transformation
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.naming import RECIPE_SUFFIXES
@@ -167,10 +167,17 @@ _SHARED = tuple(key for key in SolverSettings.model_fields if key not in _OWN)
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe's YAML needs to hold, in the model's order."""
-    values = recipe.model_dump(exclude_defaults=True, exclude_none=True)
+    values = recipe.model_dump(exclude_defaults=True)
+    data = values["data"]
+    values["data"] = _transform_last(data | {key: _transform_last(data[key]) for key in ("train", "test")})
     shared, phases = share_settings(values["phases"])
     values |= {"solver": shared, "phases": [_in_order(phase) for phase in phases]}
     return {key: values[key] for key in Recipe.model_fields if key in values and (shared or key != "solver")}
+
+
+def _transform_last(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what the images are before what is done to them."""
+    return {key: data[key] for key in data if key not in Transformation.model_fields} | dict(data)
 
 
 def share_settings(phases: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

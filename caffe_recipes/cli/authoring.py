@@ -244,9 +244,10 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 @click.command(
     epilog=examples(
         "caffe-recipes adopt models/resnet50 --ranks 128 --out mine.yaml",
+        "caffe-recipes adopt models/bvlc_googlenet/quick_solver.prototxt --out googlenet.yaml",
     )
 )
-@click.argument("folder", metavar="FOLDER", type=PATH)
+@click.argument("target", metavar="FOLDER|SOLVER.prototxt", type=PATH)
 @out
 @click.option(
     "--name",
@@ -273,13 +274,15 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 )
 @gather(AdoptOptions, "options")
 def adopt(
-    folder: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None
+    target: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None
 ) -> None:
     """Turn existing solvers and nets into a recipe that generates them again, equal as messages.
+
+    Give a folder whose solvers are one chain, or one solver.
 
     What the files do not say is taken from the options, else the script, else comments; else it is guessed,
     and the guess is reported.
     """
     home = out.parent if out else Path()
-    made = adopt_folder(folder, options, name=choose_name(name, out), script=script, home=home)
+    made = adopt_folder(target, options, name=choose_name(name, out), script=script, home=home)
     give_recipe(made, out)

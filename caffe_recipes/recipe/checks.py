@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from caffe_recipes.wording import did_you_mean
 
@@ -38,17 +38,35 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield from _wrong_phases(recipe.evaluation.phases or (), names, ("evaluation", "phases"))
     if recipe.ensemble:
         yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
-    if len(recipe.data.mean_value) not in (0, 1, 3):
-        yield (
-            ("data", "mean_value"),
-            "one value, or one for each of blue, green and red",
-            "write three numbers",
-        )
+    yield from _wrong_transform(recipe)
     yield from _wrong_digits(recipe)
     yield from _other_steps(recipe)
     if recipe.cluster.global_batch > recipe.data.train.images:
         what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
         yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+
+
+def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Caffe stops at two means, at two colours, and at as many means as an image has no channels."""
+    data = recipe.data
+    parts: tuple[Literal["train", "test"], ...] = ("train", "test")
+    for part in parts:
+        own, merged = getattr(data, part), data.transform_of(part)
+        at: Location = ("data", part)
+        if len(merged.mean_value) not in (0, 1, 3):
+            where = (*at, "mean_value") if own.mean_value else ("data", "mean_value")
+            yield where, "one value, or one for each of blue, green and red", "write three numbers"
+        if merged.mean_file and merged.mean_value:
+            where = (*at, "mean_file") if own.mean_file else ("data", "mean_file")
+            what = f"{part} has a mean_file and a mean_value, and Caffe subtracts only one mean"
+            yield where, what, "remove one, or give each under `train` or `test`"
+        if merged.force_color and merged.force_gray:
+            where = (*at, "force_color") if own.force_color else ("data", "force_color")
+            yield where, f"{part} has force_color and force_gray", "remove one"
+    crops = [data.transform_of(part).crop_size for part in parts]
+    if recipe.net.builder and crops[0] != crops[1] and any(net.test for net in recipe.nets.values()):
+        what = f"train has {crops[0]} and test {crops[1]}, and a builder's net has one size"
+        yield ("data", "test", "crop_size"), what, "give one crop_size under `data`"
 
 
 def _wrong_phases(

@@ -249,8 +249,26 @@ class NetVariant(Value):
     test: bool = True
 
 
-class TrainData(Value):
-    """The training LMDB on every node."""
+class Transformation(Value):
+    """What is done to each image before the net reads it: keys of `transform_param`."""
+
+    crop_size: Count | None = Field(
+        None, description="pixels of the square that is cut out: anywhere in TRAIN, the centre in TEST"
+    )
+    mirror: bool | None = Field(None, description="flip every other image")
+    mean_file: PathText | None = Field(
+        None, description="a mean image, as compute_image_mean writes it, that is subtracted; on every node"
+    )
+    mean_value: tuple[NotNegative, ...] = Field(
+        (), description="subtracted from every pixel: one value, or those of blue, green and red"
+    )
+    scale: Positive | None = Field(None, description="what every value is multiplied by, after the mean")
+    force_color: bool | None = Field(None, description="decode every image to three channels")
+    force_gray: bool | None = Field(None, description="decode every image to one channel")
+
+
+class TrainData(Transformation):
+    """The training LMDB on every node, and where its transformation differs from that of `data`."""
 
     lmdb: PathText = Field(description="path on every node, as the data layer's `source`")
     source: PathText | None = Field(None, description="where it is staged from; LMDB_SOURCE overrides it")
@@ -260,8 +278,8 @@ class TrainData(Value):
     prefetch: Count | None = None
 
 
-class TestData(Value):
-    """The test LMDB, read where Caffe runs."""
+class TestData(Transformation):
+    """The test LMDB, read where Caffe runs, and where its transformation differs from that of `data`."""
 
     lmdb: PathText
     images: Count
@@ -270,16 +288,24 @@ class TestData(Value):
     interp_mode: Interpolation = "CUBIC"
 
 
-class Data(Value):
-    """The images and their fixed transformation."""
+class Data(Transformation):
+    """The images, and the transformation of both TRAIN and TEST."""
 
     train: TrainData
     test: TestData
-    crop_size: Count | None = None
-    mirror: bool = False
-    mean_value: tuple[NotNegative, ...] = ()
-    scale: Positive | None = None
+    mirror: bool | None = Field(
+        False, description="flip every other image in TRAIN, none in TEST; null leaves the field out"
+    )
     prepare: Literal["digits"] | None = Field(None, description="what builds LMDBs that are missing")
+
+    def transform_of(self, part: Literal["train", "test"]) -> Transformation:
+        """Return the transformation of one part: its own keys, else those of `data`; only TRAIN mirrors."""
+        values = {key: getattr(self, key) for key in Transformation.model_fields}
+        if part == "test" and self.mirror:
+            values["mirror"] = False
+        own: TrainData | TestData = getattr(self, part)
+        given = {key: value for key in values if (value := getattr(own, key)) not in (None, ())}
+        return Transformation(**values | given)
 
 
 class Mlsl(Value):

@@ -8,6 +8,7 @@ Nets of the user's own: a prototxt file, or a function, found from the recipe's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import data
@@ -22,23 +23,30 @@ from caffe_recipes.render.headers import above_net, header_line, shared_lines
 from caffe_recipes.render.own_code import call_beside
 from caffe_recipes.wording import plural
 
+# The name and the tops of a data layer.
+Blobs = tuple[str, Sequence[str]]
+_USUAL: Blobs = ("data", ("data", "label"))
+
+# Layers that read images from elsewhere than an LMDB, which a recipe's own data layers would stand beside.
+OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "MemoryData", "AnnotatedData", "VideoData")
+
 
 def build_data_layers(
-    recipe: Recipe, variant: NetVariant, name: str = "data", tops: Sequence[str] = ("data", "label")
+    recipe: Recipe, variant: NetVariant, train_blobs: Blobs = _USUAL, test_blobs: Blobs = _USUAL
 ) -> list[pb.LayerParameter]:
     """Build the data layers of one net; crops and mirrors are random in TRAIN only."""
     train, test = recipe.data.train, recipe.data.test
     layers = [
         data(
-            name,
-            tops,
+            *train_blobs,
             phase="TRAIN",
             source=train.lmdb,
             batch_size=recipe.cluster.batch_per_rank,
             prefetch=train.prefetch,
             shuffle=train.shuffle or None,
-            transform_param=_transform(recipe, mirror=recipe.data.mirror)
-            | {"random_aspect_ratio_param": _aspect_ratio(variant.random_aspect_ratio)},
+            transform_param=_transform(
+                recipe, "train", random_aspect_ratio_param=_aspect_ratio(variant.random_aspect_ratio)
+            ),
         )
     ]
     if variant.test:
@@ -46,25 +54,22 @@ def build_data_layers(
         resize = side and {"min_size": side, "max_size": side, "resize_param": interpolation}
         layers.append(
             data(
-                name,
-                tops,
+                *test_blobs,
                 phase="TEST",
                 source=test.lmdb,
                 batch_size=test.batch_size,
-                transform_param=_transform(recipe, mirror=False) | {"random_resize_param": resize},
+                transform_param=_transform(recipe, "test", random_resize_param=resize),
             )
         )
     return layers
 
 
-def _transform(recipe: Recipe, *, mirror: bool) -> dict[str, FieldValue]:
-    fixed = recipe.data
-    return {
-        "mirror": mirror,
-        "crop_size": fixed.crop_size,
-        "scale": fixed.scale,
-        "mean_value": fixed.mean_value,
-    }
+def _transform(
+    recipe: Recipe, part: Literal["train", "test"], **resize: FieldValue
+) -> dict[str, FieldValue] | None:
+    """Return the fields of `transform_param`; None where it has none."""
+    fields = recipe.data.transform_of(part).model_dump() | resize
+    return fields if any(value not in (None, ()) for value in fields.values()) else None
 
 
 def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | None:
@@ -102,27 +107,37 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     """Return the net with the recipe's data layers where its own Data layers are, or first if it has none.
 
-    They keep the name and the tops of the first that they replace; all other layers stay as they are.
+    They keep the names and the tops of those that they replace; all other layers stay as they are.
     """
+    origin = recipe.net.prototxt or recipe.net.function
+    for layer in net.layer:
+        if layer.type in OTHER_READERS:
+            what = f"layer '{layer.name}' of {origin} reads {layer.type}, and a recipe's data are LMDBs"
+            raise RecipeError(recipe.name, what, "remove the layer, or give it type Data")
     own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
     first = own[0] if own else 0
-    names = (net.layer[first].name, list(net.layer[first].top)) if own else ()
     others = [layer for layer in net.layer if layer.type != "Data"]
     if not others and not net.layers:
-        origin = recipe.net.prototxt or recipe.net.function
-        raise RecipeError(recipe.name, f"{origin} holds no layers but Data", "give a whole net")
+        raise RecipeError(recipe.name, f"{origin} has no layers besides Data", "give a whole net")
+    blobs = [_blobs_of([net.layer[index] for index in own], phase) for phase in (pb.TRAIN, pb.TEST)]
     result = pb.NetParameter()
     result.CopyFrom(net)
     del result.layer[:]
-    result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *names), *others[first:]])
+    result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *blobs), *others[first:]])
     return result
+
+
+def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
+    """Return the name and tops of a net's own data layer for a phase, else of its first."""
+    of_phase = [one for one in layers if any(rule.phase == phase for rule in one.include)]
+    return next(((one.name, tuple(one.top)) for one in (*of_phase, *layers)), _USUAL)
 
 
 def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
     """Build one of a recipe's `nets`, whichever way the recipe makes it, and check that it fits together.
 
-    Raises RecipeError or PrototxtError for a net that Caffe would refuse, or that tells other classes apart
-    than the recipe's.
+    Raises RecipeError or PrototxtError for a net that Caffe would refuse, or that has another number of
+    classes than the recipe.
     """
     if name not in recipe.nets:
         raise RecipeError(recipe.name, f"no net '{name}' under `nets`", nearest(name, recipe.nets))
@@ -159,12 +174,13 @@ def _header(recipe: Recipe, name: str) -> tuple[str, ...]:
 
 def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     given = recipe.net
-    if recipe.data.crop_size is None:
+    input_px = recipe.data.transform_of("train").crop_size
+    if input_px is None:
         raise RecipeError(recipe.name, f"net.builder {given.builder} needs data.crop_size", "give the pixels")
     fillers = given.fillers
     options = NetOptions(
         classes=given.classes,
-        input_px=recipe.data.crop_size,
+        input_px=input_px,
         batch_norm_fraction=given.batch_norm_fraction,
         zero_init=given.zero_init,
         conv1_filler=fillers.conv1.model_dump(),

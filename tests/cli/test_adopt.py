@@ -55,7 +55,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["nowhere"], "nowhere: cannot be read: No such file or directory"),
-        (["."], ".: holds no solver; give the folder of the solvers' .prototxt files"),
+        (["."], ".: holds no solver; give a solver, or the folder of the solvers' .prototxt files"),
         ([FOLDER, "--out", "there.yaml"], "there.yaml: is there already; remove it, or give another --out"),
         ([FOLDER, "--out", "a.txt"], "a.txt: is no recipe's name; end it in .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its folder is not there; make it first"),

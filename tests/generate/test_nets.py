@@ -52,6 +52,43 @@ def test_no_side_and_no_shuffle_leave_their_fields_out(make_recipe: MakeRecipe) 
     assert not train.transform_param.HasField("scale")
 
 
+def transforms(recipe: Recipe) -> list[pb.TransformationParameter]:
+    return [layer.transform_param for layer in build_net(recipe, "train_val").layer[:2]]
+
+
+def test_a_mean_file_and_the_colours_are_those_of_both_parts(make_recipe: MakeRecipe) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        del raw["data"]["mean_value"]
+        raw["data"] |= {"mean_file": "mean.binaryproto", "force_color": True, "force_gray": False}
+
+    for param in transforms(make_recipe(change)):
+        assert (param.mean_file, param.force_color, param.HasField("force_gray")) == (
+            "mean.binaryproto",
+            True,
+            True,
+        )
+
+
+def test_a_part_s_own_keys_replace_those_of_data(make_recipe: MakeRecipe) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["data"]["test"] |= {"mean_value": [1], "scale": 0.5}
+        raw["data"]["train"] |= {"mirror": True}
+
+    train, test = transforms(make_recipe(change))
+    assert (list(test.mean_value), test.scale, test.mirror) == ([1], 0.5, False)
+    assert (list(train.mean_value), train.scale, train.mirror) == ([104, 117, 123], 0.0078125, True)
+
+
+def test_a_mirror_of_null_leaves_the_field_out(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(lambda raw: raw["data"].update(mirror=None))
+    assert not any(param.HasField("mirror") for param in transforms(recipe))
+
+
+def test_only_the_training_data_are_mirrored_by_data(make_recipe: MakeRecipe) -> None:
+    train, test = transforms(make_recipe(lambda raw: raw["data"].update(mirror=True)))
+    assert (train.mirror, test.mirror, test.HasField("mirror")) == (True, False, True)
+
+
 def test_a_zero_that_only_one_engine_knows_is_pointed_at(make_recipe: MakeRecipe) -> None:
     text = render_net(make_recipe(), "train_val")
     assert text.count("filler { value: 0 } # the block starts as its shortcut") == 2

@@ -169,8 +169,25 @@ def test_a_missing_prototxt_is_named(make_recipe: MakeRecipe, tmp_path: Path) ->
         build_net(recipe, "train_val")
 
 
+def test_data_layers_keep_the_names_of_those_of_their_phase(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    own = DATA.replace("mnist", "digits", 1).replace("mnist", "digits_test")
+    net = build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
+    assert [layer.name for layer in net.layer[:2]] == ["digits", "digits_test"]
+
+
+@pytest.mark.parametrize("kind", ["ImageData", "HDF5Data"])
+def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
+    kind: str, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    own = DATA.replace('"Data"', f'"{kind}"')
+    with pytest.raises(RecipeError) as caught:
+        build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
+    what = f"layer 'mnist' of mine.prototxt reads {kind}, and a recipe's data are LMDBs"
+    assert str(caught.value) == f"digits-local: {what}; remove the layer, or give it type Data"
+
+
 def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"mine\.prototxt holds no layers but Data; give a whole net"):
+    with pytest.raises(RecipeError, match=r"mine\.prototxt has no layers besides Data; give a whole net"):
         build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")
 
 

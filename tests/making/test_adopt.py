@@ -99,7 +99,13 @@ REFUSED = [
         "train_val",
         'type: "Data"',
         'type: "ImageData"',
-        "train_val.prototxt: has no layer of type Data for TRAIN",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, and a recipe's data are LMDBs",
+    ),
+    (
+        "train_val",
+        "backend: LMDB",
+        "backend: LEVELDB",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, and a recipe's data are LMDBs",
     ),
 ]
 
@@ -293,7 +299,7 @@ def test_two_folders_of_nets_are_refused(
 def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
     (small / "solver_init.prototxt").rename(small / "solver_odd.prototxt")
     with pytest.raises(
-        CaffeRecipesError, match=r"the order of .*solver_odd.prototxt cannot be told; give --script"
+        CaffeRecipesError, match=r"and their order is unknown: .*solver_odd.prototxt; adopt one of them"
     ):
         adopt(small, AdoptOptions())
 
@@ -306,6 +312,138 @@ def test_a_phase_that_resumes_is_refused_where_the_script_says_so(small: Path, t
     )
     with pytest.raises(CaffeRecipesError, match=r"run.sh:2: cyc1 resumes digits_init_iter_560.solverstate"):
         adopt(small, AdoptOptions(images=1438), script=script)
+
+
+# The data layers and the solvers of the zoo's folders differ in these fields.
+ZOO = {
+    "mean-file-and-no-mirror": ("mean_file: 'mean.binaryproto'", "mean_file: 'mean.binaryproto'", ""),
+    "mean-file-and-mirror": (
+        "mirror: true crop_size: 20 mean_file: 'm'",
+        "mirror: false crop_size: 20 mean_file: 'm'",
+        "",
+    ),
+    "scale-alone": ("scale: 0.00390625", "scale: 0.00390625", ""),
+    "mean-values": (
+        "mirror: true crop_size: 20 mean_value: 104 mean_value: 117 mean_value: 123",
+        "mirror: false crop_size: 20 mean_value: 104 mean_value: 117 mean_value: 123",
+        "",
+    ),
+    "mirror-unset-in-test": ("mirror: true force_gray: true", "force_gray: true", ""),
+    "another-mean-in-test": ("mean_file: 'train.mean'", "mean_value: 128", ""),
+    "nothing": ("", "", ""),
+    "hdf5": ("scale: 0.5", "scale: 0.5", "snapshot_format: HDF5 device_id: 1"),
+}
+
+
+def write_zoo_net(folder: Path, train: str = "", test: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    layers = "".join(
+        f'layer {{ name: "cifar" type: "Data" top: "data" top: "label" include {{ phase: {phase} }} '
+        + (f"transform_param {{ {transform} }} " if transform else "")
+        + f'data_param {{ source: "cifar10_{phase}_lmdb" batch_size: 10 backend: LMDB }} }}\n'
+        for phase, transform in (("TRAIN", train), ("TEST", test))
+    )
+    rest = """
+    layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }"""
+    (folder / "train_test.prototxt").write_text(f'name: "Zoo" {layers} {rest}')
+
+
+def write_zoo_solver(
+    folder: Path, name: str, base_lr: float = 0.1, max_iter: int = 100, more: str = ""
+) -> Path:
+    path = folder / f"{name}.prototxt"
+    path.write_text(
+        f"net: 'zoo/train_test.prototxt' base_lr: {base_lr} lr_policy: 'fixed' max_iter: {max_iter} "
+        f"snapshot: {max_iter} snapshot_prefix: 'zoo/{name}' test_iter: 3 test_interval: 10 {more}"
+    )
+    return path
+
+
+@pytest.mark.parametrize("shape", ZOO)
+def test_the_transformations_of_the_zoo_are_generated_again_equal_as_messages(
+    shape: str, tmp_path: Path
+) -> None:
+    folder, (train, test, more) = tmp_path / "zoo", ZOO[shape]
+    write_zoo_net(folder, train, test)
+    write_zoo_solver(folder, "solver", more=more)
+    made = adopt(folder, AdoptOptions(), home=tmp_path)
+    again, given = generated(made, tmp_path), messages(folder)
+    assert again["train_test.prototxt"] == given["train_test.prototxt"]
+    solver = given["solver.prototxt"]
+    solver.ClearField("snapshot_format")
+    solver.ClearField("device_id")
+    assert again["solver_main.prototxt"] == solver
+    left_out = sorted(note for note in made.notes if "written without" in note)
+    assert [note.split(":")[0] for note in left_out] == (
+        ["main is written without device_id", "main is written without snapshot_format"] if more else []
+    )
+
+
+def test_images_of_public_sets_are_guessed_by_the_name_of_their_lmdb(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    write_zoo_solver(tmp_path / "zoo", "solver")
+    made = adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
+    assert "50,000 training images: a guess: CIFAR-10's, by cifar10_TRAIN_lmdb" in made.notes
+
+
+def test_one_of_several_solvers_may_be_named_and_names_the_recipe(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    quick = write_zoo_solver(tmp_path / "zoo", "quick_solver", base_lr=0.5)
+    write_zoo_solver(tmp_path / "zoo", "solver")
+    made = adopt(quick, AdoptOptions(), home=tmp_path)
+    assert (made.recipe.name, [phase.base_lr for phase in made.recipe.phases]) == ("zoo-quick", [0.5])
+
+
+def test_solvers_that_are_alternatives_are_listed_with_what_to_type(tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    write_zoo_net(folder)
+    quick = write_zoo_solver(folder, "quick_solver")
+    write_zoo_solver(folder, "solver")
+    with pytest.raises(CaffeRecipesError) as caught:
+        adopt(folder, AdoptOptions(), home=tmp_path)
+    what = f"{folder}: holds 2 solvers, and their order is unknown: quick_solver.prototxt, solver.prototxt"
+    hint = f"adopt one of them (`caffe-recipes adopt {quick}`), or give the script"
+    assert str(caught.value) == f"{what}; {hint} that trains them as a chain (--script FILE)"
+
+
+def test_two_scripts_of_a_folder_that_train_different_solvers_make_alternatives(tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    write_zoo_net(folder)
+    for chain in ("quick", "full"):
+        names = [write_zoo_solver(folder, f"{chain}_solver{end}") for end in ("", "_fine")]
+        lines = [f"caffe train --solver=zoo/{name.name}" for name in names]
+        (folder / f"train_{chain}.sh").write_text("\n".join(lines))
+    with pytest.raises(CaffeRecipesError, match="holds 4 solvers, and their order is unknown"):
+        adopt(folder, AdoptOptions(), home=tmp_path)
+    made = adopt(folder, AdoptOptions(), script=folder / "train_quick.sh", home=tmp_path)
+    assert len(made.recipe.phases) == 2
+
+
+def test_a_chain_of_solverstates_is_refused_with_the_one_solver_that_trains_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    write_zoo_net(folder)
+    write_zoo_solver(folder, "full_solver", 0.001, 600)
+    write_zoo_solver(folder, "full_solver_lr1", 0.0001, 650)
+    write_zoo_solver(folder, "full_solver_lr2", 0.00001, 700)
+    lines = ["caffe train --solver=zoo/full_solver.prototxt"]
+    lines += [
+        f"caffe train --solver=zoo/full_solver_lr{number}.prototxt "
+        f"--snapshot=zoo/full_solver_iter_{at}.solverstate"
+        for number, at in ((1, 600), (2, 650))
+    ]
+    (folder / "train_full.sh").write_text("\n".join(lines))
+    with pytest.raises(CaffeRecipesError) as caught:
+        adopt(folder, AdoptOptions(), home=tmp_path)
+    what = "full_lr1 resumes zoo/full_solver_iter_600.solverstate, and a recipe's phases start from weights"
+    hint = 'make it one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
+    assert str(caught.value).endswith(f"train_full.sh:2: {what}; {hint}")
+
+
+def test_a_named_file_that_is_not_a_solver_is_refused(tmp_path: Path) -> None:
+    write_zoo_net(tmp_path / "zoo")
+    with pytest.raises(CaffeRecipesError, match=r"train_test\.prototxt: is not a solver; give a solver, or"):
+        adopt(tmp_path / "zoo" / "train_test.prototxt", AdoptOptions(), home=tmp_path)
 
 
 def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:

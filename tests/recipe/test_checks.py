@@ -91,3 +91,39 @@ def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
     what = "schedule.steps: 4,681 steps, and the phases make 4,680 iterations; make them equal"
     with pytest.raises(RecipeError, match=what):
         parse_recipe(text, "tf.yaml", Path())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (
+            "  mean_value:",
+            "  mean_file: mean.binaryproto\n  mean_value:",
+            "data.mean_file: train has a mean_file and a mean_value, and Caffe subtracts only one mean; "
+            "remove one, or give each under `train` or `test`",
+        ),
+        (
+            "  test:\n",
+            "  test:\n    mean_file: mean.binaryproto\n",
+            "data.test.mean_file: test has a mean_file and a mean_value",
+        ),
+        (
+            "  mean_value:",
+            "  force_color: true\n  force_gray: true\n  mean_value:",
+            "data.force_color: train has force_color and force_gray; remove one",
+        ),
+        (
+            "  test:\n",
+            "  test:\n    mean_value: [1, 2]\n",
+            "data.test.mean_value: one value, or one for each of blue, green and red; write three numbers",
+        ),
+        (
+            "  test:\n",
+            "  test:\n    crop_size: 20\n",
+            "data.test.crop_size: train has 224 and test 20, and a builder's net has one size; "
+            "give one crop_size under `data`",
+        ),
+    ],
+)
+def test_transformations_that_caffe_would_stop_at_are_refused(old: str, new: str, what: str) -> None:
+    assert what in str(refuse(changed(old, new)))
