@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,11 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool |
     parts = _PAINT.split(str(text))  # text, colour, text, ..., text
     shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
     click.echo("".join(shown), err=err, nl=nl, color=color)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None of a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_text(text: str) -> None:
