@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
+from caffe_recipes.cli.options import Whole
 from caffe_recipes.files import read_pieces
+from caffe_recipes.review.columns import keep_plain
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
-    pass
-from caffe_recipes.cli.options import Whole
+    from caffe_recipes.review.columns import Paint
 
 STDIN = "<stdin>"
 
@@ -46,6 +48,11 @@ _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
 def paint(text: str, colour: str) -> str:
     """Have `echo` print text in a colour, or bold."""
     return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
+
+
+def painter(is_shown: bool) -> Paint:
+    """Return `paint` if a person sees the text and did not ask for none with NO_COLOR; else plain text."""
+    return paint if is_shown and not os.environ.get("NO_COLOR") else keep_plain
 
 
 def _style(colour: str) -> str:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+# Puts text in a colour, or in bold.
+Paint = Callable[[str, str], str]
+
+
+def keep_plain(text: str, colour: str) -> str:
+    """Return the text without a colour: the `Paint` of files and pipes."""
+    return text
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
