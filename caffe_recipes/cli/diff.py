@@ -10,10 +10,10 @@ import click
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, paint
+from caffe_recipes.cli.streams import echo, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
-from caffe_recipes.review.diff.report import Paint, render_comparison, render_for_git, render_json
+from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
 from caffe_recipes.review.diff.sources import open_sides
 
 _REST = "caffe_recipes.diff.rest"
@@ -82,7 +82,7 @@ def diff(
     """
     rest = ctx.meta[_REST]
     if git:
-        echo(render_for_git([*sides, *rest], options, _paint(_is_shown())), nl=False, color=True)
+        echo(render_for_git([*sides, *rest], options, painter(_is_shown())), nl=False, color=True)
         return
     if "" in rest:
         raise InputError("PATH", "'' is not a path", "is a variable unset?")
@@ -94,7 +94,7 @@ def diff(
     if as_json and not quiet:
         click.echo(render_json(comparison))
     elif not quiet:
-        text = render_comparison(comparison, _paint(sys.stdout.isatty()))
+        text = render_comparison(comparison, painter(sys.stdout.isatty()))
         echo(text or "no difference in meaning\n", nl=False)
     ctx.exit(2 if comparison.unreadable else 0 if comparison.equal else 1)
 
@@ -102,9 +102,3 @@ def diff(
 def _is_shown() -> bool:
     """Whether a person sees what git shows of us: its pager takes colours, though we see only a pipe."""
     return os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or sys.stdout.isatty()
-
-
-def _paint(is_shown: bool) -> Paint:
-    if not is_shown or os.environ.get("NO_COLOR"):
-        return lambda text, colour: text
-    return paint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -9,11 +11,21 @@ from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, painter, print_text
+from caffe_recipes.review.lint.fixes import plan_fixes
 from caffe_recipes.review.lint.folders import explain_rule, is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
 from caffe_recipes.review.lint.inputs import LintOptions
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, render_findings, render_json, render_rules
+from caffe_recipes.review.lint.rules import (
+    RULES,
+    SEVERITIES,
+    Finding,
+    render_findings,
+    render_github,
+    render_json,
+    render_rules,
+)
+from caffe_recipes.review.rewrites import render_diff, save_rewrites
 
 _COUNT = Whole(min=1, max=2**31 - 1)
 
@@ -38,6 +50,7 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     epilog=examples(
         "caffe-recipes lint mine.yaml",
         "caffe-recipes lint init.prototxt cyc1.prototxt --ranks 128",
+        "caffe-recipes lint --fix --diff models/mine",
         "caffe-recipes lint prototxt/NAME --script jobs/NAME/run.sh",
         "caffe-recipes lint --explain join-jump",
     )
@@ -74,7 +87,17 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
 )
 @consent.run_code
 @click.option("--alone", "is_alone", is_flag=True, help="Check each solver by itself, not as a chain.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--fix", "is_fixing", is_flag=True, help="Correct what is mechanical in the files, then lint.")
+@click.option("--diff", "is_diff", is_flag=True, help="With --fix: write nothing; print a diff.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    show_default=True,
+    help="How findings are printed; github: annotations of a pull request's lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--max-bytes",
     metavar="N",
@@ -103,15 +126,46 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     help="Explain one rule.",
 )
 @gather(LintOptions, "options")
-def lint(targets: tuple[str, ...], options: LintOptions, as_json: bool, fail_on: str) -> None:
+def lint(
+    targets: tuple[str, ...],
+    options: LintOptions,
+    is_fixing: bool,
+    is_diff: bool,
+    form: str,
+    as_json: bool,
+    fail_on: str,
+) -> None:
     """Check recipes, solvers and nets for mistakes.
 
-    Several solvers are read as a chain, in the order given. A folder stands for the prototxts in it.
+    Several solvers are read as a chain, in the order given. A folder stands for the prototxts in it. --fix
+    edits prototxts written by hand: all but what it corrects stays as it is.
     """
-    found = find_all(targets, options)
-    if as_json:
-        click.echo(render_json(found))
-    else:
-        echo(render_findings(found))
+    form = "json" if as_json else form
+    if is_diff and not is_fixing:
+        raise click.UsageError("--diff goes with --fix")
+    chains: list[str] = []
+    found = find_all(targets, options, chains.append)
+    if is_fixing:
+        rewrites, fixed = plan_fixes(found, options.max_bytes)
+        if is_diff:
+            for rewrite in rewrites:
+                print_text(render_diff(rewrite))
+        elif save_rewrites(rewrites):
+            for one in fixed:
+                echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
+            found = find_all(targets, options)
+    if not is_diff:
+        _print(found, form, chains)
     if any(is_at_least(one, fail_on) for one in found):
         click.get_current_context().exit(1)
+
+
+def _print(found: list[Finding], form: str, chains: list[str]) -> None:
+    if form == "json":
+        click.echo(render_json(found))
+    elif form == "github":
+        echo(render_github(found), nl=bool(found))
+    else:
+        for line in chains:
+            echo(line, err=True)
+        echo(render_findings(found, painter(sys.stdout.isatty())))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, encode_prototxt
+from caffe_recipes.cli.options import Whole
 from caffe_recipes.files import read_pieces
+from caffe_recipes.review.columns import keep_plain
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
-    pass
-from caffe_recipes.cli.options import Whole
+    from caffe_recipes.review.columns import Paint
 
 STDIN = "<stdin>"
 
@@ -47,6 +50,11 @@ def paint(text: str, colour: str) -> str:
     return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
 
 
+def painter(is_shown: bool) -> Paint:
+    """Return `paint` if a person sees the text and did not ask for none with NO_COLOR; else plain text."""
+    return paint if is_shown and not os.environ.get("NO_COLOR") else keep_plain
+
+
 def _style(colour: str) -> str:
     if not colour:
         return "\x1b[0m"
@@ -59,6 +67,11 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool |
     parts = _PAINT.split(str(text))  # text, colour, text, ..., text
     shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
     click.echo("".join(shown), err=err, nl=nl, color=color)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None of a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_text(text: str) -> None:

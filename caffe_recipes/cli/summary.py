@@ -10,7 +10,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
@@ -18,6 +18,7 @@ from caffe_recipes.review.inspect.summary import (
     render_csv,
     render_json,
     render_table,
+    render_wide_table,
     summarize,
 )
 
@@ -71,6 +72,9 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     help="Size of the images, e.g. 3,256,256, where no file here has it.",
 )
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
+@click.option(
+    "--wide", "form", flag_value="wide", help="Print all columns: bottoms, statistics, activations, ..."
+)
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
 @click.option(
@@ -82,7 +86,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 )
 @gather(SummaryOptions, "options")
 def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
-    """Print a net layer by layer: shapes, parameters, multiply-adds, activations; then the totals.
+    """Print a net layer by layer: kernel, output, parameters and multiply-adds; then the totals.
 
     FILE is the prototxt of a net, or of a solver, whose net is looked up. NAME is a recipe's, and NAME:NET
     one of its nets.
@@ -93,12 +97,12 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
         raise InputError(graph.parent, "is not a folder", "make it, or name a file in one that exists")
     read = read_net(net, options)
     found = summarize(read)
-    render = {"json": render_json, "csv": render_csv, None: render_table}[form]
-    text = render(found).rstrip("\n")
+    render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}
+    text = render[form](found).rstrip("\n") if form else render_table(found, terminal_width())
     if graph is not None:
         from caffe_recipes.render.tree import write_files
         from caffe_recipes.review.graph.picture import draw_graph
 
         write_files({graph.name: draw_graph(read, found)}, graph.parent)
         echo(f"wrote {graph}", err=True)
-    (echo if form is None else click.echo)(text)
+    (click.echo if form in ("json", "csv") else echo)(text)

@@ -71,6 +71,46 @@ def test_alone_leaves_out_what_only_a_whole_chain_has(solver: Path) -> None:
     assert call("--alone", solver).returncode == 0
 
 
+def test_format_json_is_the_same_as_json(solver: Path) -> None:
+    assert call("--format", "json", solver).stdout == call("--json", solver).stdout
+
+
+def test_format_github_prints_annotations_alone(solver: Path) -> None:
+    lines = call("--format", "github", "solver.prototxt", cwd=solver.parent).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("::warning file=solver.prototxt,line=4,col=1,title=final-rate-high::solver: ")
+
+
+def test_solvers_read_as_a_chain_are_announced_beside_the_findings(solver: Path) -> None:
+    other = solver.with_name("solver2.prototxt")
+    other.write_text(SOLVER)
+    line = "2 solvers are read as one chain; --alone reads each by itself\n"
+    assert call(solver, other).stderr == line
+    assert call("--alone", solver, other).stderr == ""
+    assert call("--json", solver, other).stderr == ""
+
+
+def test_fix_corrects_the_file_and_exits_as_lint_of_the_result(solver: Path) -> None:
+    solver.write_text(SOLVER.replace("power: 1\n", "power: 1\ngamma: 0.1  # old\n"))
+    done = call("--fix", "--alone", "solver.prototxt", cwd=solver.parent)
+    assert (done.returncode, solver.read_text()) == (0, SOLVER.replace("power: 1\n", "power: 1\n# old\n"))
+    assert done.stderr.startswith("fixed solver.prototxt:4:1 [solver-field-unread] gamma is never read")
+    assert "solver-field-unread" not in done.stdout
+
+
+def test_fix_with_diff_shows_the_change_and_writes_nothing(solver: Path) -> None:
+    text = SOLVER + "gamma: 0.1\n"
+    solver.write_text(text)
+    done = call("--fix", "--diff", "--alone", solver)
+    assert (done.returncode, done.stderr, solver.read_text()) == (1, "", text)
+    assert "\n-gamma: 0.1\n" in done.stdout
+
+
+def test_diff_alone_is_refused(solver: Path) -> None:
+    done = call("--diff", solver)
+    assert (done.returncode, "--diff goes with --fix" in done.stderr) == (2, True)
+
+
 def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
     done = call("stampede2-64n-72ep", "digits-local")
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
+from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.review.inspect.summary import (
     Summary,
@@ -18,6 +19,7 @@ from caffe_recipes.review.inspect.summary import (
     render_csv,
     render_json,
     render_table,
+    render_wide_table,
     summarize,
 )
 
@@ -37,8 +39,8 @@ def found(tmp_path: Path) -> Summary:
     return summarize(read_net(str(path), SummaryOptions(image=(3, 9, 9))))
 
 
-def test_the_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
-    lines = render_table(found).splitlines()
+def test_the_wide_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
+    lines = render_wide_table(found).splitlines()
     assert "net 'tiny', phase TRAIN, batches of 2" in lines[0]
     rows = {line.split("  ")[0]: line for line in lines[4:9]}
     assert set(rows) == {"data", 'a, "b"', "relu", "again", "quiet"}
@@ -51,10 +53,10 @@ def test_the_table_lists_every_layer_and_ends_in_totals(found: Summary) -> None:
     assert "1,944 an image, 3,888 a batch: in Convolution" in lines[12]
 
 
-def test_a_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_path: Path) -> None:
+def test_a_wide_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(render_prototxt(L.net("n", L.layer("in", "Input", shape={"dim": [1, 2]}))))
-    assert "phase  " not in render_table(summarize(read_net(str(path), SummaryOptions())))
+    assert "phase  " not in render_wide_table(summarize(read_net(str(path), SummaryOptions())))
 
 
 def test_json_and_csv_hold_the_counts_of_the_summary(found: Summary) -> None:
@@ -79,9 +81,69 @@ def test_what_is_unknown_is_a_question_mark_null_or_empty(tmp_path: Path) -> Non
     data = L.data(source="nowhere", batch_size=2, phase="TRAIN")
     path.write_text(render_prototxt(L.net("n", data, L.conv("c", "data", num_output=4, kernel_size=3))))
     found = summarize(read_net(str(path), SummaryOptions()))
-    table = render_table(found)
+    table = render_wide_table(found)
     assert "2x?x?x? -> 2x4x?x?" in table
     assert "at least 0 (0 bytes)" in table
     assert table.splitlines()[-1].startswith("unknown shapes in 2 layers: layer 'data' (Data)")
     assert json.loads(render_json(found))["layers"][1]["parameters"] is None
     assert list(csv.DictReader(io.StringIO(render_csv(found))))[1]["parameters"] == ""
+
+
+CONV = L.conv("c", "data", num_output=4, kernel_size=3, pad=1, stride=2, dilation=2, group=2)
+
+
+def summary_of(folder: Path, *layers: pb.LayerParameter) -> Summary:
+    path = folder / "net.prototxt"
+    path.write_text(render_prototxt(L.net("n", *layers)))
+    return summarize(read_net(str(path), SummaryOptions()))
+
+
+def input_of(*dims: int) -> pb.LayerParameter:
+    return L.layer("data", "Input", shape={"dim": list(dims)})
+
+
+def test_the_table_gives_each_layer_its_kernel_output_parameters_and_multiply_adds(tmp_path: Path) -> None:
+    table = render_table(summary_of(tmp_path, input_of(2, 4, 9, 9), CONV))
+    (row,) = [line.split() for line in table.splitlines() if "Convolution  " in line]
+    assert row == ["c", "Convolution", "3+1/2", "d2", "g2", "4x4x4", "76", "1.15", "k"]
+    assert "kernel 7+3/2 is size 7, pad 3, stride 2, d2 dilation 2, g2 2 groups" in table
+
+
+def test_a_net_without_kernels_has_no_line_that_explains_them(tmp_path: Path) -> None:
+    assert "is size 7" not in render_table(summary_of(tmp_path, input_of(2, 4)))
+
+
+def test_an_output_that_is_not_of_each_image_is_given_in_all(tmp_path: Path) -> None:
+    reshape = L.layer("r", "Reshape", "data", reshape_param={"shape": {"dim": [8, 1]}})
+    assert "8x1 in all" in render_table(summary_of(tmp_path, input_of(2, 4), reshape))
+
+
+def test_pooling_shows_its_window_or_that_it_is_global(tmp_path: Path) -> None:
+    pools = [
+        L.layer("p", "Pooling", "data", pooling_param={"kernel_h": 3, "kernel_w": 1, "stride": 2}),
+        L.layer("g", "Pooling", "data", pooling_param={"global_pooling": True}),
+    ]
+    found = summary_of(tmp_path, input_of(2, 4, 9, 9), *pools)
+    assert [layer.kernel for layer in found.layers] == ["", "3x1/2", "global"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_of_resnet_50_fits_a_terminal_with_every_name_whole(width: int) -> None:
+    found = summarize(read_net("stampede2-64n-72ep:train_val", SummaryOptions()))
+    table = render_table(found, width)
+    assert max(map(len, table.splitlines())) <= width
+    assert "scale2a_branch2b" in table
+    assert "..." not in table
+
+
+def test_names_too_long_for_the_terminal_lose_their_middle(tmp_path: Path) -> None:
+    layers = [input_of(1, 4), L.layer("a_name_" * 9 + "end", "ReLU", "data", top=["data"])]
+    table = render_table(summary_of(tmp_path, *layers), 60)
+    row = next(line for line in table.splitlines() if "ReLU" in line)
+    assert len(row) <= 60
+    assert row.startswith("a_nam..._end  ReLU")
+    assert "a_name_" * 9 in render_table(summary_of(tmp_path, *layers))
+
+
+def test_the_kernel_is_no_key_of_the_json(found: Summary) -> None:
+    assert "kernel" not in json.loads(render_json(found))["layers"][1]

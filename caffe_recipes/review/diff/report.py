@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.review.columns import Paint, keep_plain
 from caffe_recipes.review.diff import sources
 from caffe_recipes.review.diff.changes import Comparison
 from caffe_recipes.review.diff.compare import compare_files
@@ -30,10 +31,8 @@ _FOLDED = 3
 _ROW = 6
 _MOST_NAMED = 3
 
-Paint = Callable[[str, str], str]
 
-
-def render_comparison(comparison: Comparison, paint: Paint = lambda text, colour: text) -> str:
+def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
     """Write a comparison as text; `paint(text, colour)` may put colours in. Empty where both are equal.
 
     Files with the very same changes are reported together.
@@ -226,9 +225,7 @@ class _Call:
     new_path: str
 
 
-def render_for_git(
-    words: Sequence[str], options: DiffOptions, paint: Paint = lambda text, colour: text
-) -> str:
+def render_for_git(words: Sequence[str], options: DiffOptions, paint: Paint = keep_plain) -> str:
     """Write the difference that git asks for with the words that it adds to the driver's command.
 
     Files that are no prototxt are compared line by line. Raises InputError for words that are not git's.

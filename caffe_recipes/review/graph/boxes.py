@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shapes import select_layers
+from caffe_recipes.review.columns import shorten_middle
+from caffe_recipes.review.inspect.costs import window
 from caffe_recipes.review.inspect.summary import has_inputs
 
 if TYPE_CHECKING:
@@ -65,10 +67,7 @@ def shorten(text: str) -> str:
     >>> shorten("conv1"), len(shorten("x" * 100))
     ('conv1', 44)
     """
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    half = (MOST_CHARACTERS - 1) // 2
-    return f"{text[: MOST_CHARACTERS - 1 - half]}…{text[-half:]}"
+    return shorten_middle(text, MOST_CHARACTERS, "…")
 
 
 def show_image(shape: Shape | None) -> str:
@@ -92,17 +91,9 @@ def describe(layer: pb.LayerParameter) -> str:
     return shorten(f"{layer.type} {tell(layer)}".rstrip() if tell else layer.type)
 
 
-def _window(param: pb.ConvolutionParameter | pb.PoolingParameter, field: str) -> list[int]:
-    stem = field.removesuffix("_size")
-    if param.HasField(f"{stem}_h"):
-        return [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
-    values = list(getattr(param, field))
-    return values * 2 if len(values) == 1 else values
-
-
 def _strided(param: pb.ConvolutionParameter | pb.PoolingParameter) -> list[str]:
-    parts = ["×".join(map(str, _window(param, "kernel_size")))]
-    strides = sorted(set(_window(param, "stride")))
+    parts = ["×".join(map(str, window(param, "kernel_size")))]
+    strides = sorted(set(window(param, "stride")))
     if strides and strides != [1]:
         parts.append(f"stride {'×'.join(map(str, strides))}")
     return parts

@@ -182,7 +182,7 @@ class LayerCount:
     BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have
     lr_mult 0. Parameters that layers share by name belong to the first of them, which the others name in
     `shares_with`. Activations are the tops in float32, but not those that are made in place or are their
-    bottom's memory (Flatten, Reshape, Split).
+    bottom's memory (Flatten, Reshape, Split). `kernel` is as `show_kernel` writes it.
     """
 
     name: str
@@ -198,6 +198,7 @@ class LayerCount:
     multiply_adds: Dim
     other_operations: Dim
     activation_bytes: Dim
+    kernel: str
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,51 @@ def _count(found: LayerShapes, phase: int, only: str, owners: dict[str, str]) ->
         multiply_adds(found),
         other_operations(found, phase),
         _activation_bytes(found),
+        show_kernel(layer),
     )
+
+
+def window(param: pb.ConvolutionParameter | pb.PoolingParameter, field: str) -> list[int]:
+    """Return `kernel_size`, `pad` or `stride` for each axis; empty where it is not given."""
+    stem = field.removesuffix("_size")
+    if param.HasField(f"{stem}_h"):
+        return [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
+    values = list(getattr(param, field))
+    return values * 2 if len(values) == 1 else values
+
+
+def show_kernel(layer: pb.LayerParameter) -> str:
+    """Write a layer's kernel, pad, stride, dilation and groups in the short form of Caffe's summarize.py.
+
+    >>> param = {"kernel_size": [7], "pad": [3], "stride": [2]}
+    >>> show_kernel(pb.LayerParameter(type="Convolution", convolution_param=param))
+    '7+3/2'
+    """
+    if layer.type in ("Convolution", "Deconvolution"):
+        param = layer.convolution_param
+        dilation, group = _sides(list(param.dilation)), param.group
+        return (
+            _strided(param)
+            + (f" d{dilation}" if dilation not in ("", "1") else "")
+            + (f" g{group}" if group > 1 else "")
+        )
+    if layer.type != "Pooling":
+        return ""
+    return "global" if layer.pooling_param.global_pooling else _strided(layer.pooling_param)
+
+
+def _strided(param: pb.ConvolutionParameter | pb.PoolingParameter) -> str:
+    kernel, pad, stride = (_sides(window(param, name)) for name in ("kernel_size", "pad", "stride"))
+    return (
+        kernel
+        + (f"+{pad}" if pad not in ("", "0") else "")
+        + (f"/{stride}" if stride not in ("", "1") else "")
+    )
+
+
+def _sides(values: Sequence[int]) -> str:
+    """Write one number where all axes have the same, else all of them."""
+    return "x".join(map(str, values[:1] if len(set(values)) == 1 else values))
 
 
 def _own_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:

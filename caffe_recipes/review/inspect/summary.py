@@ -24,7 +24,7 @@ from caffe_recipes.caffe.shapes import (
     stats_images,
 )
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.columns import align_columns, shorten_middle, wrap_line
 from caffe_recipes.review.inspect.costs import count_layers, total
 from caffe_recipes.review.inspect.nets import (
     image_reader,
@@ -266,8 +266,27 @@ _CSV = (
 )
 
 
-def render_table(summary: Summary) -> str:
-    """Write a line for each layer, then the totals; what is unknown is a `?`, and a 0 is left out."""
+def render_table(summary: Summary, width: int | None = None) -> str:
+    """Write a line for each layer, then the totals, in `width` characters; what is unknown is a `?`.
+
+    The longest names and types lose their middle where the terminal is too narrow.
+    """
+    rows = [_NARROW, _NARROW_UNITS, *(_narrow_row(layer, summary.batch) for layer in summary.layers)]
+    if width is not None:
+        rows = _fit(rows, width)
+    lines = [
+        *wrap_line(_title(summary), width),
+        *(wrap_line(_legend(summary.layers), width) if any(row[2] for row in rows[2:]) else ()),
+        "",
+        *align_columns(rows, set(_NARROW[4:])),
+        "",
+        *(part for line in _totals(summary) for part in wrap_line(line, width, 23)),
+    ]
+    return "\n".join(lines)
+
+
+def render_wide_table(summary: Summary) -> str:
+    """Write what is known of each layer on one line, then the totals; a 0 is left out."""
     batch = summary.batch
     rows = [_HEADINGS, _UNITS, *(_row(layer, batch) for layer in summary.layers)]
     if not any(layer.phase for layer in summary.layers):
@@ -275,10 +294,67 @@ def render_table(summary: Summary) -> str:
     return "\n".join([_title(summary), "", *align_columns(rows, _NUMBERS), "", *_totals(summary)])
 
 
+_NARROW = ("layer", "type", "kernel", "output", "parameters", "mult-adds")
+_NARROW_UNITS = ("", "", "", "per image", "", "per image")
+_LEAST_NAME = 12
+
+
+def _narrow_row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
+    adds = _each(layer.multiply_adds, batch)
+    return (
+        layer.name,
+        f"{layer.type} ({layer.phase})" if layer.phase else layer.type,
+        layer.kernel,
+        _output(layer, batch),
+        "shared" if layer.shares_with else _number(layer.parameters),
+        "?" if adds is None else _millions(adds),
+    )
+
+
+def _output(layer: LayerCount, batch: int | None) -> str:
+    """Write the first top as one image has it; in whole, with `in all`, where it has no axis of images."""
+    if not layer.tops:
+        return ""
+    shape = layer.tops[0].shape
+    if not shape or shape[0] == batch:
+        return show_dims(shape and shape[1:])
+    return f"{show_dims(shape)} in all"
+
+
+def _millions(count: int) -> str:
+    """Write a count in thousands, millions or billions, to two decimals.
+
+    >>> _millions(118_013_952), _millions(972), _millions(0)
+    ('118.01 M', '972', '')
+    """
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return str(count or "")
+
+
+def _fit(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Shorten names, then types, until the rows are at most `width` wide, or both are short."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    for column in (0, 1):
+        most = max(widths[column] - max(over, 0), _LEAST_NAME)
+        over -= widths[column] - min(most, widths[column])
+        rows = [(*row[:column], shorten_middle(row[column], most), *row[column + 1 :]) for row in rows]
+    return list(rows)
+
+
+def _legend(layers: Sequence[LayerCount]) -> str:
+    kernels = " ".join(layer.kernel for layer in layers)
+    more = [words for mark, words in ((" d", "d2 dilation 2"), (" g", "g2 2 groups")) if mark in kernels]
+    return ", ".join(["kernel 7+3/2 is size 7, pad 3, stride 2", *more])
+
+
 def render_json(summary: Summary) -> str:
     """Write everything: null is unknown; counts are for a whole batch, unless they say `per_image`."""
     data: dict[str, Any] = asdict(summary)
     for layer in data["layers"]:
+        del layer["kernel"]  # programs read it from the net
         layer["multiply_adds_per_image"] = _each(layer["multiply_adds"], summary.batch)
     totals = data["totals"]
     totals["multiply_adds_per_image"] = _each(totals["multiply_adds"], summary.batch)

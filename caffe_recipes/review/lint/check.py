@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_epochs, check_tests
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding, split_place
 from caffe_recipes.review.lint.snapshot_rules import check_snapshots
 from caffe_recipes.review.lint.solver_rules import check_solver
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.chain import Chain
     from caffe_recipes.review.lint.net_view import DatumOf, PhaseNet
 
-_PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
 _LAYER = re.compile(r"layer\[(\d+)\]")
 
 
@@ -66,17 +64,6 @@ def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Fin
         order = (files.get(path, -1), line, column)
         placed.setdefault((found.id, found.where, found.what), (order, found))
     return [found for _, found in sorted(placed.values(), key=lambda pair: pair[0])]
-
-
-def split_place(where: str) -> tuple[str, int, int]:
-    """Split `file:line:column`; what is not there is 0.
-
-    >>> split_place("a:b.prototxt:12:3"), split_place("net.prototxt")
-    (('a:b.prototxt', 12, 3), ('net.prototxt', 0, 0))
-    """
-    match = _PLACE.fullmatch(where)
-    assert match
-    return match[1], int(match[2] or 0), int(match[3] or 0)
 
 
 # What TRAIN and TEST, or a loss and an accuracy, tell in other words.
@@ -123,7 +110,7 @@ def check_net(
     for one in found:
         of_place = one.id in _ONCE_A_PLACE and one.where
         once.setdefault((one.id, one.where) if of_place else (one.id, one.where, one.what), one)
-    return [replace(one, where=document.where(one.where)) for one in sorted(once.values(), key=_net_order)]
+    return [one.located(document.where) for one in sorted(once.values(), key=_net_order)]
 
 
 def _net_order(found: Finding) -> tuple[int, int]:
@@ -187,8 +174,9 @@ def explain(name: str) -> str:
     judges   a chain of solvers, and what each starts from
     happens  each finding says it, with its own values
     write    each finding says it
+    fix      by hand
     exit     1, unless it is accepted, or with --fail-on never
-    accept   in a recipe: {finding: weights-missing, reason: WHY IT IS MEANT}
+    accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
     """
     rule = RULES[name]
     exits = {
@@ -201,8 +189,9 @@ def explain(name: str) -> str:
         "judges": rule.subject,
         "happens": rule.explanation.happens,
         "write": rule.explanation.write,
+        "fix": rule.fix or "by hand",
         "exit": exits[rule.severity],
-        "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS MEANT}}",
+        "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS INTENDED}}",
     }
     article = "an" if rule.severity == "error" else "a"
     lines = [f"{name}: {article} {rule.severity}"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.review.lint.chain_rules import check_deploys
-from caffe_recipes.review.lint.check import explain, sort_findings, split_place
+from caffe_recipes.review.lint.check import explain, sort_findings
 from caffe_recipes.review.lint.inputs import (
     Reader,
     find_training,
@@ -26,7 +26,7 @@ from caffe_recipes.review.lint.inputs import (
     split_started,
     upgraded,
 )
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES
+from caffe_recipes.review.lint.rules import RULES, SEVERITIES, split_place
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
 from caffe_recipes.review.lint.snapshot_rules import (
     check_commands,
@@ -166,9 +166,12 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
     return best
 
 
-def lint(targets: Sequence[str], options: LintOptions) -> list[Finding]:
+def lint(
+    targets: Sequence[str], options: LintOptions, report_chain: Callable[[str], None] = lambda line: None
+) -> list[Finding]:
     """Find what is wrong with recipes one after the other, then with folders, then with files as one chain.
 
+    `report_chain` gets a line for each chain of several solvers.
     Raises InputError for what cannot be read, and for options of files where only recipes are given.
     """
     if not all(target.strip() for target in targets):
@@ -182,7 +185,7 @@ def lint(targets: Sequence[str], options: LintOptions) -> list[Finding]:
         from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to start
 
         found += lint_recipe(recipe, options.dialect)
-    return found + _lint_paths(others, options)
+    return found + _lint_paths(others, options, report_chain)
 
 
 def is_recipe(target: str) -> bool:
@@ -214,13 +217,19 @@ def explain_rule(name: str) -> str:
     return explain(name)
 
 
-def _lint_paths(paths: Sequence[Path], options: LintOptions) -> list[Finding]:
+def _lint_paths(
+    paths: Sequence[Path], options: LintOptions, report_chain: Callable[[str], None]
+) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
     reader = Reader(options)
     found: list[Finding] = [*check_commands(script)]
     for folder in (path for path in paths if path.is_dir()):
         found += lint_folder(reader, folder, script)
     found += lint_files(reader, [path for path in paths if not path.is_dir()], script)
+    for chain in reader.chains:
+        homes = {str(Path(path).parent) for path in chain}
+        where = f"{homes.pop()}: " if len(reader.chains) > 1 and len(homes) == 1 else ""
+        report_chain(f"{where}{len(chain)} solvers are read as one chain; --alone reads each by itself")
     return merge_folders(sort_findings([*reader.findings, *found], reader.order))
 
 
@@ -243,7 +252,7 @@ def _merge(group: Sequence[Finding]) -> Finding:
         return first
     folder, own = first.values["folder"], first.values["own"]
     what = f"the nets of {', '.join(names)} lie in {folder}, and the solvers in {own}"
-    return replace(first, what=what, phase="")
+    return replace(first, what=what, phase="", fixes=tuple(fix for found in group for fix in found.fixes))
 
 
 def _refuse_options(options: LintOptions) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, parse_document, read_prototxt
+from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.review.inspect.nets import read_first
 from caffe_recipes.review.lint.chain import (
@@ -36,7 +37,7 @@ from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
 from caffe_recipes.review.lint.check import check_chain, check_dialect, check_net
 from caffe_recipes.review.lint.net_view import upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
-from caffe_recipes.review.lint.rules import Explanation, file_rule, finding, path_rule
+from caffe_recipes.review.lint.rules import Explanation, Fix, file_rule, finding, path_rule
 from caffe_recipes.review.lint.snapshot_rules import check_evaluations, check_started, name_of, name_rank
 from caffe_recipes.review.lint.solver_rules import (
     check_other_rates,
@@ -144,6 +145,7 @@ def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
         "rename.",
         "The right path, or --caffe-root DIR to have it looked for.",
     ),
+    fix="names the solver's own folder, if it has a net of this name",
 )
 def _folder(
     given: str, home: str, where: str, field: str, phase: str, beside_file: Path | None
@@ -152,10 +154,12 @@ def _folder(
     folder = path.parent.name
     if folder and folder != ".." and folder != home:
         what = f"the net lies in {folder}, and the solver in {home}"
-        write = f'{field}: "{path.parent.with_name(home) / path.name}"'
-        if beside_file is None:
-            write = f"{field}: the path of a net that is there; {home} has none of this name"
-        yield finding("net-folder", where, what, phase, write=write, folder=folder, own=home)
+        new = string_text(str(path.parent.with_name(home) / path.name))
+        fixes = (Fix(where, field.partition("[")[0], new),) if beside_file is not None else ()
+        write = (
+            f"{field}: {new}" if fixes else f"{field}: the path of a net in {home}, which has none so named"
+        )
+        yield finding("net-folder", where, what, phase, write=write, fixes=fixes, folder=folder, own=home)
 
 
 def find_datum(source: str, root: Path | None) -> pb.Datum | None:
@@ -229,7 +233,7 @@ class Reader:
     """Reads each file once; keeps what was found in its text, and the order in which to speak of files.
 
     `phases` are those in which the solvers read a net's file, `other_rates` the solvers whose rates are not
-    judged.
+    judged, `chains` the paths of solvers that were read as one.
     """
 
     options: LintOptions
@@ -238,6 +242,7 @@ class Reader:
     order: list[str] = field(default_factory=list)
     phases: dict[Path, set[int]] = field(default_factory=dict)
     other_rates: set[str] = field(default_factory=set)
+    chains: list[list[str]] = field(default_factory=list)
 
     def read(self, path: Path) -> Document[Any]:
         """Read a prototxt file; PrototxtError if it cannot be read, or is not what Caffe reads."""
@@ -466,6 +471,8 @@ def lint_chain(
     reader: Reader, documents: Sequence[Document[Any]], script: Script, *, is_whole: bool = True
 ) -> Iterator[Finding]:
     """Find what is wrong with solvers as one chain, and with their nets."""
+    if len(documents) > 1:
+        reader.chains.append([document.path for document in documents])
     links: list[Link] = []
     for document in documents:
         training = find_training(script, document.path)

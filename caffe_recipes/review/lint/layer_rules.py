@@ -31,7 +31,7 @@ from caffe_recipes.review.lint.net_view import (
     show_transform,
     title,
 )
-from caffe_recipes.review.lint.rules import finding, rule
+from caffe_recipes.review.lint.rules import Fix, finding, rule
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.net_view import (
@@ -286,19 +286,21 @@ _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
     "block-unread",
     "warning",
     "a `*_param` block of another layer type",
-    effect="it changes nothing, whoever wrote it meant something",
+    effect="it changes nothing, whoever wrote it intended something",
 )
 @read_rule(
     "field-unread",
     "warning",
     "a field that is set and has no effect",
-    effect="it changes nothing, whoever wrote it meant something",
+    effect="it changes nothing, whoever wrote it intended something",
+    fix="takes the field out, if the finding says `take it out`",
 )
 @read_rule(
     "field-idle",
     "note",
     "a field that is set, has no effect, and misleads nobody",
     effect="it changes nothing",
+    fix="takes the field out",
 )
 def check_reads(view: NetView) -> Iterator[Finding]:
     """Check types, and what each layer sets that its type does not read; alike layers told once."""
@@ -317,7 +319,9 @@ def check_reads(view: NetView) -> Iterator[Finding]:
         alike = [view.net.layer[index] for index in layers]
         whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
         what = f"{field} of {whose} is never read: {why}"
-        yield finding(name, layer_field(layers[0], field), what, write=write, layers=len(layers))
+        places = [layer_field(index, field) for index in layers] if _TAKE_OUT in write else []
+        fixes = tuple(Fix(place, field.rpartition(".")[2]) for place in places if name != "block-unread")
+        yield finding(name, layer_field(layers[0], field), what, write=write, fixes=fixes, layers=len(layers))
 
 
 def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:

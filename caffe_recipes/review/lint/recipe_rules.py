@@ -26,7 +26,15 @@ from caffe_recipes.review.lint.chain import (
     select_sources,
     test_states,
 )
-from caffe_recipes.review.lint.rules import RULES, Explanation, chain_rule, finding, path_rule, recipe_rule
+from caffe_recipes.review.lint.rules import (
+    RULES,
+    Explanation,
+    Fix,
+    chain_rule,
+    finding,
+    path_rule,
+    recipe_rule,
+)
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.text.comments import Comment
@@ -203,7 +211,7 @@ def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
             differences = {abs(number - epochs): number for number in claims}
             claim = differences[min(differences)]
             if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDED:
-                yield _wrong_claim(link, field, stop or iterations, claim, basis)
+                yield _wrong_claim(link, field, text, stop or iterations, claim, basis)
 
 
 def _iterations(solver: pb.SolverParameter, field: str) -> int:
@@ -225,22 +233,30 @@ def _iterations(solver: pb.SolverParameter, field: str) -> int:
         "generated header, or --images with --ranks, say what an epoch is.",
         "The iterations that the finding gives, or the epochs.",
     ),
+    fix="corrects the comment's epochs; check that its iterations are the intended ones",
 )
-def _wrong_claim(link: Link, field: str, iterations: int, claim: float, basis: Basis) -> Finding:
-    meant = round(claim * basis.images / basis.batch)
+def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: float, basis: Basis) -> Finding:
+    intended = round(claim * basis.images / basis.batch)
     epochs = basis.epochs(iterations)
+
+    def correct(match: re.Match[str]) -> str:
+        return match[0].replace(match[1], f"{epochs:.4g}", 1) if _value(match[1]) == claim else match[0]
+
+    where, name = link.solver.where(field), field.partition("[")[0]
     what = f"{field} {iterations} is {epochs:.4g} epochs, and the comment claims {claim:g}"
     return finding(
         "epochs-claim",
-        link.solver.where(field),
+        where,
         what,
         link.name,
-        effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are {meant} iterations",
-        write=f"{field}: {meant}, or a comment that says {epochs:.3g} epochs",
+        effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are "
+        f"{intended} iterations",
+        write=f"{field}: {intended}, or a comment that says {epochs:.3g} epochs",
+        fixes=(Fix(where, name, _CLAIM.sub(correct, text), comment=text),),
         claimed=claim,
         epochs=epochs,
         iterations=iterations,
-        meant=meant,
+        meant=intended,
     )
 
 

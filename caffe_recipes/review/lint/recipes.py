@@ -19,7 +19,6 @@ from caffe_recipes.review.lint.check import (
     check_chain,
     check_net,
     sort_findings,
-    split_place,
 )
 from caffe_recipes.review.lint.inputs import FOR_GPUS, check_records, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.recipe_rules import (
@@ -30,6 +29,7 @@ from caffe_recipes.review.lint.recipe_rules import (
     check_title,
     check_tmp,
 )
+from caffe_recipes.review.lint.rules import split_place
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_a
 from caffe_recipes.caffe.refusals import ENGINES
 from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
 from caffe_recipes.review.lint.net_view import show_number
-from caffe_recipes.review.lint.rules import Explanation, finding, path_rule, rate_rule, value_rule
+from caffe_recipes.review.lint.rules import Explanation, Fix, finding, path_rule, rate_rule, value_rule
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -73,7 +72,7 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     rates = _schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
     values = (found for check in _OF_VALUES for found in check(link.solver.message))
     for found in (*rates, *values, *_prefix(link)):
-        yield replace(found, where=link.solver.where(found.where), phase=link.name)
+        yield found.located(link.solver.where, link.name)
 
 
 @rate_rule(
@@ -675,6 +674,7 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
         "given that changes nothing, often left over from another policy.",
         "Take it out, or choose the policy that reads it.",
     ),
+    fix="takes the field out",
 )
 def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
@@ -686,9 +686,13 @@ def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
         unread.append(("warmup_start_lr", "a solver without warmup_iter"))
     for name, reader in unread:
         if name in present:
-            field = f"{name}[0]" if name in ("stepvalue", "plateau_winsize") else name
+            is_list = name in ("stepvalue", "plateau_winsize")
+            fields = (
+                [f"{name}[{index}]" for index in range(len(getattr(solver, name)))] if is_list else [name]
+            )
             what = f"{name} is never read by {reader}"
-            yield finding("solver-field-unread", field, what)
+            fixes = tuple(Fix(field, name) for field in fields)
+            yield finding("solver-field-unread", fields[0], what, fixes=fixes)
 
 
 _OF_VALUES = (

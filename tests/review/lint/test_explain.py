@@ -12,7 +12,7 @@ from caffe_recipes.review.lint.rules import RULES
 def test_every_rule_says_what_it_judges_and_how_it_is_accepted(name: str) -> None:
     text = explain_rule(name)
     heads = [line[:9].strip() for line in text.splitlines()[1:] if line[0] != " "]
-    assert heads == ["finds", "judges", "happens", "write", "exit", "accept"]
+    assert heads == ["finds", "judges", "happens", "write", "fix", "exit", "accept"]
     assert max(map(len, text.splitlines())) <= 110
     assert f"finding: {name}," in text
 
@@ -33,3 +33,8 @@ def test_a_rule_says_what_kind_of_input_it_judges(name: str, subject: str) -> No
 
 def test_a_note_fails_nothing_by_itself() -> None:
     assert "exit     0, unless with --fail-on note" in explain_rule("zero-start-partly")
+
+
+def test_a_rule_says_what_fix_does_about_it() -> None:
+    assert "fix      takes the field out\n" in explain_rule("solver-field-unread")
+    assert "fix      by hand\n" in explain_rule("join-jump")

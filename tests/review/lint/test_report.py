@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from caffe_recipes.review.lint.rules import RULES, finding, render_findings, render_json, render_rules
+from caffe_recipes.review.lint.rules import (
+    RULES,
+    finding,
+    render_findings,
+    render_github,
+    render_json,
+    render_rules,
+)
 
 ONE = finding(
     "join-jump",
@@ -75,3 +82,40 @@ def test_rules_are_listed_gravest_first() -> None:
     assert len(lines) == len(RULES)
     severities = [line.split()[1] for line in lines]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
+
+
+def test_a_rule_that_can_be_fixed_is_marked_in_the_list() -> None:
+    marked = {line.split()[0] for line in render_rules().splitlines() if line.endswith(" (--fix)")}
+    assert marked == {name for name in RULES if RULES[name].fix}
+    assert "net-folder" in marked
+
+
+def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> None:
+    others = [replace(ONE, where=f"a/{name}.prototxt:4:1", phase=name) for name in "cde"]
+    text = render_findings([ONE, *others])
+    assert text.count("it jumps") == 1
+    assert "\n    also at a/c.prototxt:4:1 (c), a/d.prototxt:4:1 (d), a/e.prototxt:4:1 (e)\n" in text
+    assert text.endswith("0 errors, 4 warnings, 0 notes")
+
+
+def test_very_many_places_are_counted() -> None:
+    text = render_findings([replace(ONE, where=f"s{index}.prototxt:4:1") for index in range(20)])
+    assert "s5.prototxt:4:1 (b), ... (20 in all)\n" in text
+    assert "s6.prototxt" not in text
+
+
+def test_severities_and_places_are_painted() -> None:
+    text = render_findings([ONE, GRAVE], lambda text, colour: f"<{colour}>{text}</>")
+    assert "<bold>a/s.prototxt:4:1</>: <yellow>warning</> [join-jump]" in text
+    assert "<red>error</> [lr-iter-missing]" in text
+
+
+def test_github_gets_a_command_for_each_finding_with_its_place_escaped() -> None:
+    odd = replace(ONE, where="a,b:c.prototxt:4:7", what="50 % more\nlines")
+    accepted = replace(GRAVE, accepted="so published")
+    assert render_github([odd, accepted]) == (
+        "::warning file=a%2Cb%3Ac.prototxt,line=4,col=7,title=join-jump::"
+        "b: 50 %25 more%0Alines%0Ait shakes%0Awrite: base_lr: 1"
+    )
+    assert render_github([GRAVE]).startswith("::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::")
+    assert render_github([replace(ONE, where="")]).startswith("::warning title=join-jump::")

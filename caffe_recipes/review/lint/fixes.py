@@ -1,0 +1,119 @@
+"""Fixes of findings: the edits that `lint --fix` makes in a prototxt's text, all else byte for byte."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from caffe_recipes.caffe.prototxt import MOST_BYTES, parse_document, read_prototxt
+from caffe_recipes.caffe.text.comments import comment_text
+from caffe_recipes.caffe.text.tokens import TOKEN, line_column
+from caffe_recipes.errors import InputError
+from caffe_recipes.render.headers import is_generated
+from caffe_recipes.review.lint.rules import Finding, Fix, split_place
+from caffe_recipes.review.rewrites import Rewrite
+
+_Edit = tuple[int, int, str]  # start, end, new text
+
+
+def plan_fixes(
+    findings: Sequence[Finding], max_bytes: int = MOST_BYTES
+) -> tuple[list[Rewrite], list[Finding]]:
+    """Return the files as fixed, and the findings that this fixes; accepted ones and generated files stay.
+
+    Raises InputError for a file that is not a regular file of this user, PrototxtError for one that no longer
+    reads.
+    """
+    by_path: dict[str, list[Finding]] = {}
+    for found in findings:
+        if found.fixes and not found.accepted:
+            by_path.setdefault(split_place(found.fixes[0].where)[0], []).append(found)
+    rewrites, fixed = [], []
+    for path, wanted in by_path.items():
+        text = read_prototxt(path, max_bytes)
+        if is_generated(text):
+            continue
+        edits: set[_Edit] = set()
+        for found in wanted:
+            own = {edit for fix in found.fixes if (edit := _plan_edit(text, fix))}
+            fixed += [found] if own else []
+            edits |= own
+        if edits:
+            _check_own(path)
+            rewrites.append(Rewrite(path, text, _apply(text, edits)))
+            parse_document(rewrites[-1].after, path)
+    return rewrites, fixed
+
+
+def _check_own(path: str) -> None:
+    status = Path(path).lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(path, "is not a regular file", "give --fix the file itself")
+    if status.st_uid != os.geteuid():
+        raise InputError(path, "belongs to another user", "copy it, and fix the copy")
+
+
+def _apply(text: str, edits: Iterable[_Edit]) -> str:
+    for start, end, new in sorted(edits, reverse=True):
+        text = f"{text[:start]}{new}{text[end:]}"
+    return text
+
+
+def _plan_edit(text: str, fix: Fix) -> _Edit | None:
+    """Return the edit that a fix is in this text; None where its field or comment does not stand there."""
+    _, line, column = split_place(fix.where)
+    starts = [0, *(index + 1 for index, char in enumerate(text) if char == "\n")]
+    if not 0 < line <= len(starts) or not column:
+        return None
+    offset = starts[line - 1] + column - 1 + (line == 1 and text.startswith("\ufeff"))
+    if fix.comment:
+        return _comment_edit(text, line, fix)
+    name = TOKEN.match(text, offset)
+    if name is None or name["name"] != fix.field:
+        return None
+    start, end = _value_span(text, name.end())
+    return (start, end, fix.new) if fix.new else _removal(text, offset, end)
+
+
+def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:
+    """Replace a comment's text where it stands nearest to its field."""
+    spans = [
+        match.span("comment")
+        for match in TOKEN.finditer(text)
+        if match["comment"] and comment_text(match["comment"]) == fix.comment
+    ]
+    if not spans:
+        return None
+    start, end = min(spans, key=lambda span: abs(line_column(text, span[0])[0] - line))
+    return start, end, text[start:end].replace(fix.comment, fix.new)
+
+
+def _value_span(text: str, after_name: int) -> tuple[int, int]:
+    """Return where a field's value stands, past its sign: a literal, a list or a block."""
+    start = end = depth = 0
+    for match in TOKEN.finditer(text, after_name):
+        kind, mark = match.lastgroup or "", match["mark"] or " "
+        if kind == "comment" or (not end and mark in ":-"):
+            continue
+        if end and not depth and not (kind == "string" and text[start] in "\"'"):
+            break
+        start, end = start if end else match.start(kind), match.end()
+        depth += (mark in "{<[") - (mark in "}>]")
+    return start, end
+
+
+def _removal(text: str, start: int, end: int) -> _Edit:
+    """Remove a field: its lines where it has them to itself, else it and the blanks before or behind it."""
+    while text[end : end + 1] in (",", ";"):
+        end += 1
+    begins = text.rfind("\n", 0, start) + 1
+    stops = text.find("\n", end)
+    stops = len(text) if stops < 0 else stops
+    before, behind = text[begins:start], text[end:stops]
+    if not before.strip() and not behind.strip():
+        return begins, min(stops + 1, len(text)), ""
+    if not before.strip():
+        return start, end + len(behind) - len(behind.lstrip(" \t")), ""
+    return begins + len(before.rstrip(" \t")), end, ""
