@@ -24,6 +24,16 @@ def describe_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
+def write_clock(seconds: float) -> str:
+    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns that are read again and again.
+
+    >>> [write_clock(s) for s in (7.4, 125, 14_694)]
+    ['0:07', '2:05', '4:04:54']
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
 def describe_bytes(count: float) -> str:
     """Write a size in powers of 1000, three digits of it.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 
 import click
+from rich.text import Text
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import RUN, examples
@@ -17,7 +19,6 @@ from caffe_recipes.run.monitor.status import (
     find_standing,
     find_standings,
     standing_as_json,
-    summarize_standing,
     table_of_standings,
 )
 from caffe_recipes.wording import printable
@@ -48,11 +49,11 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
         click.echo(json.dumps([standing_as_json(each) for each in standings], indent=1))
     elif not standings:
         echo("no run: `caffe-recipes run NAME` or `caffe-recipes submit NAME` starts one")
-    elif SafeConsole().is_terminal:
-        SafeConsole(highlight=False, markup=False).print(table_of_standings(standings))
     else:
-        for each in standings:
-            echo(f"{each.name}  {each.state}  {printable(summarize_standing(each))}")
+        console = SafeConsole(highlight=False, soft_wrap=True)
+        width = console.width if console.is_terminal else None
+        for line in table_of_standings(standings, time.time(), width):
+            console.print(Text.assemble(*line))
 
 
 def _show_one(standing: Standing, as_json: bool) -> None:
@@ -60,7 +61,7 @@ def _show_one(standing: Standing, as_json: bool) -> None:
         click.echo(json.dumps(standing_as_json(standing), indent=1))
         return
     echo(standing.name)
-    details = list(detail_standing(standing))
+    details = list(detail_standing(standing, time.time()))
     width = max(len(word) for word, _ in details)
     for word, text in details:
         echo(f"  {word:{width}}  {printable(text)}")

@@ -13,6 +13,7 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.cluster.slurm_jobs import parse_limit
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
@@ -29,6 +30,19 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
     if seconds is None or math.isinf(seconds) or seconds == 0:
         raise InputError("--time", f"{text[:80]!r} is not a time limit", "write it as 90 or 1-12:00:00")
     return seconds
+
+
+def _find_root(typed: run_options.GivenRun, recipe: Recipe, *, dry_run: bool) -> tuple[Path, str]:
+    """Return the Caffe root and a note; in a dry run this machine may lack the root."""
+    try:
+        return typed.find_root(recipe), ""
+    except InputError:
+        if not dry_run:
+            raise
+        known = load_profile(typed.profile).caffe_root if typed.profile else None
+        return Path(
+            known or "."
+        ), "" if known else "the current folder stands for the Caffe root; --caffe-root names the cluster's"
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,7 @@ class _Handed:
 @run_options.caffe_root
 @run_options.dialect
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@click.option("--show-scripts", is_flag=True, help="With --dry-run: print the job scripts, too.")
 @consent.run_code
 @click.option("--split", is_flag=True, help="Submit a job for each phase, each dependent on the one before.")
 @click.option(
@@ -139,7 +154,12 @@ class _Handed:
 @gather(_Handed, "handed")
 @gather(SubmitOptions, "options")
 def submit(
-    typed: run_options.GivenRun, handed: _Handed, options: SubmitOptions, jobs_in: Path | None, dry_run: bool
+    typed: run_options.GivenRun,
+    handed: _Handed,
+    options: SubmitOptions,
+    jobs_in: Path | None,
+    dry_run: bool,
+    show_scripts: bool,
 ) -> None:
     """Submit a recipe's chain to Slurm: as one job, or with --split as a job for each phase.
 
@@ -150,18 +170,19 @@ def submit(
     if not dry_run:
         consent.allow_code()
     loaded = typed.load()
-    root = typed.find_root(loaded)
+    root, note = _find_root(typed, loaded, dry_run=dry_run)
+    is_here = Path("jobs", loaded.name).is_dir() or not root.is_dir()
     options = replace(
         options,
         given=typed.recipe,
         root=root,
-        out=jobs_in or (Path() if Path("jobs", loaded.name).is_dir() else root),
+        out=jobs_in or (Path() if is_here else root),
         profile=typed.profile,
         arguments=handed.words(typed, loaded, options.spares),
         environment={"LMDB_SOURCE": str(typed.lmdb_source)} if typed.lmdb_source else {},
     )
     if dry_run:
-        echo(describe_submission(loaded, options))
+        echo(describe_submission(loaded, options, note, with_scripts=show_scripts))
         return
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]

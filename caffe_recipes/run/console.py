@@ -1,11 +1,12 @@
-"""What a run says: a line per step, progress while it trains, tables at the beginning and the end.
+"""The screen of a run: a line for each step, progress while it trains, tables at the beginning and the end.
 
-On a terminal the progress is one live line; elsewhere it is a plain line now and then, which no log of a CI
-drowns in.
+On a terminal the progress is one live line with fixed columns; elsewhere it is a plain line now and then, so
+that it does not flood a log.
 """
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,9 +14,8 @@ from copy import copy
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
+from rich.progress import ProgressColumn, Task, TaskID
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -25,14 +25,18 @@ from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
-from caffe_recipes.units import describe_duration
+from caffe_recipes.units import describe_duration, write_clock
 from caffe_recipes.wording import printable
 
 # A log without a terminal gets a line of progress no more often than this.
 EVERY_S = 5.0
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red")}
-# Columns of a terminal that has room for a bar.
-_WIDE, _BAR = 110, 20
+# Columns of the message of a check.
+_MARK, _SUBJECT = 8, 15
+# The columns of progress, in their order, and those that a narrow terminal goes without, one after the other.
+_BAR = "bar"
+_DROPPED = ("rate", "speed", _BAR, "phase left", "loss", "run left", "iteration")
+_SHORTEST_BAR, _LONGEST_BAR = 6, 20
 
 
 class SafeConsole(Console):
@@ -71,6 +75,13 @@ class _Stream:
             self._is_gone = True
 
 
+class _LineColumn(ProgressColumn):
+    """The line of a task, as it was made for the width of the terminal."""
+
+    def render(self, task: Task) -> RenderableType:
+        return cast("Text", task.fields["line"])
+
+
 class _Live:
     """The live lines of a terminal, one for each phase that trains; several threads may have them changed."""
 
@@ -82,20 +93,30 @@ class _Live:
 
     def show(self, progress: Progress) -> None:
         with self._changing:
-            has_bar = self._console.width >= _WIDE
+            line = self._draw(progress)
             if self._bar is None:
-                # A narrow terminal loses the end of the line, which matters least, and the bar before it.
-                line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
-                columns = (BarColumn(_BAR), line) if has_bar else (line,)
-                self._bar = Bar(*columns, console=self._console, transient=True)
+                column = _LineColumn(table_column=Column(no_wrap=True, overflow="crop"))
+                self._bar = Bar(column, console=self._console, transient=True)
             if progress.phase not in self._tasks:
-                self._tasks[progress.phase] = self._bar.add_task("", total=progress.last_iter)
+                self._tasks[progress.phase] = self._bar.add_task("", total=None, line=line)
+            self._bar.update(self._tasks[progress.phase], line=line)
             self._bar.start()
-            parts = _shorten(_describe(progress), self._console.width - (_BAR + 1 if has_bar else 0))
-            description = escape("  ".join(parts))
-            self._bar.update(
-                self._tasks[progress.phase], completed=progress.iteration, description=description
-            )
+
+    def _draw(self, progress: Progress) -> Text:
+        """Return the line: what there is room for, in columns that stay where they are, with a bar."""
+        columns = _fit(_columns_of(progress), self._console.width)
+        width = _bar_width(columns, self._console.width)
+        done = width * progress.iteration // max(1, progress.last_iter)
+        can_draw = self._console.encoding.startswith("utf")
+        line, parts = Text(), {**columns, _BAR: ""}
+        for name in [name for name in parts if name in columns]:
+            line.append("  " if line else "")
+            if name == _BAR:
+                line.append(("━" if can_draw else "#") * done, "cyan")
+                line.append(("─" if can_draw else "-") * (width - done), "dim")
+            else:
+                line.append(columns[name], "bold" if name == "phase" else "")
+        return line
 
     def end(self, phases: Collection[str]) -> None:
         """Take the lines of these phases away."""
@@ -134,9 +155,9 @@ class Reporter:
         return other
 
     def say(self, text: str) -> None:
-        """Write one line."""
+        """Write one line; a terminal that is too narrow for it gets it broken between words."""
         named = text if text.startswith(self._label) else f"{self._label}{text}"
-        self._console.print(Text(named))
+        self._console.print(Text("\n".join(self._wrap(named, 2))))
 
     def say_amid(self, text: str) -> None:
         """Write one line where progress may be shown, which begins anew below it."""
@@ -144,11 +165,29 @@ class Reporter:
         self.say(text)
 
     def show_findings(self, findings: Sequence[CheckResult]) -> None:
-        """Write what the preflight saw, a line each."""
+        """Write what the preflight saw, a row for each; what a terminal breaks stays in its column."""
+        indent = _MARK + _SUBJECT
         for finding in findings:
             mark = Text(*_MARKS[finding.mark])
-            mark.pad_right(8 - len(mark))
-            self._console.print(mark + Text(f"{finding.subject:15}{printable(finding.message)}"))
+            mark.pad_right(_MARK - len(mark))
+            row = self._wrap(f"{' ' * _MARK}{finding.subject:{_SUBJECT}}{printable(finding.message)}", indent)
+            self._console.print(mark + Text("\n".join(row)[_MARK:]))
+
+    def _wrap(self, text: str, indent: int) -> list[str]:
+        """Break a line between words where a terminal is narrower; a path stays whole, to be copied."""
+        width = self._console.width
+        if not self._console.is_terminal or len(text) <= width or width < 2 * indent:
+            return [text]
+        begin = len(text) - len(text.lstrip())
+        wrapped = textwrap.wrap(
+            text[begin:],
+            width,
+            initial_indent=" " * begin,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return wrapped or [text]
 
     def show_progress(self, progress: Progress) -> None:
         """Write where a phase is: into the live line, or as a line of its own if one is due."""
@@ -161,7 +200,8 @@ class Reporter:
 
     def show_now(self, progress: Progress) -> None:
         """Write where a phase is, as a line of its own."""
-        self._console.print(Text(f"  {'  '.join(_describe(progress))}"))
+        columns = (text for text in _columns_of(progress).values() if text)
+        self._console.print(Text(f"  {'  '.join(columns)}".rstrip()))
 
     def end_progress(self) -> None:
         """Take the live line away."""
@@ -206,28 +246,53 @@ def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[st
     return lines
 
 
-def _shorten(parts: list[str], width: int) -> list[str]:
-    """Leave out what a narrow terminal has no room for: rate, then speed; where that is too little, the end.
+def _columns_of(progress: Progress) -> dict[str, str]:
+    """Return the columns of a phase's progress by name, each as wide as it ever gets; the bar is empty.
 
-    >>> _shorten(["init", "0/9", "lr 0.1", "loss 2", "9 images/s", "1 s left"], 40)
-    ['init', '0/9', 'loss 2', '9 images/s', '1 s left']
-    >>> _shorten(["init", "0/9", "lr 0.1", "loss 2", "9 images/s", "1 s left"], 20)
-    ['init', '0/9', 'lr 0.1']
+    What is not known yet is blank, so that nothing moves once it is.
     """
-    without_rate = [part for part in parts if not part.startswith("lr ")]
-    without_speed = [part for part in without_rate if not part.endswith(" images/s")]
-    shorter = (parts[:count] for count in range(len(parts) - 1, 0, -1))
-    tried = (parts, without_rate, without_speed, *shorter)
-    return next((each for each in tried if len("  ".join(each)) <= width), parts[:1])
+    names = [*progress.phases] or [progress.phase]
+    digits = len(str(max([progress.last_iter, *progress.phases.values()])))
+    number = f"{names.index(progress.phase) + 1:{len(str(len(names)))}}/{len(names)}"
+    phase_left, run_left = (
+        "" if seconds is None else write_clock(seconds)
+        for seconds in (progress.phase_left_s, progress.chain_left_s)
+    )
+    return {
+        "phase": f"{progress.phase:{max(map(len, names))}} {number}",
+        _BAR: "",
+        "iteration": f"{progress.iteration:{digits}}/{progress.last_iter:<{digits}}",
+        "rate": _pad("lr {:<10.5g}", progress.rate),
+        "loss": _pad("loss {:<#7.4g}", progress.loss),
+        "speed": _pad("{:>6,.0f} images/s", progress.images_per_s),
+        "phase left": f"phase {phase_left:>7} left" if phase_left else " " * 18,
+        "run left": f"run {run_left:>8} left" if run_left else " " * 17,
+    }
 
 
-def _describe(progress: Progress) -> list[str]:
-    parts = [progress.phase, f"{progress.iteration}/{progress.last_iter}"]
-    if progress.rate is not None:
-        parts.append(f"lr {progress.rate:.5g}")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
-    return [*parts, *progress.timing]
+def _pad(form: str, value: float | None) -> str:
+    return form.format(value) if value is not None else " " * len(form.format(0.0))
+
+
+def _fit(columns: dict[str, str], width: int) -> dict[str, str]:
+    """Leave out what a narrow terminal has no room for, and the bar where it would be too short.
+
+    >>> columns = {"phase": "init 1/5", "bar": "", "rate": "lr 0.1", "loss": "loss 2"}
+    >>> [list(_fit(columns, width)) for width in (36, 24, 16)]
+    [['phase', 'bar', 'rate', 'loss'], ['phase', 'bar', 'loss'], ['phase', 'loss']]
+    """
+    left = dict(columns)
+    for name in _DROPPED:
+        if _bar_width(left, width) >= (_SHORTEST_BAR if _BAR in left else 0):
+            break
+        left.pop(name, None)
+    return left
+
+
+def _bar_width(columns: Mapping[str, str], width: int) -> int:
+    """Return the room that the other columns leave for a bar."""
+    room = width - sum(len(text) for text in columns.values()) - 2 * (len(columns) - 1)
+    return min(_LONGEST_BAR, room)
 
 
 def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:

@@ -37,6 +37,7 @@ from caffe_recipes.run.trainer_log import (
     Watchdog,
     find_divergence,
     find_failure,
+    find_guessing,
     find_ignored,
     has_passed,
     last_value,
@@ -301,7 +302,7 @@ class _Attendant:
         self._end_at: float | None = None
         self._keeper = Keeper(run, training, tail, self.lead)
         self._ignored = 0
-        self._is_asked = False
+        self._is_asked = self._is_warned = False
         self._is_read = is_read
         self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
@@ -321,6 +322,7 @@ class _Attendant:
         tail.read()
         if (len(tail.summary.losses), len(tail.summary.rates)) != known:
             self._show()
+            self._warn_of_guessing()
         if find_divergence(losses_until(tail.summary, training.last_iter)):
             return True
         self.trouble = self._find_ignored() or self._find_damaged()
@@ -395,17 +397,28 @@ class _Attendant:
             self._keeper.take()
 
     def _show(self) -> None:
-        steps = self._run.plan.trainings
+        steps, phases = self._run.plan.trainings, self._run.setting.recipe.phases
         later = [step.phase for step in steps].index(self._training.phase) + 1
         self._run.reporter.show_progress(
             measure(
                 self._tail.summary,
                 self._training.phase,
-                self._training.last_iter,
+                {phase.name: phase.last_iter for phase in phases},
                 self._training.images_per_iter,
                 sum(step.last_iter for step in steps[later:]),
             )
         )
+
+    def _warn_of_guessing(self) -> None:
+        """Report once that the net has learned nothing for an epoch."""
+        recipe, training = self._run.setting.recipe, self._training
+        if self._is_warned:
+            return
+        epoch_iter = recipe.data.train.images / training.images_per_iter
+        found = find_guessing(self._tail.summary, recipe.net.classes, epoch_iter)
+        if found is not None:
+            self._is_warned = True
+            self._run.notify(f"warning: {found}", training.phase)
 
     def _ask(self) -> bool:
         """Ask rank 0 for a snapshot; tell whether one is to be waited for."""

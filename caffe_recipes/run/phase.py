@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.health import names_host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
@@ -64,16 +65,9 @@ _AGAIN_S = 60.0
 _PAUSE_S = 2.0
 
 
-def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
-    """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
-
-    `spent_s` is what the phase took before the launch was followed, in earlier launches as well.
-
-    The log must say that it did, from all of its weights; the snapshot must be there, new, whole, and fit.
-    Raises SnapshotNotKept where our own disk does not take it.
-    """
-    tail, lead = followed.tail, followed.lead
-    trouble = followed.trouble
+def check_trained(run: Run, training: Training, launch: Launch, followed: Followed) -> None:
+    """Raise LaunchFailed for a launch whose log does not show a whole training from all of its weights."""
+    tail, trouble = followed.tail, followed.trouble
     reason = trouble.what if trouble and trouble.is_spoilt else find_failure(tail, training)
     if reason:
         if followed.was_full and trouble is None:
@@ -89,7 +83,20 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
     ignored = find_ignored(tail, training, run.setting.root)
     if ignored:
         raise LaunchFailed(ignored, "name the layers of the net as the weights do")
+
+
+def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
+    """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
+
+    `spent_s` is what the phase took before the launch was followed, in earlier launches as well.
+
+    The snapshot must exist, and be new, whole, and fit the net. Raises SnapshotNotKept where the local disk
+    does not take it.
+    """
+    check_trained(run, training, launch, followed)
+    tail, lead = followed.tail, followed.lead
     net = build_net(run.setting.recipe, training.net)
+    run.notify(f"fetching and verifying {training.snapshot}", training.phase)
 
     def fetch(path: str, stamp: str | None, to: str) -> str:
         return _fetch(run, lead, net, run.setting.path(path), stamp, to)
@@ -100,7 +107,7 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
             snapshot=training.fetched,
             sha256=fetch(training.snapshot, launch.stamp, training.fetched),
             seconds=spent_s + followed.seconds,
-            images_per_s=images_per_s(tail.summary, training.images_per_iter),
+            images_per_s=images_per_s(_summaries(run, launch, tail), training.images_per_iter),
             loss=last_value(losses_until(tail.summary, training.last_iter).values()),
             needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
         )
@@ -109,6 +116,16 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
     except RunFailed as error:
         kind = LaunchFailed if isinstance(error, BadSnapshot) else SnapshotOutOfReach
         raise kind(error.without_hint, error.hint, next(iter(find_dead([lead])), None)) from None
+
+
+def _summaries(run: Run, launch: Launch, tail: LogTail) -> Iterator[LogSummary]:
+    """Yield what the logs of all launches of a phase hold, of the last one as it has been read."""
+    for attempt in range(1, launch.attempt):
+        earlier = LogTail(run.path(_log_of(run, launch.phase, attempt)))
+        with suppress(OSError):
+            earlier.read(to_end=True)
+        yield earlier.summary
+    yield tail.summary
 
 
 def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | None, to: str) -> str:
@@ -193,6 +210,10 @@ def train(run: Run, training: Training) -> None:
     _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))
 
 
+def _log_of(run: Run, phase: str, attempt: int) -> str:
+    return f"{run.folder}/logs/{phase}-{attempt}.log"
+
+
 def has_trained(run: Run, launch: Launch | None) -> bool:
     """Tell whether a trainer's log says that it has done all it was to do."""
     training = {step.phase: step for step in run.plan.trainings}.get(launch.phase if launch else "")
@@ -219,7 +240,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
     return Launch(
         phase=training.phase,
         attempt=attempt,
-        log=f"{run.folder}/logs/{training.phase}-{attempt}.log",
+        log=_log_of(run, training.phase, attempt),
         host=socket.gethostname(),
         stamp=_stamp(run, training.snapshot),
         time_s=time.time(),

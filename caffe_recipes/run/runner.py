@@ -47,7 +47,7 @@ from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
 from caffe_recipes.run.trainer import Trainer, describe_launch
-from caffe_recipes.wording import describe_names
+from caffe_recipes.wording import describe_count, describe_names
 
 
 def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
@@ -281,6 +281,7 @@ def _preflight(setting: Setting, plan: RunPlan, state: RunState, reporter: Repor
     With others in bad hosts' place, if that is the policy; else the first error is raised.
     """
     while True:
+        reporter.say(f"checking {describe_count(len(setting.hosts) + len(setting.spares), 'host')} ...")
         findings = run_preflight(setting, plan, state, describe_launch(setting.root, state))
         reporter.show_findings(findings)
         unfit = {name for finding in findings if finding.unfit for name in finding.hosts}

@@ -12,17 +12,17 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.cluster.ranks import RankEnds
 from caffe_recipes.run.plan import Training
 from caffe_recipes.run.snapshots import learned_ignored
-from caffe_recipes.units import describe_duration
+from caffe_recipes.units import describe_duration, write_clock
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
@@ -54,7 +54,10 @@ def _is_vital(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a phase is; a value is None until the log tells it."""
+    """Where a phase is; a value is None until the log has it.
+
+    `phases` are all phases of the run, with their last iterations.
+    """
 
     phase: str
     iteration: int
@@ -64,15 +67,20 @@ class Progress:
     images_per_s: float | None
     phase_left_s: float | None
     chain_left_s: float | None
+    phases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def timing(self) -> list[str]:
         """The speed and the time left in words, as far as they are known."""
         parts = [] if self.images_per_s is None else [f"{self.images_per_s:,.0f} images/s"]
         if self.phase_left_s is not None and self.chain_left_s is not None:
-            phase, chain = describe_duration(self.phase_left_s), describe_duration(self.chain_left_s)
-            parts.append(f"{phase} left, {chain} in all")
+            phase, chain = write_clock(self.phase_left_s), write_clock(self.chain_left_s)
+            parts.append(f"phase {phase} left, run {chain} left")
         return parts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values that belong to this phase, by name."""
+        return {name: value for name, value in asdict(self).items() if name != "phases"}
 
 
 class LogTail:
@@ -144,25 +152,34 @@ class LogTail:
         return is_new
 
 
-def images_per_s(summary: LogSummary, images_per_iter: int, displays: int | None = None) -> float | None:
-    """Return the speed over the last so many displays, or all: images between two of them by their times."""
-    times = sorted(summary.times.items())[-displays if displays else None :]
-    if len(times) < 2:
-        return None
-    (first, begun), (last, ended) = times[0], times[-1]
-    seconds = (ended - begun).total_seconds()
-    return (last - first) * images_per_iter / seconds if seconds > 0 else None
+def images_per_s(
+    summaries: Iterable[LogSummary], images_per_iter: int, displays: int | None = None
+) -> float | None:
+    """Return the speed of some launches over their last displays, or all, by the times of the displays.
+
+    Time between two launches, in which nothing trains, is not counted.
+    """
+    iterations, seconds = 0, 0.0
+    for summary in summaries:
+        times = sorted(summary.times.items())[-displays if displays else None :]
+        if len(times) > 1:
+            (first, begun), (last, ended) = times[0], times[-1]
+            iterations += last - first
+            seconds += (ended - begun).total_seconds()
+    return iterations * images_per_iter / seconds if seconds > 0 else None
 
 
 def measure(
-    summary: LogSummary, phase: str, last_iter: int, images_per_iter: int, later_iterations: int
+    summary: LogSummary, phase: str, phases: Mapping[str, int], images_per_iter: int, later_iterations: int
 ) -> Progress:
-    """Return a phase's progress; what is left of the chain is reckoned at the speed of now.
+    """Return a phase's progress; what is left of the chain is estimated at the current speed.
 
-    Caffe prints an iteration's rate a moment after its loss: until then there is none.
+    `phases` are all phases of the run with their last iterations. Caffe prints an iteration's rate a moment
+    after its loss: until then there is none.
     """
+    last_iter = phases[phase]
     iteration = min(max(summary.losses, default=0), last_iter)
-    speed = images_per_s(summary, images_per_iter, _RECENT)
+    speed = images_per_s([summary], images_per_iter, _RECENT)
     left = (last_iter - iteration) * images_per_iter / speed if speed else None
     later = later_iterations * images_per_iter / speed if speed else None
     return Progress(
@@ -174,6 +191,7 @@ def measure(
         speed,
         left,
         None if left is None or later is None else left + later,
+        phases,
     )
 
 
@@ -203,6 +221,38 @@ def find_divergence(losses: Mapping[int, float]) -> str | None:
     for (_, before), (at, loss) in pairwise(losses.items()):
         if min(before, loss) >= SATURATED_LOSS:
             return f"the loss is stuck at {loss} at iteration {at}"
+    return None
+
+
+# So near to a guess, as a part of it, are the loss and the accuracy of a net that learns nothing.
+_NEAR_LOSS, _NEAR_ACCURACY = 0.02, 0.2
+_ACCURACIES = ("top-1", "accuracy")
+
+
+def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str | None:
+    """Say that a training has done no better than guessing for an epoch, by its losses or its last two tests.
+
+    A guess among so many classes has the loss ln(classes), and is right once in `classes` times.
+    """
+    last, recent, is_epoch = max(summary.losses, default=0), list[float](), False
+    for at, loss in reversed(summary.losses.items()):
+        recent.append(loss)
+        is_epoch = last - at >= epoch_iter
+        if is_epoch:
+            break
+    chance = math.log(classes)
+    if is_epoch and chance and all(abs(loss - chance) <= _NEAR_LOSS * chance for loss in recent):
+        what = f"the loss has stayed at ln({classes}) = {chance:.4g} for an epoch"
+        return f"{what}: the net only guesses; check labels, base_lr and mean"
+    right = [
+        value
+        for test in summary.tests
+        for name, value in test.outputs.items()
+        if test.iteration >= epoch_iter and name.endswith(_ACCURACIES)
+    ][-2:]
+    if classes > 1 and len(right) == 2 and max(right) <= (1 + _NEAR_ACCURACY) / classes:
+        what = f"the accuracy is {100 * right[-1]:.3g} % after an epoch"
+        return f"{what}, as good as a guess among {classes} classes; check labels, base_lr and mean"
     return None
 
 

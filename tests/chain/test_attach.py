@@ -150,7 +150,8 @@ def test_once_tells_where_a_run_stands(place: Place, on: str | None) -> None:
         "init: 8 iterations from the nets' fillers",
         "init: finished in 3 s, 1,234 images/s; runs/small-1/snapshots/init.caffemodel",
         "cyc1: 6 iterations from runs/small-1/snapshots/small_init_iter_8.caffemodel",
-        "  cyc1  2/6  lr 0.1  loss 1.25  128 images/s  2 s left, 4 s in all",
+        "  cyc1 2/3  2/6  lr 0.1         loss 1.250       128 images/s  "
+        "phase    0:02 left  run     0:04 left",
     ]
 
 

@@ -112,7 +112,7 @@ def test_who_watches_is_told_of_each_end(branched: Place) -> None:
     standing = find_standing("small", StatusOptions(str(branched.root)))
     assert standing.state == "finished"
     assert "side: loss: 0.25" in summarize_standing(standing)
-    models = [said for word, said in detail_standing(standing) if word == "model"]
+    models = [said for word, said in detail_standing(standing, 0.0) if word == "model"]
     assert [Path(model).name for model in models] == [
         "side_iter_4.caffemodel",
         "small_last_iter_4.caffemodel",

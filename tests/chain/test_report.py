@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import errno
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,15 @@ from rich.console import Console
 from caffe_recipes import units
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import EVERY_S, Reporter, describe_accuracy
+from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 
-PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000)
+PHASES = {"init": 7800, "cyc1": 3750, "last": 400}
+PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000, PHASES)
+START = Progress("init", 0, 7800, None, 6.9, None, None, None, PHASES)
+LINE = (
+    "cyc1 2/3  1240/3750  lr 0.45679     loss 2.346     6,301 images/s  phase   27:11 left  run  2:46:40 left"
+)
 
 
 class Clock:
@@ -31,15 +38,16 @@ def plain_reporter(clock: Clock) -> tuple[Reporter, io.StringIO]:
 def test_a_line_of_progress_says_rate_loss_speed_and_what_is_left() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.show_progress(PROGRESS)
-    assert output.getvalue() == (
-        "  cyc1  1240/3750  lr 0.45679  loss 2.346  6,301 images/s  27 min 11 s left, 2 h 47 min in all\n"
-    )
+    assert output.getvalue() == f"  {LINE}\n"
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_what_is_not_known_yet_is_blank_and_moves_no_column() -> None:
     reporter, output = plain_reporter(Clock())
-    reporter.show_progress(Progress("init", 0, 100, None, 2.5, None, None, None))
-    assert output.getvalue() == "  init  0/100  loss 2.5\n"
+    reporter.show_now(START)
+    reporter.show_now(PROGRESS)
+    first, second = output.getvalue().splitlines()
+    assert first == "  init 1/3     0/7800                 loss 6.900"
+    assert first.index("loss") == second.index("loss")
 
 
 def test_a_log_without_a_terminal_is_not_flooded() -> None:
@@ -58,7 +66,7 @@ def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
     reporter = Reporter(console, Clock())
     reporter.show_progress(PROGRESS)
     reporter.end_progress()
-    assert "1240/3750  lr 0.45679" in output.getvalue()
+    assert LINE.removeprefix("cyc1 2/3  ") in output.getvalue()
     assert output.getvalue().endswith("\x1b[2K")
 
 
@@ -71,22 +79,51 @@ def live_line(width: int) -> str:
     return output.getvalue()
 
 
-def test_a_terminal_of_80_columns_shows_what_is_left_and_not_the_rate() -> None:
-    line = "cyc1  1240/3750  loss 2.346  6,301 images/s  27 min 11 s left, 2 h 47 min in all"
-    assert len(line) == 80
-    assert line in live_line(80)
-    assert line.replace("  6,301 images/s", "") in live_line(79)
-    assert "left" not in live_line(63), "half of a duration tells a wrong one"
+def test_a_narrower_terminal_goes_without_the_rate_then_the_speed_then_the_bar() -> None:
+    assert "cyc1 2/3  ━━━━━━──────────────  1240/3750  lr" in live_line(130)
+    assert "cyc1 2/3  ━━━━──────────  1240/3750  lr" in live_line(120)
+    without_rate = LINE.replace("lr 0.45679     ", "").removeprefix("cyc1 2/3  ")
+    assert without_rate in live_line(110)
+    without_speed = without_rate.replace("   6,301 images/s  ", "  ")
+    assert f"cyc1 2/3  ━─────  {without_speed}" in live_line(80)
+    assert f"cyc1 2/3  {without_speed}" in live_line(76)
+    assert "cyc1 2/3  1240/3750  loss 2.346    run  2:46:40 left" in live_line(60)
 
 
-def test_a_narrow_terminal_keeps_the_beginning_of_the_line() -> None:
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=60, color_system=None)
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 200])
+def test_no_line_of_progress_is_wider_than_its_terminal_and_none_is_cut(width: int) -> None:
+    for text in filter(None, strip_controls(live_line(width)).splitlines()):
+        assert len(text) <= width
+        assert "…" not in text
+        assert "left" in text or width < 60
+
+
+def test_a_terminal_that_knows_ascii_only_gets_a_bar_of_ascii() -> None:
+    output = io.TextIOWrapper(io.BytesIO(), "ascii")
+    console = Console(file=output, force_terminal=True, width=120, color_system=None)
     reporter = Reporter(console, Clock())
     reporter.show_progress(PROGRESS)
     reporter.end_progress()
-    assert "cyc1  1240/3750  lr 0.45679  loss 2.346  6,301 images/s" in output.getvalue()
-    assert "…" not in output.getvalue()
+    output.seek(0)
+    assert "cyc1 2/3  ####----------  1240/3750" in output.read()
+
+
+def test_a_check_that_is_wider_than_the_terminal_is_broken_between_words_under_its_column() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=50, color_system=None, soft_wrap=True)
+    reporter = Reporter(console, Clock())
+    reporter.show_findings([CheckResult("folders", "runs, snapshots and prototxt can be written to by all")])
+    reporter.show_findings([CheckResult("clock", "within 0.1 s", warns=True)])
+    assert output.getvalue() == (
+        "ok      folders        runs, snapshots and\n"
+        "                       prototxt can be written to\n"
+        "                       by all\n"
+        "warn    clock          within 0.1 s\n"
+    )
+
+
+def strip_controls(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", text)
 
 
 def test_texts_with_brackets_are_printed_as_they_are() -> None:
@@ -105,7 +142,7 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
 
 
 def test_units_are_as_their_examples_say() -> None:
-    assert doctest.testmod(units) == doctest.TestResults(0, 7)
+    assert doctest.testmod(units) == doctest.TestResults(0, 6)
 
 
 class GoneStream(io.StringIO):
@@ -139,17 +176,18 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
     reporter = Reporter(console, Clock())
     beside = reporter.beside("side")
     reporter.show_progress(PROGRESS)
-    beside.show_progress(replace(PROGRESS, phase="side", iteration=7))
+    beside.show_progress(replace(PROGRESS, phase="side", iteration=7, phases={}))
     beside.say("trying again")
     beside.say("side: finished")
     reporter.end_progress()
     output.seek(0)
     output.truncate()
-    beside.show_progress(replace(PROGRESS, phase="side", iteration=8))
+    beside.show_progress(replace(PROGRESS, phase="side", iteration=8, phases={}))
     beside.end_progress()
     reporter.say("init: finished")
     said = output.getvalue()
-    assert "side  8/3750" in said
+    assert "side 1/1" in said
+    assert "8/3750" in said
     assert "cyc1" not in said, "that line was taken away"
     assert "init: finished" in said
 

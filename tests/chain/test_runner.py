@@ -33,7 +33,7 @@ def test_a_run_says_what_it_does_and_ends_with_a_table(place: Place) -> None:
     assert "\x1b" not in said
     assert "init: 8 iterations from the nets' fillers" in said
     assert "staged data/train_lmdb" in said
-    table = said[said.index("phase ") :].splitlines()
+    table = said[said.index("\nphase ") + 1 :].splitlines()
     assert table[0].split() == ["phase", "iterations", "epochs", "time", "images/s", "loss"]
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]

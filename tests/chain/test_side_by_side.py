@@ -48,7 +48,7 @@ def branch_events(place: Place) -> list[str]:
 def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     run = start_amid_both(graph)
     standing = find_standing("small", StatusOptions(str(graph.root)))
-    details = list(detail_standing(standing))
+    details = list(detail_standing(standing, 0.0))
     assert ("phase", "cyc1 (2 of 4): iteration 4 of 6, lr 0.05, loss 0.5") in details
     assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
     (beside,) = standing_as_json(standing)["beside"]

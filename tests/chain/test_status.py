@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,7 @@ from caffe_recipes.run.monitor.status import (
     find_standings,
     standing_as_json,
     summarize_standing,
+    table_of_standings,
 )
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
@@ -32,6 +34,8 @@ from tests.stand_in_host import StandInHost
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
 
+NOW_S = 1_700_000_100.0
+STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
 GO_ON = "`caffe-recipes run` with its recipe goes on where it was"
 
 
@@ -106,13 +110,15 @@ def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) 
         (standing,) = Eye(place).all(no_slurm)
     assert standing.state == "running"
     assert summarize_standing(standing) == (
-        f"init 2/8, 128 images/s, 3 s left, 8 s in all; process {os.getpid()} on {HERE}"
+        f"init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; process {os.getpid()} on {HERE}"
     )
-    assert dict(detail_standing(standing)) == {
+    assert dict(detail_standing(standing, NOW_S)) == {
         "state": "running",
+        "started": STARTED,
+        "elapsed": "1:40",
         "phase": "init (1 of 3): iteration 2 of 8, lr 0.1, loss 1.25",
         "rate": "128 images/s, 0.5 s an iteration",
-        "left": "3 s of the phase, 8 s in all",
+        "left": "phase 0:03, run 0:08",
         "process": f"process {os.getpid()} on {HERE}",
         "log": "runs/small-1/logs/init-1.log",
     }
@@ -145,7 +151,7 @@ def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Pla
     with closing(Journal(folder / "journal.jsonl")):
         standing = Eye(place).one(ask=no_slurm)
     assert standing.state == "running"
-    told = dict(detail_standing(standing))
+    told = dict(detail_standing(standing, NOW_S))
     assert told["before"].startswith("phase init: failed: a host died")
     assert "failure" not in told
 
@@ -155,7 +161,7 @@ def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: P
     interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
-    told = dict(detail_standing(Eye(place, job(state)).one()))
+    told = dict(detail_standing(Eye(place, job(state)).one(), NOW_S))
     assert told["before"] == "interrupted by SIGUSR1"
     assert not [word for word, said in told.items() if "goes on" in said]
 
@@ -165,7 +171,7 @@ def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
     standing = Eye(place, job(State.CANCELLED)).one()
-    told = dict(detail_standing(standing))
+    told = dict(detail_standing(standing, NOW_S))
     submits = GO_ON.replace("run", "submit")
     assert (told["failure"], told["next"]) == ("interrupted by SIGTERM", submits)
     assert summarize_standing(standing) == (
@@ -190,7 +196,7 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     env = FollowEnv(lambda name, copy_with: host)
     standing = find_standing("small", StatusOptions(str(place.root)), env, no_slurm)
     assert standing.state == "unknown"
-    told = dict(detail_standing(standing))["process"]
+    told = dict(detail_standing(standing, NOW_S))["process"]
     assert re.search(r"on other, heard of last at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
 
 
@@ -224,7 +230,9 @@ def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
     submit(place, None)
     (standing,) = Eye(place, job(State.RUNNING)).all()
     assert standing.state == "running"
-    assert summarize_standing(standing) == ("init 2/8, 128 images/s, 3 s left, 8 s in all; job 12 is running")
+    assert summarize_standing(standing) == (
+        "init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 is running"
+    )
 
 
 def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
@@ -241,9 +249,9 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
 def test_of_a_run_that_another_job_is_to_go_on_with_no_process_is_told(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="11"), launched(), failed("init", "x"))
     submit(place, None)
-    told = dict(detail_standing(Eye(place, job(State.RUNNING)).one()))
+    told = dict(detail_standing(Eye(place, job(State.RUNNING)).one(), NOW_S))
     assert (told["job"], "process" in told) == ("12 is running", False)
-    assert "process" not in dict(detail_standing(Eye(place, job(State.FAILED)).one()))
+    assert "process" not in dict(detail_standing(Eye(place, job(State.FAILED)).one(), NOW_S))
 
 
 def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:
@@ -253,7 +261,7 @@ def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(plac
     assert standing.state == "unknown"
     then = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
     assert summarize_standing(standing) == (
-        f"init 2/8, 128 images/s, 3 s left, 8 s in all; job 12 unknown since {then} "
+        f"init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 unknown since {then} "
         "(then the run went on): login1: Slurm gives squeue no answer; ask again later"
     )
 
@@ -263,7 +271,7 @@ def test_the_job_of_a_user_s_own_sbatch_is_told(place: Place) -> None:
     eye = Eye(place, job(State.RUNNING, 50, "mine"))
     for standing in (*eye.all(), eye.one()):
         assert standing.state == "running"
-        assert summarize_standing(standing).endswith("8 s in all; job 50 is running")
+        assert summarize_standing(standing).endswith("run 0:08 left; job 50 is running")
 
 
 def test_it_is_told_beside_what_was_submitted_before_it(place: Place) -> None:
@@ -285,7 +293,7 @@ def test_each_job_of_a_chain_is_told(place: Place) -> None:
         job(State.PENDING, 13, "small-cyc1", reason="Dependency"),
     )
     standing = Eye(place, *jobs).one()
-    assert [said for word, said in detail_standing(standing) if word == "job"] == [
+    assert [said for word, said in detail_standing(standing, NOW_S) if word == "job"] == [
         "12 (init) is running",
         "13 (cyc1) waits: a job that it depends on has not ended (Dependency)",
     ]
@@ -345,7 +353,60 @@ def test_a_trainer_that_outlived_its_killed_run_is_told(place: Place) -> None:
         (standing,) = Eye(place).all(no_slurm)
         said = f"process {left.pid} of a killed run still trains"
         assert (standing.state, summarize_standing(standing)) == ("stopped", f"{said}; {GO_ON}")
-        assert dict(detail_standing(standing))["trainer"] == said
+        assert dict(detail_standing(standing, NOW_S))["trainer"] == said
     finally:
         left.kill()
         left.wait()
+
+
+def shown(standings: Sequence[Standing], width: int | None = None) -> list[str]:
+    """Return the lines of the table, without their colours."""
+    return ["".join(text for text, _ in line) for line in table_of_standings(standings, NOW_S, width)]
+
+
+def test_the_table_has_a_line_for_each_run_with_phase_times_and_result(place: Place) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG, number=2)
+    with closing(Journal(folder / "journal.jsonl")):
+        standings = Eye(place).all(no_slurm)
+        assert shown(standings) == [
+            f"run      state     phase     reached  {'started':{len(STARTED)}}  elapsed  left  result",
+            f"small-2  running   1/3 init      2/8  {STARTED}     1:40  0:08  loss 1.250",
+            f"small-1  finished                     {STARTED}     0:00        "
+            "loss3/top-1: 75.00 % (reported: 76.3 %)",
+        ]
+        assert shown(standings, 80) == [
+            "run      state     phase     reached  elapsed  left  result",
+            "small-2  running   1/3 init      2/8     1:40  0:08  loss 1.250",
+            "small-1  finished                        0:00        loss3/top-1: 75.00 % (re...",
+        ]
+        assert shown(standings, 50)[1] == "small-2  running   1/3 init  0:08  loss 1.250"
+        (header, first, second) = table_of_standings(standings, NOW_S, 80)
+    assert {style for _, style in header} == {"bold", ""}
+    assert ("running ", "cyan") in first
+    assert ("finished", "green") in second
+
+
+def test_the_newest_run_comes_first_whatever_its_recipe_is_called(place: Place) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    submit(place, None, at_s=1_700_000_050)
+    standings = Eye(place, job(State.PENDING)).all()
+    newest, _ = sorted(standings, key=lambda each: each.run is not None)
+    assert newest.run is None
+    assert [line.split()[1] for line in shown([*reversed(standings)])[1:]] == ["waiting", "finished"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_no_line_of_the_table_is_wider_than_its_terminal(place: Place, width: int) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    tell_run(place.root, place.recipe, started(), launched(), failed("init", "x" * 300), number=2)
+    assert all(len(line) <= max(width, 19) for line in shown(Eye(place).all(no_slurm), width))
+
+
+def test_a_stopped_run_shows_the_checkpoint_that_it_resumes_from(place: Place) -> None:
+    names = ("state", "state_sha256", "model", "model_sha256", "state_path", "model_path")
+    kept: dict[str, object] = {"phase": "init", "iteration": 6, **dict.fromkeys(names, "x")}
+    tell_run(place.root, place.recipe, started(), launched(), ("checkpointed", kept), log=LOG)
+    line = shown(Eye(place).all(no_slurm))[1]
+    assert "1/3 init  checkpoint 6  " in line
+    assert line.endswith("run again to resume")

@@ -13,6 +13,7 @@ from caffe_recipes.run.trainer_log import (
     LogTail,
     find_divergence,
     find_failure,
+    find_guessing,
     has_passed,
     images_per_s,
     measure,
@@ -121,14 +122,17 @@ def test_bytes_that_are_no_text_do_not_stop_the_watch(tmp_path: Path) -> None:
 
 def test_speed_is_images_between_displays_by_their_times() -> None:
     seen = summary((0, 0, "2"), (10, 40, "2"), (15, 80, "2"))
-    assert images_per_s(seen, 4096) == pytest.approx(80 * 4096 / 15)
-    assert images_per_s(seen, 4096, displays=2) == pytest.approx(40 * 4096 / 5)
-    assert images_per_s(summary((0, 0, "2")), 4096) is None
-    assert images_per_s(summary((5, 0, "2"), (5, 40, "2")), 4096) is None
+    assert images_per_s([seen], 4096) == pytest.approx(80 * 4096 / 15)
+    assert images_per_s([seen], 4096, displays=2) == pytest.approx(40 * 4096 / 5)
+    assert images_per_s([summary((0, 0, "2"))], 4096) is None
+    assert images_per_s([], 4096) is None
+    again = summary((0, 40, "2"), (20, 80, "2"))
+    assert images_per_s([seen, again], 4096) == pytest.approx(120 * 4096 / 35), "every launch counts"
+    assert images_per_s([summary((5, 0, "2"), (5, 40, "2"))], 4096) is None
 
 
 def test_what_is_left_is_reckoned_at_the_speed_of_now() -> None:
-    progress = measure(summary((0, 0, "2"), (10, 100, "1.5")), "init", 300, 64, later_iterations=50)
+    progress = measure(summary((0, 0, "2"), (10, 100, "1.5")), "init", {"init": 300}, 64, later_iterations=50)
     assert (progress.iteration, progress.loss, progress.rate) == (100, 1.5, None)
     assert progress.phase_left_s == pytest.approx(20)
     assert progress.chain_left_s == pytest.approx(25)
@@ -141,9 +145,9 @@ def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
         said("Iteration 100, loss = 1.5"),
         said("Iteration 100, lr = 0.09"),
     ]
-    before = measure(read_log(log[:3]), "init", 300, 64, later_iterations=0)
+    before = measure(read_log(log[:3]), "init", {"init": 300}, 64, later_iterations=0)
     assert (before.iteration, before.loss, before.rate) == (100, 1.5, None)
-    assert measure(read_log(log), "init", 300, 64, later_iterations=0).rate == 0.09
+    assert measure(read_log(log), "init", {"init": 300}, 64, later_iterations=0).rate == 0.09
 
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
@@ -314,3 +318,34 @@ def test_signs_of_life_are_progress_and_before_it_what_is_new(
     tmp_path: Path, log: list[str], signs: int
 ) -> None:
     assert tail_of(tmp_path, *log).signs == signs
+
+
+def test_a_loss_that_stays_at_that_of_a_guess_for_an_epoch_is_reported() -> None:
+    flat = summary((0, 0, "2.3026"), (10, 10, "2.31"), (20, 20, "2.29"))
+    assert find_guessing(flat, 10, 20) == (
+        "the loss has stayed at ln(10) = 2.303 for an epoch: the net only guesses; "
+        "check labels, base_lr and mean"
+    )
+    assert find_guessing(flat, 10, 21) is None, "not a whole epoch yet"
+    assert find_guessing(flat, 1000, 20) is None
+    assert find_guessing(flat, 1, 20) is None, "one class has nothing to guess"
+    assert find_guessing(summary((0, 0, "2.3026"), (10, 10, "2.1"), (20, 20, "2.29")), 10, 20) is None
+    late = summary((0, 0, "2.3026"), (10, 10, "2.1"), (20, 20, "2.3"), (30, 30, "2.3"), (40, 40, "2.3"))
+    assert find_guessing(late, 10, 20) is not None, "it has forgotten what it knew"
+    assert find_guessing(LogSummary(), 10, 20) is None
+
+
+def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None:
+    def tested(*values: str) -> LogSummary:
+        texts = []
+        for number, value in enumerate(values):
+            texts.append(said(f"Iteration {20 * number}, Testing net (#0)"))
+            texts.append(said(f"    Test net output #0: loss3/top-1 = {value}"))
+        return read_log(texts)
+
+    assert find_guessing(tested("0.1", "0.1", "0.11"), 10, 20) == (
+        "the accuracy is 11 % after an epoch, as good as a guess among 10 classes; "
+        "check labels, base_lr and mean"
+    )
+    assert find_guessing(tested("0.1", "0.1"), 10, 20) is None, "one test is luck"
+    assert find_guessing(tested("0.1", "0.1", "0.3"), 10, 20) is None

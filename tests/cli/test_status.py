@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.chain.conftest import RECIPE
 from tests.chain.told_run import WHOLE, launched, started, tell_run
+
+STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -29,21 +32,24 @@ def root(tmp_path: Path) -> Path:
 def test_each_run_is_a_line(root: Path) -> None:
     done = call(root)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "small-2  stopped  `caffe-recipes run` with its recipe goes on where it was",
-        "small-1  finished  loss3/top-1: 75.00 % (reported: 76.3 %)",
-    ]
+    header, second, first = done.stdout.splitlines()
+    assert header.split() == ["run", "state", "phase", "started", "elapsed", "result"]
+    assert second.startswith("small-2  stopped   1/3 init  ")
+    assert second.endswith("run again to resume")
+    assert first.endswith("  loss3/top-1: 75.00 % (reported: 76.3 %)")
 
 
 def test_of_one_run_all_is_told(root: Path) -> None:
     done = call(root, "small-1")
     assert done.stdout.splitlines() == [
         "small-1",
-        "  state   finished",
-        *(f"  {name:6}  finished in 3 s, 1,234 images/s, loss 0.25" for name in ("init", "cyc1", "last")),
-        "  result  loss3/top-1: 75.00 % (reported: 76.3 %)",
-        "  log     runs/small-1/logs/last-1.log",
-        "  model   runs/small-1/snapshots/last.caffemodel",
+        "  state    finished",
+        f"  started  {STARTED}",
+        "  elapsed  0:00",
+        *(f"  {name:7}  finished in 3 s, 1,234 images/s, loss 0.25" for name in ("init", "cyc1", "last")),
+        "  result   loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "  log      runs/small-1/logs/last-1.log",
+        "  model    runs/small-1/snapshots/last.caffemodel",
     ]
 
 

@@ -22,6 +22,12 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+def commands(shown: str) -> list[list[str]]:
+    """Return the words of the commands that a dry run shows, behind its lines for people."""
+    lines = shown.replace(" \\\n", "").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(RECIPE)
@@ -37,21 +43,50 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     before = sorted(root.rglob("*"))
     done = call(root, "small.yaml", "--dry-run", "--time", "1:30:00", "--partition", "debug", "--how", "copy")
     assert (done.returncode, done.stderr) == (0, "")
-    words = shlex.split(done.stdout.splitlines()[0])
+    (words,) = commands(done.stdout)
     assert [word for word in words if word.startswith(("--time", "--part"))] == [
         "--partition=debug",
         "--time=01:30:00",
     ]
     assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
-    assert (root / "jobs/small/chain.sbatch").read_text().strip() in done.stdout
+    assert done.stdout.splitlines()[:5] == [
+        "jobs:         1 job, for all phases that are left",
+        "nodes:        1 with 2 ranks each",
+        "time:         1 h 30 min at most, 1.5 node-hours; by --time",
+        "account:      your default, partition debug",
+        "at the limit: 9 min before it Caffe writes a snapshot; the job is requeued and resumes",
+    ]
+    script = (root / "jobs/small/chain.sbatch").read_text().strip()
+    assert script not in done.stdout
+    assert script in call(root, "small.yaml", "--dry-run", "--show-scripts").stdout
     assert sorted(root.rglob("*")) == before
+
+
+def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> None:
+    (root / "site.yaml").write_text("name: site\ntitle: A site\ncaffe_root: /of/the/cluster\n")
+    done = call(root, "small.yaml", "--dry-run", "--profile", "site.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    note = "note:         /of/the/cluster does not exist on this machine; paths are those of the cluster"
+    assert done.stdout.splitlines()[5] == note
+    assert "CAFFE_ROOT=/of/the/cluster" in done.stdout
+    done = call(root, "small.yaml", "--profile", "site.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    done = call(root, "small.yaml", "--dry-run", "--profile", "none.yaml")
+    assert done.returncode == 2
+
+
+def test_a_command_of_a_dry_run_is_wrapped_between_its_words(root: Path) -> None:
+    done = call(root, "small.yaml", "--dry-run", "--mail", "somebody@example.org")
+    lines = done.stdout.splitlines()[6:]
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    assert all(len(line) <= 82 or len(shlex.split(line.removesuffix(" \\"))) == 1 for line in lines)
 
 
 def test_what_run_is_told_can_be_told_here(root: Path) -> None:
     words = ("--stall-s", "90", "--caffe", "bin/caffe", "--sbatch-option=--reservation=course")
-    line = call(root, "small.yaml", "--dry-run", *words).stdout.splitlines()[0]
-    assert "--reservation=course" in shlex.split(line)
-    assert shlex.split(line)[-4:] == ["--stall-s", "90.0", "--caffe", str(root / "bin/caffe")]
+    (line,) = commands(call(root, "small.yaml", "--dry-run", *words).stdout)
+    assert "--reservation=course" in line
+    assert line[-4:] == ["--stall-s", "90.0", "--caffe", str(root / "bin/caffe")]
 
 
 def test_a_recipe_for_another_caffe_is_submitted_by_its_own_scripts(root: Path) -> None:
@@ -60,7 +95,7 @@ def test_a_recipe_for_another_caffe_is_submitted_by_its_own_scripts(root: Path) 
     assert done.stderr.endswith("--dialect intel\n")
     write_files(generate(translate_whole(load_recipe(root / "small.yaml"), "intel")), root)
     done = call(root, "small.yaml", "--dry-run", "--dialect", "intel")
-    assert shlex.split(done.stdout.splitlines()[0])[-1] == "jobs/small-intel/chain.sbatch"
+    assert commands(done.stdout)[0][-1] == "jobs/small-intel/chain.sbatch"
 
 
 def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
@@ -68,7 +103,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
 ) -> None:
     for name, value in (("PARTITION", "long"), ("ACCOUNT", "physics"), ("TIMELIMIT", "90")):
         monkeypatch.setenv(f"SBATCH_{name}", value)
-    words = shlex.split(call(root, "small.yaml", "--dry-run", "--account", "mine").stdout.splitlines()[0])
+    (words,) = commands(call(root, "small.yaml", "--dry-run", "--account", "mine").stdout)
     assert {"--partition=long", "--account=mine", "--time=01:30:00"} <= {*words}
 
 

@@ -119,6 +119,7 @@ class ShownRun:
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
         self.last_failure: RunFailed | None = None  # also one that the run went on after
+        self.first_s: float | None = None  # when the journal began
         self.last_s: float | None = None  # when the journal grew last
         self.job_id: int | None = None  # the job that carries the run on, or did
         self.job_ids: tuple[int, ...] = ()
@@ -214,9 +215,9 @@ class ShownRun:
         if not self._log.summary.losses:
             return None
         phase = self.recipe.phase(launch.phase)
-        later = sum(each.last_iter for each in self.recipe.phases[names.index(launch.phase) + 1 :])
-        images = images_per_iter(self.recipe, phase)
-        return measure(self._log.summary, phase.name, phase.last_iter, images, later)
+        phases = {each.name: each.last_iter for each in self.recipe.phases}
+        later = sum([*phases.values()][names.index(phase.name) + 1 :])
+        return measure(self._log.summary, phase.name, phases, images_per_iter(self.recipe, phase), later)
 
     @property
     def beside(self) -> tuple[ShownRun, ...]:
@@ -259,6 +260,7 @@ class ShownRun:
         if isinstance(event, Ending | Failed | Replaced) and event.host:
             self.blamed = tuple(dict.fromkeys((*self.blamed, event.host)))
         self.state = event.fold(self.state)
+        self.first_s = time_s if self.first_s is None else self.first_s
         self.last_s = time_s
         self.last_failure = self._find_failure(event) or self.last_failure
 

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.graph import images_per_iter
 from caffe_recipes.run.console import describe_results
@@ -51,7 +49,8 @@ from caffe_recipes.run.submit.submissions import (
 )
 from caffe_recipes.run.trainer import Trainer
 from caffe_recipes.run.trainer_log import Progress
-from caffe_recipes.units import describe_duration
+from caffe_recipes.units import describe_duration, write_clock
+from caffe_recipes.wording import printable
 
 
 @dataclass(frozen=True)
@@ -310,23 +309,150 @@ def summarize_standing(standing: Standing) -> str:
     return "; ".join([*jobs, str(failure)])
 
 
-def table_of_standings(standings: list[Standing]) -> Table:
-    """Return a line for each run."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for column in ("run", "state"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("summary", overflow="fold")
-    for standing in standings:
-        table.add_row(standing.name, standing.state, summarize_standing(standing))
-    return table
+# The columns of the table of runs, and those that a narrow terminal goes without, one after the other.
+_COLUMNS = ("run", "state", "phase", "reached", "started", "elapsed", "left", "result")
+_DROPPED = ("started", "reached", "elapsed", "left", "phase")
+_NUMBERS = ("reached", "elapsed", "left")
+# So much of a result is worth a column of its own.
+_RESULT = 13
+_STYLES = {
+    "finished": "green",
+    "running": "cyan",
+    "waiting": "blue",
+    "failed": "red",
+    "interrupted": "yellow",
+    "stopped": "yellow",
+    "unknown": "magenta",
+}
 
 
-def detail_standing(standing: Standing) -> Iterator[tuple[str, str]]:
+def table_of_standings(
+    standings: Sequence[Standing], now_s: float, width: int | None = None
+) -> list[list[tuple[str, str]]]:
+    """Return a line for each run below a header, the newest first, as pieces of text with their styles.
+
+    With `width` each fits a terminal: the less important columns are left out, and a long result is cut.
+    """
+    newest = sorted(standings, key=lambda each: -(_started_s(each) or now_s))
+    rows = [_COLUMNS, *(_row(each, now_s) for each in newest)]
+    widths = {name: max(len(row[index]) for row in rows) for index, name in enumerate(_COLUMNS)}
+    shown = [
+        name for name in _COLUMNS if name == "result" or any(row[_COLUMNS.index(name)] for row in rows[1:])
+    ]
+    for name in _DROPPED if width is not None else ():
+        if sum(widths[each] + 2 for each in shown[:-1]) + min(_RESULT, widths["result"]) <= (width or 0):
+            break
+        shown = [each for each in shown if each != name]
+    lines = []
+    for number, row in enumerate(rows):
+        pieces: list[tuple[str, str]] = []
+        for name in shown[:-1]:
+            text, wide = row[_COLUMNS.index(name)], widths[name]
+            padded = text.rjust(wide) if name in _NUMBERS else text.ljust(wide)
+            style = "bold" if number == 0 else _STYLES.get(text, "") if name == "state" else ""
+            pieces += [(padded, style), ("  ", "")]
+        room = None if width is None else max(0, width - sum(len(text) for text, _ in pieces))
+        pieces.append((_cut(row[-1], room), "" if number else "bold"))
+        lines.append(pieces)
+    return lines
+
+
+def _cut(text: str, room: int | None) -> str:
+    return text if room is None or len(text) <= room else f"{text[: max(0, room - 3)]}..."[:room]
+
+
+def _row(standing: Standing, now_s: float) -> tuple[str, ...]:
+    """Return what the table shows of a run, in the order of its columns."""
+    run, progress = standing.run, standing.progress
+    started_s, left_s = _started_s(standing), _left_s(standing)
+    elapsed_s = _elapsed_s(standing, now_s)
+    reached = ""
+    if progress is not None and standing.state == "running":
+        reached = f"{progress.iteration}/{progress.last_iter}"
+    elif run is not None and standing.state != "finished":
+        reached = _reached(run, progress)
+    return (
+        standing.name,
+        standing.state,
+        _place(run),
+        reached,
+        _here(started_s) if started_s is not None else "",
+        write_clock(elapsed_s) if elapsed_s is not None else "",
+        write_clock(left_s) if left_s is not None else "",
+        printable(_result(standing)),
+    )
+
+
+def _place(run: ShownRun | None) -> str:
+    """Return the phase that trains, or that is next, behind its number; "" once all are finished."""
+    if run is None or run.is_complete:
+        return ""
+    names = [phase.name for phase in run.recipe.phases]
+    launched = run.state.launch.phase if run.state.launch else None
+    left = [launched] if launched in names else [name for name in names if name not in run.state.finished]
+    return f"{names.index(left[0]) + 1}/{len(names)} {left[0]}" if left and left[0] else "evaluation"
+
+
+def _reached(run: ShownRun, progress: Progress | None) -> str:
+    """Return the checkpoint from which an unfinished phase resumes, else the iteration that it reached."""
+    newest = [kept[-1].iteration for phase, kept in run.state.checkpoints.items() if kept]
+    if newest:
+        return f"checkpoint {newest[-1]}"
+    return f"{progress.iteration}/{progress.last_iter}" if progress is not None else ""
+
+
+def _started_s(standing: Standing) -> float | None:
+    """Return when a run began, or its first job was submitted."""
+    if standing.run is not None:
+        return standing.run.first_s
+    return min((job.submission.time_s for job in standing.jobs if job.submission.time_s), default=None)
+
+
+def _elapsed_s(standing: Standing, now_s: float) -> float | None:
+    """Return the seconds since a run began, until now if it runs, else until its last event."""
+    run = standing.run
+    if run is None or run.first_s is None or run.last_s is None:
+        return None
+    return max(0.0, (now_s if standing.state == "running" else run.last_s) - run.first_s)
+
+
+def _left_s(standing: Standing) -> float | None:
+    progress = standing.progress
+    return progress.chain_left_s if progress is not None and standing.state == "running" else None
+
+
+def _result(standing: Standing) -> str:
+    """Return the one thing that matters about a run: its accuracy, its loss, or why it does not run."""
+    run, progress = standing.run, standing.progress
+    if run is not None and standing.state == "finished":
+        found = describe_results(run.recipe, run.state)
+        return (
+            next((line for line in found if "top-1" in line), "; ".join(found[:1])) or "all phases finished"
+        )
+    if run is not None and standing.state == "running":
+        if progress is not None and progress.loss is not None:
+            return f"loss {progress.loss:#.4g}"
+        return "evaluating" if standing.is_evaluating else "preparing"
+    if run is not None and standing.state == "failed" and run.failure is not None:
+        return run.failure.without_hint
+    if standing.state in ("interrupted", "stopped"):
+        return "run again to resume"
+    return summarize_standing(standing)
+
+
+def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str]]:
     """Yield all that is known of one run: a word for what it is, and it in words."""
     run, progress = standing.run, standing.progress
     yield "state", standing.state
+    if (started_s := _started_s(standing)) is not None:
+        yield "started", _here(started_s)
+    if (elapsed_s := _elapsed_s(standing, now_s)) is not None:
+        yield "elapsed", write_clock(elapsed_s)
     if run is not None and standing.state in ("running", "unknown"):
         yield "phase", _describe_phase(run, standing)
+    elif run is not None and standing.state != "finished":
+        yield "phase", "  ".join(filter(None, (_place(run), _reached(run, progress))))
+    if run is not None and standing.state in ("running", "unknown"):
         for branch in standing.branches:
             yield "beside", _describe_phase(branch, standing)
     if run is not None and progress is not None:
@@ -367,9 +493,9 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
         "state": standing.state,
         "said": summarize_standing(standing),
         "time": _utc(run.last_s) if run and run.last_s is not None else None,
-        "progress": asdict(progress) | {"s_per_iter": _pace(run, progress)} if run and progress else None,
+        "progress": progress.as_json() | {"s_per_iter": _pace(run, progress)} if run and progress else None,
         "beside": [
-            {"phase": phase, "log": log, "progress": asdict(progress) if progress else None}
+            {"phase": phase, "log": log, "progress": progress.as_json() if progress else None}
             for branch in standing.branches
             for (phase, log), progress in [(branch.launches[-1], branch.progress())]
         ],
@@ -447,8 +573,8 @@ def _describe_rate(run: ShownRun, progress: Progress) -> Iterator[tuple[str, str
     if progress.images_per_s is not None and pace is not None:
         yield "rate", f"{progress.images_per_s:,.0f} images/s, {pace:.3g} s an iteration"
     if progress.phase_left_s is not None and progress.chain_left_s is not None:
-        phase, chain = describe_duration(progress.phase_left_s), describe_duration(progress.chain_left_s)
-        yield "left", f"{phase} of the phase, {chain} in all"
+        phase, chain = write_clock(progress.phase_left_s), write_clock(progress.chain_left_s)
+        yield "left", f"phase {phase}, run {chain}"
 
 
 def _pace(run: ShownRun, progress: Progress) -> float | None:

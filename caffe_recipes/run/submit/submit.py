@@ -44,6 +44,7 @@ from caffe_recipes.cluster.slurm_submit import (
 )
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.folders import describe_changes
 from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
@@ -71,6 +72,7 @@ from caffe_recipes.run.submit.submissions import (
     slurm_of,
     submissions_path,
 )
+from caffe_recipes.wording import describe_count
 
 
 def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
@@ -276,24 +278,65 @@ class _JobPlace:
     cluster: str = ""
 
 
-def describe_submission(recipe: Recipe, options: SubmitOptions) -> str:
-    """Return the commands that would be called, one a line, and the scripts; no Slurm is asked.
+def describe_submission(
+    recipe: Recipe, options: SubmitOptions, note: str = "", *, with_scripts: bool = False
+) -> str:
+    """Return what would be submitted: five lines for a person, then the commands; Slurm is not asked.
 
-    Raises InputError as `submit_chain` does.
+    `with_scripts` adds the text of the scripts. Raises InputError as `submit_chain` does, but not for a Caffe
+    root that this machine lacks, which is a line; so is a `note` of the caller's.
     """
     standing = None
     with suppress(InputError):  # no run, and nothing submitted
         standing = find_standing(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
     planned = plan_submission(recipe, options, _done(standing))
-    group, lines, before = choose_group(), [], None
+    if not note and not options.root.is_dir():
+        note = f"{options.root} does not exist on this machine; paths are those of the cluster"
+    lines = [*_summarize(planned), *([f"note:         {note}"] if note else [])]
+    group, before = choose_group(), None
     for step in planned.steps:
         dependency = options.after if before is None else 0
         argv = sbatch_argv(build_request(planned, step, group, dependency))
         word = f"--dependency=afterok:{f'<job of {before}>' if before else options.after}"
-        lines.append(shlex.join(word if each.startswith("--dependency=") else each for each in argv))
+        words = [word if each.startswith("--dependency=") else each for each in argv]
+        lines += ["", _wrap_command(words)]
         before = step.phase
-    texts = dict.fromkeys(f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps)
-    return "\n".join([*lines, *texts])
+    if with_scripts:
+        lines += dict.fromkeys(f"\n# {step.script}\n{step.text.rstrip()}" for step in planned.steps)
+    return "\n".join(lines)
+
+
+def _summarize(planned: PlannedJobs) -> Iterator[str]:
+    """Yield five lines: the jobs, their nodes, time and account, and what happens at their time limit."""
+    recipe, options, batch, steps = planned.recipe, planned.options, planned.batch, planned.steps
+    count = describe_count(len(steps), "job")
+    yield f"jobs:         {count}, " + (
+        "one for each phase, each after the one before" if options.split else "for all phases that are left"
+    )
+    ranks = f"{describe_count(recipe.cluster.ranks_per_node, 'rank')} each"
+    spares = f", {describe_count(options.spares, 'spare')} among them" if options.spares else ""
+    yield f"nodes:        {planned.nodes:,} with {ranks}{spares}"
+    times = [step.time_s for step in steps if step.time_s is not None]
+    if len(times) < len(steps):
+        yield "time:         not known: the default of the partition; --time gives another"
+    else:
+        source = "by --time" if options.time_s is not None else "estimated from the recipe's images/s"
+        hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
+        yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
+    given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
+    yield f"account:      {', '.join([batch.account or 'your default', *given])}"
+    warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
+    yield f"at the limit: {warning} before it Caffe writes a snapshot; the job is requeued and resumes"
+
+
+def _wrap_command(words: Sequence[str], width: int = 80) -> str:
+    """Return a command for a shell, in lines that a terminal shows whole where its words allow it."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)
 
 
 def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:

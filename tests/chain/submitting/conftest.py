@@ -36,8 +36,8 @@ class Desk:
         env = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
         return submit_chain(load_recipe(self.recipe), self.options(**more), self.said.append, env)
 
-    def describe(self, **more: object) -> str:
-        return describe_submission(load_recipe(self.recipe), self.options(**more))
+    def describe(self, *, with_scripts: bool = False, **more: object) -> str:
+        return describe_submission(load_recipe(self.recipe), self.options(**more), with_scripts=with_scripts)
 
     def change(self, before: str, after: str) -> None:
         """Change the recipe, and generate its scripts anew."""

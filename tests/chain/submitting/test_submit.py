@@ -479,8 +479,12 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     desk.slurm.is_there = False
     before = desk.files()
     said = desk.describe(split=True, time_s=600.0, mail_user="me@x.org", arguments=("--how", "sbcast"))
-    commands = [shlex.split(line) for line in said.splitlines()[:3]]
+    lines = said.replace(" \\\n", "").splitlines()
+    assert lines[0] == "jobs:         3 jobs, one for each phase, each after the one before"
+    commands = [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
     assert ["--dependency=afterok:<job of init>" in words for words in commands] == [False, True, False]
     assert all("--mail-user=me@x.org" in words and words[-2:] == ["--how", "sbcast"] for words in commands)
-    assert said.count("#!/usr/bin/env bash") == 1
+    assert "#!" not in said
+    shown = desk.describe(split=True, time_s=600.0, with_scripts=True)
+    assert shown.count("#!/usr/bin/env bash") == 1
     assert (desk.files(), desk.slurm.calls) == (before, [])
