@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from fcntl import ioctl
 from html import escape
 from pathlib import Path
@@ -19,7 +20,7 @@ from termios import TIOCSWINSZ
 
 IMAGES = Path(__file__).resolve().parent / "images"
 PROGRAM = Path(sys.executable).with_name("caffe-recipes")
-COLUMNS, ROWS = 112, 26
+COLUMNS, ROWS = 120, 26
 # A phase of which this much is trained is worth a picture.
 PHASE, SHARE = "cyc2", 0.4
 TIMEOUT_S = 600
@@ -109,7 +110,7 @@ def record_run() -> str:
         master, slave = pty.openpty()
         ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
-        words = [str(PROGRAM), "run", "digits-local"]
+        words = [str(PROGRAM), "run", "digits-local", "--caffe-root", "."]
         run = subprocess.Popen(
             words,
             cwd=folder,
@@ -124,9 +125,10 @@ def record_run() -> str:
             _watch(master, screen)
         finally:
             run.terminate()
-            while run.poll() is None:
-                if select.select([master], [], [], 0.2)[0]:
-                    os.read(master, 65536)
+            with suppress(OSError):  # it ends, and the terminal with it
+                while os.read(master, 65536):
+                    pass
+            run.wait()
             os.close(master)
     return screen.draw()
 
@@ -143,7 +145,7 @@ def _watch(master: int, screen: Screen) -> None:
         screen.feed(left[:whole].decode(errors="replace").replace("\r\n", "\n"))
         left = left[whole:]
         shown = "\n".join("".join(letter for letter, _ in row) for row in screen.rows[-4:])
-        found = re.search(rf"^{PHASE} .*?(\d+)/(\d+)\s+lr", shown, re.MULTILINE)
+        found = re.search(rf"^{PHASE} .*?(\d+)/(\d+)\s+(?:lr|loss)", shown, re.MULTILINE)
         if found and int(found[1]) >= SHARE * int(found[2]):
             return
     raise TimeoutError(f"{PHASE} did not come as far within {TIMEOUT_S} s")
