@@ -80,7 +80,7 @@ def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.est
     loss = cross_entropy + WEIGHT_DECAY * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
     if is_training:
         spec = _training_spec(mode, loss)
-        if hvd.rank() == 0:
+        if is_first():
             check_checkpoint(find_checkpoint(FLAGS.model_dir))
         return spec
     check_checkpoint(find_checkpoint(FLAGS.model_dir))
@@ -102,7 +102,7 @@ def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
     step = tf.cast(global_step, tf.int64) + 0
     with tf.control_dependencies([*tf.get_collection(tf.GraphKeys.UPDATE_OPS), mean_loss, step]):
         train_op = optimizer.minimize(loss, global_step)
-    if hvd.rank() == 0:  # 2 c ix
+    if is_first():  # 2 c ix
         tf.summary.scalar("learning_rate", learning_rate)
     progress = tf.train.LoggingTensorHook(
         {"step": step, "loss": mean_loss, "learning_rate": learning_rate},
@@ -186,24 +186,30 @@ def session_config() -> tf.ConfigProto:
     )
 
 
+def is_first() -> bool:
+    """Whether this is rank 0, or a process that trains nothing."""
+    return not hvd.is_initialized() or hvd.rank() == 0
+
+
 def train() -> None:
     """Train to --train_steps from the latest checkpoint in --model_dir, if there is one; rank 0 writes."""
     set_threads()
+    hvd.init()  # 2 c x
+    tf.get_logger().setLevel("INFO" if is_first() else "ERROR")
     share = check_flags()
-    is_first = hvd.rank() == 0
     if FLAGS.deterministic:
         enable_op_determinism()
-    with nullcontext(FLAGS.model_dir) if is_first else tempfile.TemporaryDirectory() as model_dir:
+    with nullcontext(FLAGS.model_dir) if is_first() else tempfile.TemporaryDirectory() as model_dir:
         start = _agree_on_start(model_dir)
-        if is_first:
+        if is_first():
             _log_plan(share, start)
         if start >= FLAGS.train_steps:
             return
         config = tf.estimator.RunConfig(
             model_dir=model_dir,  # 2 c xii: checkpoints and summaries on rank 0 only
-            save_summary_steps=100 if is_first else None,
-            save_checkpoints_steps=FLAGS.save_checkpoints_steps if is_first else None,
-            save_checkpoints_secs=600 if is_first and not FLAGS.save_checkpoints_steps else None,
+            save_summary_steps=100 if is_first() else None,
+            save_checkpoints_steps=FLAGS.save_checkpoints_steps if is_first() else None,
+            save_checkpoints_secs=600 if is_first() and not FLAGS.save_checkpoints_steps else None,
             log_step_count_steps=None,
             # Another seed on each rank: other crops. What it gives the weights, xv replaces by rank 0's.
             tf_random_seed=FLAGS.seed + hvd.rank(),
@@ -217,7 +223,7 @@ def train() -> None:
             max_steps=FLAGS.train_steps,
             hooks=[broadcast],  # 2 c xvi
         )
-    if is_first:
+    if is_first():
         tf.logging.info("Finished training up to step %d.", FLAGS.train_steps)
 
 
@@ -246,8 +252,7 @@ def _agree_on_start(model_dir: str) -> int:
     """Return the step of rank 0's newest checkpoint on all ranks, of which others may not see its folder."""
     refusal = None
     try:
-        latest = find_checkpoint(model_dir)
-        step = int(tf.train.load_variable(latest, tf.GraphKeys.GLOBAL_STEP)) if latest else 0
+        step = load_step(find_checkpoint(model_dir))
     except BadInput as error:
         refusal, step = error, -1
     with tf.Graph().as_default(), tf.Session(config=session_config()) as session:
@@ -255,6 +260,16 @@ def _agree_on_start(model_dir: str) -> int:
     if agreed < 0:
         raise refusal or BadInput("rank 0 cannot resume")
     return agreed
+
+
+def load_step(path: str | None) -> int:
+    """Return the global step of a checkpoint, 0 of none; raises BadInput if it cannot be read."""
+    if path is None:
+        return 0
+    try:
+        return int(tf.train.load_variable(path, tf.GraphKeys.GLOBAL_STEP))
+    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {_first_line(error)}; resume from an older one") from None
 
 
 def _log_plan(share: Share, start: int) -> None:
@@ -275,7 +290,6 @@ def run(program: str, work: Callable[[], None]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"{argv[1]!r} is not a flag")
         tf.disable_eager_execution()
-        hvd.init()  # 2 c x
         _log_once()
         try:
             work()
@@ -288,12 +302,12 @@ def run(program: str, work: Callable[[], None]) -> None:
 
 
 def _log_once() -> None:
-    """Log on rank 0, each line once with the prefix of absl, and nothing of what is deprecated."""
+    """Log each line once, with the prefix of absl, and nothing of what is deprecated."""
     warnings.filterwarnings("ignore", r"`tf\.layers")
     logger = tf.get_logger()
     logger.handlers.clear()
     logger.addFilter(lambda record: record.filename != "deprecation.py")
-    logger.setLevel("INFO" if hvd.rank() == 0 else "ERROR")
+    logger.setLevel("INFO")
 
 
 def _first_line(error: Exception) -> str:
@@ -304,7 +318,7 @@ def _first_line(error: Exception) -> str:
 
 def _end(program: str, message: str, status: int) -> None:
     """Say why on rank 0, or on the rank that alone knows, and end without waiting for the other ranks."""
-    if status == 3 or hvd.rank() == 0:
+    if status == 3 or is_first():
         print(f"{program}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 
