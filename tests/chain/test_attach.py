@@ -105,7 +105,7 @@ def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: st
         time.sleep(0.02)
 
     def release(said: str) -> None:
-        if "cyc1  4/6" in said:
+        if "cyc1 2/3  4/6" in said:
             (place.root / "release").touch()
 
     watcher.meanwhile = release
@@ -235,7 +235,7 @@ def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -
         str(caught.value)
         == f"runs/small-1: process {run.pid} on {HERE} is gone; {command} goes on where it was"
     )
-    assert "init  4/8" in watcher.output.getvalue()
+    assert "init 1/3  4/8" in watcher.output.getvalue()
     run.communicate()
     (place.root / "release").touch()
 
@@ -294,7 +294,7 @@ def test_of_a_long_log_the_end_is_read(place: Place) -> None:
     folder = make_run(place, started(), launched(), log=noise * 600 + LOG)
     with closing(Journal(folder / "journal.jsonl")) as held:
         held.write("started", pid=os.getpid(), host=HERE)
-        assert "  init  2/8  lr 0.1" in Watcher(place).watch(once=True)
+        assert "  init 1/3  2/8  lr 0.1" in Watcher(place).watch(once=True)
 
 
 class LosesTouch(LocalHost):
@@ -403,7 +403,7 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
         time.sleep(0.02)
     watching = call(place, "small")
     assert watching.stdout
-    while "init  4/8" not in (line := watching.stdout.readline()):
+    while "init 1/3  4/8" not in (line := watching.stdout.readline()):
         assert line
     watching.send_signal(signal.SIGINT)
     _, complained = watching.communicate(timeout=600)

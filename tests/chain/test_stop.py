@@ -64,7 +64,7 @@ def test_a_phase_is_stopped_and_finished_once_the_snapshot_of_its_last_iteration
     said = stopped.output.getvalue()
     assert "init: 8 iterations from the nets' fillers" in said
     assert f"/{ENDLESS}" not in said
-    table = said[said.index("phase ") :].splitlines()
+    table = said[said.index("\nphase ") + 1 :].splitlines()
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]
 

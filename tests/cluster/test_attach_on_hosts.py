@@ -84,7 +84,7 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
 
     output = io.StringIO()
     to_do: list[tuple[str, Callable[[], None]]] = [
-        ("cyc1  4/6", lambda: lose_logins(cluster, "head")),
+        ("cyc1 2/3  4/6", lambda: lose_logins(cluster, "head")),
         ("; trying again", lambda: cluster.start_sshd("head")),
         ("head: connected again", (root / "release").touch),
     ]
