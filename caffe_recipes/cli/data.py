@@ -334,7 +334,10 @@ def _tell_left_out(names: Sequence[str]) -> str:
 )
 @click.option("--shuffled", is_flag=True, help="Exit 1 unless the records are shuffled.")
 @click.option(
-    "--sheet", metavar="FILE.png", type=PATH, help="Draw a contact sheet of 64 images with their labels."
+    "--sheet",
+    metavar="FILE.png",
+    type=PATH,
+    help="Draw a contact sheet of 64 images with their classes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
@@ -382,9 +385,9 @@ def check(
 def _check_sheet(sheet: Path) -> None:
     """See that a sheet could be written, before the LMDB is looked at."""
     if sheet.suffix != ".png":
-        raise InputError(sheet, "is no .png file", "sheets are drawn as PNG")
+        raise InputError(sheet, "is not a .png file", "sheets are drawn as PNG")
     if not sheet.parent.is_dir():
-        raise InputError(sheet, "its folder is not there", "make it, or give another path")
+        raise InputError(sheet, "its folder does not exist", "make it, or give another path")
     try:
         check_replaceable(sheet)
     except OSError as error:

@@ -78,7 +78,10 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
 @click.option(
-    "--graph", type=PATH, metavar="FILE.svg", help="Also draw the graph; of both phases without --phase."
+    "--graph",
+    type=PATH,
+    metavar="FILE.svg|.png|.pdf",
+    help="Also draw the graph; of both phases without --phase.",
 )
 @consent.run_code
 @click.option(
@@ -91,8 +94,10 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
     FILE is the prototxt of a net, or of a solver, whose net is looked up. NAME is a recipe's, and NAME:NET
     one of its nets.
     """
-    if graph is not None and graph.suffix != ".svg":
-        raise InputError(graph, "is no .svg file", "graphs are drawn as SVG")
+    if graph is not None:
+        from caffe_recipes.review.inspect.plots import format_of
+
+        kind = format_of(graph)
     if graph is not None and not graph.parent.is_dir():
         raise InputError(graph.parent, "is not a folder", "make it, or name a file in one that exists")
     read = read_net(net, options)
@@ -100,9 +105,9 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
     render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}
     text = render[form](found).rstrip("\n") if form else render_table(found, terminal_width())
     if graph is not None:
-        from caffe_recipes.render.tree import write_files
-        from caffe_recipes.review.graph.picture import draw_graph
+        from caffe_recipes.render.tree import write_file
+        from caffe_recipes.review.graph.picture import render_graph
 
-        write_files({graph.name: draw_graph(read, found)}, graph.parent)
+        write_file(graph, render_graph(read, found, kind))
         echo(f"wrote {graph}", err=True)
     (click.echo if form in ("json", "csv") else echo)(text)

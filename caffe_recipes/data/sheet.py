@@ -1,7 +1,8 @@
-"""A contact sheet: images of an LMDB side by side, each with its label."""
+"""A contact sheet: images of an LMDB side by side, each with its label and the name of its class."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.data.check import spread
 from caffe_recipes.data.convert import encode, load_pixels, quiet_decoders
+from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError
 
 _IMAGES, _COLUMNS = 64, 8
@@ -19,11 +21,17 @@ _IMAGES, _COLUMNS = 64, 8
 _SIDE_PX, _TEXT_PX, _GAP_PX = 112, 16, 4
 
 
+_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.4)
 _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 
 
 def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
-    """Draw up to `images`, evenly spread over an LMDB, as a PNG; raises DataError."""
+    """Draw up to `images`, evenly spread over an LMDB, as a PNG; raises DataError.
+
+    Names of classes are those of the manifest beside the LMDB, where it has them.
+    """
+    manifest = load_manifest(path)
+    names = manifest.classes or () if manifest is not None else ()
     with open_datums(path) as datums:
         places = spread(len(datums.keys), images)  # keys, so that damaged pages are no broken images
         rows = -(-len(places) // _COLUMNS)
@@ -32,13 +40,15 @@ def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
         for number, place in enumerate(places):
             top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
             tile = sheet[top : top + high, left : left + _SIDE_PX]
-            text, colour = _draw(tile, datums, place)
+            text, colour = _draw(tile, datums, place, names)
             baseline = (0, _SIDE_PX + _TEXT_PX - 4)
-            cv2.putText(tile, text, baseline, cv2.FONT_HERSHEY_SIMPLEX, 0.4, colour, 1, cv2.LINE_AA)
+            cv2.putText(tile, text, baseline, *_FONT, colour, 1, cv2.LINE_AA)
     return encode(sheet, "png")
 
 
-def _draw(tile: NDArray[np.uint8], datums: Datums, place: int) -> tuple[str, tuple[int, int, int]]:
+def _draw(
+    tile: NDArray[np.uint8], datums: Datums, place: int, names: Sequence[str]
+) -> tuple[str, tuple[int, int, int]]:
     """Put a record's image into its tile; give what is written beneath, and its colour."""
     try:
         datum = datums[place]
@@ -49,7 +59,27 @@ def _draw(tile: NDArray[np.uint8], datums: Datums, place: int) -> tuple[str, tup
             _place(tile, load_pixels(datum))
     except ValueError:
         return f"{datum.label}: broken", _RED
-    return str(datum.label), _BLACK
+    return name_label(datum.label, names), _BLACK
+
+
+def name_label(label: int, names: Sequence[str]) -> str:
+    """Write a label with the name of its class, in ASCII and as narrow as an image.
+
+    >>> name_label(3, ["a", "b", "c", "tench"]), name_label(1, ["0", "1"]), name_label(7, ())
+    ('3 tench', '1', '7')
+    """
+    name = names[label] if 0 <= label < len(names) else ""
+    text = f"{label} {name}" if name not in ("", str(label)) else str(label)
+    text = text.encode("ascii", "replace").decode()  # all that this font has
+    shown = text
+    while _text_width(shown) > _SIDE_PX:
+        text = text[:-1]
+        shown = f"{text}.."
+    return shown
+
+
+def _text_width(text: str) -> int:
+    return int(cv2.getTextSize(text, *_FONT, 1)[0][0])
 
 
 def _place(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:

@@ -73,7 +73,7 @@ def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
     assert call("check", path, "--sheet", tmp_path / "s.jpg")[0] == 2
     code, out, err = call("check", path, "--sheet", tmp_path / "nodir" / "s.png")
     assert (code, out) == (2, "")
-    assert "nodir/s.png: its folder is not there" in err
+    assert "nodir/s.png: its folder does not exist" in err
 
 
 def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--nodes", "2000000000"], "images an iteration are more than the 1,281,167"),
         ([RECIPE, "--paper-tables"], "--paper-tables: are of the paper's runs, by its own speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
-        ([RECIPE, "--plot", "a.txt"], "a.txt: no picture's name; end it in .svg, .png or .pdf"),
+        ([RECIPE, "--plot", "a.txt"], "a.txt: is not the name of a picture; end it in .svg, .png or .pdf"),
         ([RECIPE, "--plot", "a.svg"], "--plot: draws what is swept, and nothing is; give --sweep or --nodes"),
     ],
 )

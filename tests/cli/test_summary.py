@@ -59,7 +59,10 @@ def test_json_and_graph_go_together(net: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["net.prototxt", "--graph", "out.png"], "out.png: is no .svg file"),
+        (
+            ["net.prototxt", "--graph", "out.gif"],
+            "out.gif: is not the name of a picture; end it in .svg",
+        ),
         (["net.prototxt", "--graph", "net.prototxt/out.svg"], "net.prototxt"),
         (["net.prototxt", "--graph", "gone/out.svg"], "gone: is not a folder"),
         (["net.prototxt", "--input", "3,9"], "'3,9' is not channels,height,width"),
@@ -95,6 +98,18 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: 
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(("name", "mark"), [("out.png", b"\x89PNG"), ("out.pdf", b"%PDF")])
+def test_the_graph_s_kind_follows_from_its_name(net: Path, name: str, mark: bytes) -> None:
+    done = summary(net, "--graph", net.with_name(name))
+    assert (done.returncode, done.stderr) == (0, f"wrote {net.with_name(name)}\n")
+    assert net.with_name(name).read_bytes().startswith(mark)
+
+
+def test_a_pipe_gets_the_columns_of_a_terminal_and_wide_gets_all(net: Path) -> None:
+    assert "layer  type         kernel  output" in summary(net).stdout
+    assert "bottoms -> tops" in summary(net, "--wide").stdout
 
 
 def test_a_graph_that_cannot_be_drawn_leaves_the_old_one(net: Path) -> None:

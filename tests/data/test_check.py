@@ -13,7 +13,8 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.build import build_lmdb
 from caffe_recipes.data.check import Checked, Problem, check_lmdb, render_json, render_text
 from caffe_recipes.data.convert import Settings
-from caffe_recipes.data.sheet import draw_sheet
+from caffe_recipes.data.manifest import BuildManifest, write_manifest
+from caffe_recipes.data.sheet import draw_sheet, name_label
 from caffe_recipes.errors import DataError
 from tests.data.conftest import encode, noise, plan_of, write_images
 
@@ -218,6 +219,27 @@ def test_a_contact_sheet_shows_the_images_and_marks_the_broken(tmp_path: Path) -
     assert (sheet[4 + 14 : 4 + 14 + 84, 4:116] == expected).all()
     broken = sheet[132 + 4 :, 4 + 2 * 116 : 2 * 116 + 116]
     assert ((broken[:, :, 2] > 200) & (broken[:, :, 0] < 50)).any()
+
+
+def test_a_contact_sheet_names_the_class_as_the_manifest_does(tmp_path: Path) -> None:
+    path = write(tmp_path / "lmdb", image(0), image(1))
+    plain = draw_sheet(path)
+    manifest = BuildManifest(2, 9, {0: 1, 1: 1}, ["0", "tench"], [], {}, None, "", "")
+    write_manifest(path, manifest)
+    before, after = (
+        cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) for data in (plain, draw_sheet(path))
+    )
+    assert before is not None
+    assert after is not None
+    assert (before[:, :116] == after[:, :116]).all()  # a name that is the label is not repeated
+    assert (before[116:, 130:232] != after[116:, 130:232]).any()
+
+
+def test_a_class_name_too_long_for_the_sheet_is_cut_and_others_are_drawn_in_ascii() -> None:
+    name = name_label(0, ["Chesapeake Bay retriever"])
+    assert name.startswith("0 Chesapeake")
+    assert name.endswith("..")
+    assert name_label(0, ["höher"]) == "0 h?her"
 
 
 def test_a_contact_sheet_shows_the_others_where_a_record_is_no_datum(tmp_path: Path) -> None:

@@ -1,9 +1,15 @@
-"""A graph as SVG text: boxes, wires, stages, a title and a legend; readable in black and white."""
+"""A graph as SVG text: boxes, wires, stages, a title and a legend; readable in black and white.
+
+The same drawing as PNG and PDF: matplotlib draws the few elements that the SVG is made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.graph.boxes import (
@@ -25,6 +31,9 @@ from caffe_recipes.review.inspect.summary import per_image
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from caffe_recipes.review.graph.boxes import (
         Graph,
     )
@@ -83,6 +92,106 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
         "</svg>",
     ]
     return "\n".join(body) + "\n"
+
+
+def render_graph(net: ReadNet, summary: Summary, kind: str) -> bytes:
+    """Draw a net's graph as svg, png or pdf; raises as `draw_graph`, InputError without matplotlib."""
+    if kind == "svg":
+        return draw_graph(net, summary).encode()
+    from caffe_recipes.review.inspect.plots import need_matplotlib, render_figure
+
+    need_matplotlib(f"a graph as {kind}")
+    root = ElementTree.fromstring(draw_graph(net, summary))
+    width, height = (float(root.attrib[side]) for side in ("width", "height"))
+    dpi = min(_DPI, _MOST_SIDE_PX * 72 / max(width, height), (_MOST_PX * 72**2 / (width * height)) ** 0.5)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in scripts that the font lacks
+        return render_figure(lambda: _draw_figure(root, width, height), kind, dpi)
+
+
+def _draw_figure(root: ElementTree.Element, width: float, height: float) -> Figure:
+    """Draw our SVG, of 72 units an inch: each element above those before it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(0, width), ylim=(height, 0))
+
+    def draw(parent: ElementTree.Element, down: float) -> None:
+        for element in parent:
+            draw_one = _DRAW.get(element.tag.rpartition("}")[2])
+            if draw_one is not None:
+                draw_one(axes, element.attrib, element.text or "", down)
+            moved = re.fullmatch(r"translate\(0 (.*)\)", element.get("transform", ""))
+            draw(element, down + float(moved[1]) if moved else down)
+
+    draw(root, 0.0)
+    return figure
+
+
+def _draw_rect(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    corner, round_by = (float(of.get("x", 0)), float(of.get("y", 0)) + down), float(of.get("rx", 0))
+    shape = f"round,pad=0,rounding_size={round_by}" if round_by else "square,pad=0"
+    axes.add_patch(
+        FancyBboxPatch(corner, float(of["width"]), float(of["height"]), boxstyle=shape, **_stroke(axes, of))
+    )
+
+
+def _draw_path(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    codes = {"M": Outline.MOVETO, "L": Outline.LINETO}
+    steps = re.findall(r"([ML])(\S+) (\S+)", of["d"])
+    points = [(float(x), float(y) + down) for _, x, y in steps]
+    kinds = [codes[step] for step, _, _ in steps]
+    if of["d"].endswith("z"):
+        points, kinds = [*points, points[0]], [*kinds, Outline.CLOSEPOLY]
+    axes.add_patch(PathPatch(Outline(points, kinds), **_stroke(axes, of)))
+
+
+def _draw_text(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+    axes.text(
+        float(of["x"]),
+        float(of["y"]) + down,
+        text,
+        fontsize=float(of["font-size"]),
+        color=of["fill"],
+        weight=of.get("font-weight", "normal"),
+        style=of.get("font-style", "normal"),
+        ha={"middle": "center", "end": "right"}.get(of.get("text-anchor", ""), "left"),
+        va="baseline",
+        zorder=_above(axes),
+    )
+
+
+def _stroke(axes: Axes, of: Mapping[str, str]) -> dict[str, Any]:
+    width = float(of.get("stroke-width", 1))
+    dashes = [float(length) / width for length in of.get("stroke-dasharray", "").split()]
+    return {
+        "facecolor": of["fill"],
+        "edgecolor": of.get("stroke", "none"),
+        "linewidth": width if "stroke" in of else 0,
+        "linestyle": (0, dashes) if dashes else "solid",
+        "capstyle": "butt",
+        "zorder": _above(axes),
+    }
+
+
+def _above(axes: Axes) -> int:
+    return len(axes.patches) + len(axes.texts)
+
+
+_DRAW: Mapping[str, Callable[[Axes, Mapping[str, str], str, float], None]] = {
+    "rect": _draw_rect,
+    "path": _draw_path,
+    "text": _draw_text,
+}
+_DPI = 144
+_MOST_SIDE_PX, _MOST_PX = 30_000, 100_000_000
 
 
 def _subtitle(net: ReadNet, summary: Summary) -> str:

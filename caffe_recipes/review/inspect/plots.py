@@ -210,17 +210,17 @@ def format_of(path: Path) -> str:
     """Return the picture format that a file's name asks for; InputError for one that we do not write."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
-        raise InputError(path, "no picture's name", "end it in .svg, .png or .pdf")
+        raise InputError(path, "is not the name of a picture", "end it in .svg, .png or .pdf")
     return kind
 
 
-def need_matplotlib() -> None:
-    """Raise InputError where matplotlib is missing."""
+def need_matplotlib(what: str = "plot") -> None:
+    """Raise InputError, for what needs it, where matplotlib is missing."""
     if find_spec("matplotlib") is None:
-        raise InputError("", "plot needs matplotlib", "pip install 'caffe-recipes[plot]'")
+        raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
 
 
-def render_figure(draw: Callable[[], Figure], kind: str) -> bytes:
+def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> bytes:
     """Draw a figure in our look; `kind` is svg, png or pdf, and the bytes are the same anywhere."""
     import matplotlib as mpl
 
@@ -229,7 +229,7 @@ def render_figure(draw: Callable[[], Figure], kind: str) -> bytes:
         mpl.rcParams.update(_SETTINGS)
         figure = draw()
         picture = io.BytesIO()
-        figure.savefig(picture, format=kind, dpi=200, metadata=_METADATA[kind])
+        figure.savefig(picture, format=kind, dpi=dpi, metadata=_METADATA[kind])
     return picture.getvalue()
 
 

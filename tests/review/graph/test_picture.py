@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
+import cv2
+import numpy as np
 import pytest
 
 from caffe_recipes.caffe import layers as L  # noqa: N812 - as net definitions write it
@@ -16,7 +18,7 @@ from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.graph.boxes import build_graph, text_width
 from caffe_recipes.review.graph.layout import Layout, PlacedBox, lay_out
-from caffe_recipes.review.graph.picture import draw_graph
+from caffe_recipes.review.graph.picture import draw_graph, render_graph
 from caffe_recipes.review.inspect.summary import ReadNet, SummaryOptions, read_net, summarize
 
 ROOT = Path(__file__).parents[3]
@@ -515,3 +517,30 @@ def test_a_net_of_more_layers_than_anybody_can_look_at_is_not_drawn(tmp_path: Pa
     net = read_net(str(path), SummaryOptions())
     with pytest.raises(InputError, match=r"has 5,001 layers, and a picture shows 5,000 at most; leave --gr"):
         draw_graph(net, summarize(net))
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_a_graph_is_drawn_as_png_and_pdf_to_the_same_bytes_each_time(kind: str, mark: bytes) -> None:
+    net = read_net(str(RESNET50), SummaryOptions())
+    pictures = [render_graph(net, summarize(net), kind) for _ in range(2)]
+    assert pictures[0].startswith(mark)
+    assert pictures[0] == pictures[1]
+
+
+def test_the_png_has_the_svg_s_ground_and_colours_at_its_places(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(render_prototxt(L.net("$a_b", image(1, 3, 9, 9), conv("層", "data"))))
+    net = read_net(str(path), SummaryOptions())
+    root = draw(net)
+    frame = next(
+        rect for box in root.iter(f"{SVG}g") for rect in box if "class" in box.attrib and rect.get("rx")
+    )
+    down = next(group.attrib["transform"] for group in root if "transform" in group.attrib)
+    pixels = cv2.imdecode(np.frombuffer(render_graph(net, summarize(net), "png"), np.uint8), cv2.IMREAD_COLOR)
+    assert pixels is not None
+    assert pixels.shape[:2] == tuple(round(2 * float(root.attrib[side])) for side in ("height", "width"))
+    assert tuple(pixels[3, 3]) == (255, 255, 255)
+    x, y = (2 * (float(frame.attrib[name]) + 3) for name in ("x", "y"))
+    y += 2 * float(down.removeprefix("translate(0 ").removesuffix(")"))
+    red, green, blue = bytes.fromhex(frame.attrib["fill"].removeprefix("#"))
+    assert tuple(map(int, pixels[round(y), round(x)])) == (blue, green, red)

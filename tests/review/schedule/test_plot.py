@@ -134,8 +134,11 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("digits-local", "-o", "a.jpg"), "a.jpg: no picture's name; end it in .svg, .png or .pdf"),
-        (("digits-local", "-o", "a"), "a: no picture's name"),
+        (
+            ("digits-local", "-o", "a.jpg"),
+            "a.jpg: is not the name of a picture; end it in .svg, .png or .pdf",
+        ),
+        (("digits-local", "-o", "a"), "a: is not the name of a picture"),
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
         (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
         (("none.prototxt", "-o", "a.svg"), "none.prototxt: there is no such file"),
