@@ -11,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fcntl import ioctl
 from html import escape
 from pathlib import Path
+from socket import gethostname
 from termios import TIOCSWINSZ
 
-IMAGES = Path(__file__).resolve().parent / "images"
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
 PROGRAM = Path(sys.executable).with_name("caffe-recipes")
 COLUMNS, ROWS = 120, 26
 # A phase of which this much is trained is worth a picture.
@@ -122,7 +124,8 @@ def record_run() -> str:
         )
         os.close(slave)
         try:
-            _watch(master, screen)
+            # A reader's machine has other folders and another name.
+            _watch(master, screen, {f"{folder}/": "", f"{ROOT}/": "", f" on {gethostname()}": " on head"})
         finally:
             run.terminate()
             with suppress(OSError):  # it ends, and the terminal with it
@@ -133,8 +136,8 @@ def record_run() -> str:
     return screen.draw()
 
 
-def _watch(master: int, screen: Screen) -> None:
-    """Read until the phase is as far as it is to be; raises TimeoutError."""
+def _watch(master: int, screen: Screen, shown_as: Mapping[str, str]) -> None:
+    """Read until the phase is as far as it is to be, with other words for some; raises TimeoutError."""
     until = time.monotonic() + TIMEOUT_S
     left = b""
     while time.monotonic() < until:
@@ -142,7 +145,10 @@ def _watch(master: int, screen: Screen) -> None:
             continue
         left += os.read(master, 65536)
         whole = left.rfind(b"\n") + 1 or left.rfind(b"\r") + 1
-        screen.feed(left[:whole].decode(errors="replace").replace("\r\n", "\n"))
+        text = left[:whole].decode(errors="replace").replace("\r\n", "\n")
+        for word, other in shown_as.items():
+            text = text.replace(word, other)
+        screen.feed(text)
         left = left[whole:]
         shown = "\n".join("".join(letter for letter, _ in row) for row in screen.rows[-4:])
         found = re.search(rf"^{PHASE} .*?(\d+)/(\d+)\s+(?:lr|loss)", shown, re.MULTILINE)
