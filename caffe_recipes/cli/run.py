@@ -133,7 +133,7 @@ def run(
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # once more would end us, and queue nothing again
-        echo(f"interrupted by {stop}; the same command goes on where it was", err=True)
+        echo(f"interrupted by {stop}; run the same command again to resume", err=True)
         if max_requeues is None or stop.number != signal.SIGUSR1:
             sys.exit(128 + stop.number)
         now = list_kept(options.root, loaded.name) if options and loaded else kept

@@ -28,7 +28,7 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
         return None
     seconds = parse_limit(text, "--time")
     if seconds is None or math.isinf(seconds) or seconds == 0:
-        raise InputError("--time", f"{text[:80]!r} is no time limit", "write it as 90 or 1-12:00:00")
+        raise InputError("--time", f"{text[:80]!r} is not a time limit", "write it as 90 or 1-12:00:00")
     return seconds
 
 

@@ -102,7 +102,7 @@ def test_ctrl_c_before_it_trains_stops_the_run(place: Place) -> None:
     starter.send_signal(signal.SIGINT)
     _, complained = starter.communicate(timeout=600)
     assert starter.returncode == 130
-    assert complained == "interrupted by SIGINT; the same command goes on where it was\n"
+    assert complained == "interrupted by SIGINT; run the same command again to resume\n"
     assert not (place.root / "logs").exists()
     go.touch()
 

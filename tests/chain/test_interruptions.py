@@ -150,7 +150,7 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
     journal = place.root / "runs/small-1/journal.jsonl"
     launched = next(line for line in journal.read_text().splitlines() if '"launched"' in line)
     journal.write_text(launched.replace(f'"host": "{os.uname().nodename}"', '"host": "login7"') + "\n")
-    with pytest.raises(InputError, match="phase init was started on login7, and nothing tells of its end"):
+    with pytest.raises(InputError, match="phase init was started on login7, and its outcome is unknown"):
         place.run()
 
 
@@ -175,7 +175,7 @@ def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
         first.send_signal(number)  # who asks twice does not wait for the grace period
     _, complained = first.communicate(timeout=600)
     assert first.returncode == code
-    assert complained == f"interrupted by {number.name}; the same command goes on where it was\n"
+    assert complained == f"interrupted by {number.name}; run the same command again to resume\n"
     assert place.events()[-1]["event"] == "interrupted"
     place.wait_for_no_process()
     place.behave()
@@ -191,7 +191,7 @@ def test_a_run_that_only_begins_takes_the_signal_of_a_batch_script_for_a_stop(pl
         process.send_signal(signal.SIGUSR1)
         _, complained = process.communicate(timeout=600)
     assert process.returncode == 138
-    assert complained == "interrupted by SIGUSR1; the same command goes on where it was\n"
+    assert complained == "interrupted by SIGUSR1; run the same command again to resume\n"
     assert not (place.root / "runs").exists()
 
 
