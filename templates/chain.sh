@@ -64,7 +64,7 @@ interrupted() { # SIGNAL
   # shellcheck disable=SC2046 # a word for each child
   kill -TERM $(jobs -p) 2>/dev/null || true
   wait
-  stop 3 "stopped by SIG$1; start it again to go on"
+  stop 3 "stopped by SIG$1; run it again to resume"
 }
 
 # hydra counts a host that is there twice once, and wraps around in silence where there are too few.
@@ -78,7 +78,7 @@ read_hosts() {
     line=${line%$'\r'}
     [[ -n $line && $line != '#'* ]] || continue
     [[ $line =~ ^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[1-9][0-9]*)?$ ]] ||
-      stop 2 "hostfile:$number: '$line' is no host; write host or host:ranks"
+      stop 2 "hostfile:$number: '$line' is not a host; write host or host:ranks"
     line=${line%:*}
     [[ " ${HOSTS[*]-} " != *" $line "* ]] || stop 2 "hostfile:$number: $line is there twice; keep one"
     HOSTS+=("$line")
@@ -216,7 +216,7 @@ check_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER KEPT...
   local model=${4##*/} changed kept
   check_prototxt "$(solver_of "$1")" "$PROTOTXT_DIR/solver_$1.prototxt"
   [[ -z $5 || ${STOP_GRACE_S:=120} =~ ^[0-9]{1,6}$ ]] ||
-    stop 2 "STOP_GRACE_S: '$STOP_GRACE_S' is no number of seconds; write 120"
+    stop 2 "STOP_GRACE_S: '$STOP_GRACE_S' is not a number of seconds; write 120"
   check_weights "$3" "$1"
   for kept in "${@:6}" "$4"; do MADE+=("${kept##*/}"); done
   [[ -e $model ]] || { UNTRAINED+=("$1") && return; }
@@ -302,7 +302,7 @@ is_whole() { # LOG SNAPSHOT STOP_ITER
   ((${at:--1} >= $3))
 }
 
-# Where Caffe's schedule goes on beyond the phase, it is told to stop once the snapshot of the phase's last iteration
+# Where Caffe's schedule continues beyond the phase, it is asked to stop once the snapshot of the phase's last iteration
 # is whole. What it writes beyond that stays where it lies. It is the background job that does this, so that it
 # is done even if run.sh is killed.
 until_whole() { # LOG SNAPSHOT STOP_ITER COMMAND...
@@ -330,14 +330,14 @@ last_loss() { # LOG STOP_ITER
     while read -r at loss; do ((${2:-0} && at > ${2:-0})) || printf '%s\n' "$loss"; done | tail -n 1
 }
 
-# This Caffe returns 0 after a SIGINT, and trains on with a loss that is no number or that has saturated.
+# This Caffe returns 0 after a SIGINT, and trains on with a loss that is not a number or has saturated.
 check_log() { # NAME STOP_ITER
   local log=$STATE/$1.log loss
   [[ -n $2 ]] ||
     ! grep -qF 'Optimization stopped early' "$log" || stop 3 "$1: stopped early by a signal; start run.sh again"
   loss=$(last_loss "$log" "$2")
   case $loss in
-    *nan* | *inf* | 87.336*) stop 3 "$1: the loss is $loss; read $log, and mend the rates" ;;
+    *nan* | *inf* | 87.336*) stop 3 "$1: the loss is $loss; read $log, and correct the rates" ;;
   esac
 }
 

@@ -67,7 +67,7 @@ BOUNDS = {
     "classes: a list of 4 GB": "list-bytes",
     "classes: a manifest of 4 GB": "json-bytes",
     "journal: 4 GB": "journal-bytes",
-    "journal: brackets": "is no line of a journal",
+    "journal: brackets": "is not a journal line",
     "hostfile: folded": "names more than 100,000 hosts",
     "hostfile: 4 GB": "is over 10,000,000 bytes",
     "predictions: a header of 4 TB": "refused",

@@ -83,7 +83,7 @@ class Pulses:
         clock: Callable[[], float] = time.monotonic,
         again_s: float = AGAIN_S,
     ) -> None:
-        """Begin to listen, after a failure anew each `again_s`; raises ClusterError for what is no launch."""
+        """Begin to listen, again each `again_s` after a failure; raises ClusterError for a bad launch."""
         self._words = (check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
         self._every_s, self._again_s, self._clock = every_s, again_s, clock
         self._lock = threading.Lock()

@@ -47,7 +47,7 @@ def is_host_name(text: str) -> bool:
 
 
 def describe_no_host(text: str, hint: str) -> str:
-    """Return what to do about a text that is no host's name; `hint` where nothing better is known."""
+    """Return what to do about a text that is not a host name; `hint` where nothing better is known."""
     if len(text) > _MOST_LETTERS:
         return f"it is too long: a name has at most {_MOST_LETTERS} letters"
     if _HOST.fullmatch(text.rstrip(".")):
@@ -58,7 +58,7 @@ def describe_no_host(text: str, hint: str) -> str:
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     """Return the hosts of a node list in its order; one that is there twice comes twice.
 
-    Raises InputError for what is no node list, and for one that is empty or longer than MOST_HOSTS.
+    Raises InputError for what is not a node list, and for one that is empty or longer than MOST_HOSTS.
 
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
@@ -66,7 +66,7 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     stripped = text.strip()
     entries = _LIST_ENTRY.findall(stripped)
     if not entries or ",".join(entries) != stripped:
-        raise InputError(where, f"{stripped[:80]!r} is no node list", _LIST_HINT)
+        raise InputError(where, f"{stripped[:80]!r} is not a node list", _LIST_HINT)
     hosts: list[str] = []
     for entry in entries:
         hosts += expand_entry(entry, where)
@@ -175,7 +175,7 @@ def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
         yield from (str(host) for host in NodeSet(folded, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         reason = " ".join(str(error).split())
-        raise InputError(where, f"{entry[:80]!r} is no node list: {reason[:120]}", _LIST_HINT) from None
+        raise InputError(where, f"{entry[:80]!r} is not a node list: {reason[:120]}", _LIST_HINT) from None
 
 
 def _comes_after(previous: str, host: str) -> bool:

@@ -125,11 +125,11 @@ class _Pipes:
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
     """Return the host of that name: without ssh where it is this machine, unless `copy_with` is ssh.
 
-    Raises InputError for what is no host's name.
+    Raises InputError for what is not a host name.
     """
     if not is_host_name(name):
         hint = describe_no_host(name, "write a name or an address")
-        raise InputError("", f"{name[:80]!r} is no host's name", hint)
+        raise InputError("", f"{name[:80]!r} is not a host name", hint)
     if copy_with == "auto" and is_this_machine(name):
         return LocalHost(name)
     from caffe_recipes.cluster.ssh import SshHost  # paramiko

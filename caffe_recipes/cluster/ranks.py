@@ -122,7 +122,7 @@ def check_launch(name: str) -> str:
     '0123456789abcdef/init-1'
     """
     if not _NAME.fullmatch(name):
-        what = f"{name[:80]!r} is no launch"
+        what = f"{name[:80]!r} is not a launch"
         raise ClusterError("", what, "sixteen hex digits are, and `/` with a name behind them")
     return name
 

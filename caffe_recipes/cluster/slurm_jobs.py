@@ -159,7 +159,7 @@ def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
 
 
 def _hosts(node_list: str) -> tuple[str, ...]:
-    """Return the hosts of a node list of Slurm's; none for what is no node list."""
+    """Return the hosts of a node list of Slurm's; none for what is not a node list."""
     try:
         return parse_nodelist(node_list, "") if node_list else ()
     except InputError:
@@ -197,7 +197,7 @@ def parse_limit(text: str, where: str) -> float | None:
     elif found := _CLOCK.fullmatch(word):
         days, (hours, minutes, seconds) = 0, (int(part or 0) for part in found.groups())
     else:
-        raise ClusterError(where, f"{text[:80]!r} is no time of Slurm's", _HINT)
+        raise ClusterError(where, f"{text[:80]!r} is not a Slurm time", _HINT)
     return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
@@ -210,7 +210,9 @@ def render_limit(seconds: float, where: str = "--time") -> str:
     ['00:01:00', '01:30:00', '2-03:05:00']
     """
     if not 0 < seconds <= _MOST_S:
-        raise ClusterError(where, f"{seconds:g} s is no time limit", "give more than 0 and at most ten years")
+        raise ClusterError(
+            where, f"{seconds:g} s is not a time limit", "give more than 0 and at most ten years"
+        )
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     days, hours = divmod(hours, 24)
     return f"{f'{days}-' if days else ''}{hours:02}:{minutes:02}:00"
@@ -248,7 +250,7 @@ def parse_moment(text: str, where: str) -> datetime | None:
     try:
         return datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S")
     except ValueError:
-        raise ClusterError(where, f"{text[:80]!r} is no moment of Slurm's", "report what it wrote") from None
+        raise ClusterError(where, f"{text[:80]!r} is not a Slurm timestamp", "report what it wrote") from None
 
 
 # Slurm's word: what keeps a job waiting, and what to do; nothing where waiting is all.
@@ -258,7 +260,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "Dependency": ("a job that it depends on has not ended", ""),
     "DependencyNeverSatisfied": (
         "a job that it depends on has failed, so it never starts",
-        "cancel it, mend the other and submit again",
+        "cancel it, fix the other and submit again",
     ),
     "BeginTime": ("its time to begin has not come; a requeued job waits so for some minutes", ""),
     "Prolog": ("its nodes are being prepared", ""),
@@ -311,7 +313,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "NonZeroExitCode": ("its script returned an error", "see its log"),
     "RaisedSignal": ("its script ended by a signal", "see its log"),
     "OutOfMemory": ("a process took more memory than the job has", "give it more --mem, or a smaller batch"),
-    "TimeLimit": ("its time limit was reached", "submit again: it goes on from the last snapshot"),
+    "TimeLimit": ("its time limit was reached", "submit again: it resumes from the last snapshot"),
     "InactiveLimit": ("it did nothing for longer than the site allows", "see its log"),
     "DeadLine": ("its deadline cannot be met", "give a later --deadline"),
     "BurstBufferResources": ("its burst buffer has no room yet", ""),
@@ -335,9 +337,9 @@ _OVER_WORDS: Mapping[State, str] = {
     State.RECONFIG_FAIL: "was ended since a node could not be reconfigured",
 }
 _NEXT: Mapping[State, str] = {
-    State.TIMEOUT: "submit again: it goes on from the last snapshot",
+    State.TIMEOUT: "submit again: it resumes from the last snapshot",
     State.OUT_OF_MEMORY: "give it more --mem, or a smaller batch",
-    State.PREEMPTED: "submit again: it goes on from the last snapshot",
+    State.PREEMPTED: "submit again: it resumes from the last snapshot",
     State.NODE_FAIL: "submit again without that node",
     State.BOOT_FAIL: "submit again without that node",
     State.LAUNCH_FAILED: "submit again without that node",
@@ -464,7 +466,7 @@ def _describe_cancelled(job: Job) -> tuple[str, str]:
     ):  # --kill-on-invalid-dep; with a mere Dependency a user did it
         return (
             "was cancelled by Slurm, since a job that it depends on failed",
-            "mend that one and submit again",
+            "fix that one and submit again",
         )
     by = {None: "", 0: " by root: by an administrator, or by Slurm itself"}.get(
         job.cancelled_by, f" by user {job.cancelled_by}"

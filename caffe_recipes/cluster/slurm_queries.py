@@ -139,7 +139,7 @@ def _state(word: str, command: str) -> State:
     try:
         return State(word.split()[0])
     except (ValueError, IndexError):
-        what = f"{command} writes {word[:80]!r}, which is no state that we know"
+        what = f"{command} writes {word[:80]!r}, which is not a known state"
         raise ClusterError(command, what, "report which Slurm this is") from None
 
 

@@ -185,20 +185,18 @@ def _check(request: Request) -> None:
     if not request.script:
         raise ClusterError("sbatch", "no script is given", "name one")
     if not request.name or not request.name.isprintable():
-        raise ClusterError(
-            "--job-name", f"{request.name[:80]!r} is no name of a job", "use letters and digits"
-        )
+        raise ClusterError("--job-name", f"{request.name[:80]!r} is not a job name", "use letters and digits")
     if request.options and not request.options[0].startswith("-"):
-        what = f"{request.options[0][:80]!r} is no option of sbatch's: it would be taken for the script"
+        what = f"{request.options[0][:80]!r} is not an option of sbatch: it would be taken for the script"
         raise ClusterError("sbatch", what, "begin it with --")
     for name in request.environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ClusterError(
-                "environment", f"{name[:80]!r} is no variable's name", "use letters and digits"
+                "environment", f"{name[:80]!r} is not a variable name", "use letters and digits"
             )
     for host in request.exclude:
         if not is_host_name(host):
-            raise ClusterError("--exclude", f"{host[:80]!r} is no host's name", "write a host's name")
+            raise ClusterError("--exclude", f"{host[:80]!r} is not a host name", "write a host's name")
 
 
 def _judge(done: Completed) -> Submitted | Refused | Unsure:

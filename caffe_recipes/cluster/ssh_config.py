@@ -115,13 +115,13 @@ def load_ssh_options(name: str, folder: Path, hop: str | None = None) -> SshOpti
     user, name, port = _split_hop(hop) if hop is not None else (None, name, None)
     if not is_host_name(name):
         hint = describe_no_host(name, "write a name or an address")
-        raise ClusterError("", f"{name[:80]!r} is no host's name", hint)
+        raise ClusterError("", f"{name[:80]!r} is not a host name", hint)
     found = _lookup(name, folder)
     try:
         return _options(name, folder, found, user, port)
     except ValueError as error:
         what = f"{name}: a value cannot be read: {' '.join(str(error).split())}"
-        raise ClusterError(folder / "config", what, "mend it") from None
+        raise ClusterError(folder / "config", what, "fix it") from None
 
 
 def expand_includes(path: Path, folder: Path, depth: int = 0, around: tuple[str, ...] = ()) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _lookup(name: str, folder: Path) -> paramiko.SSHConfigDict:
             lines += ["Host *", *expand_includes(SYSTEM_FOLDER / "ssh_config", SYSTEM_FOLDER)]
         return paramiko.SSHConfig.from_text("\n".join(lines)).lookup(name)
     except (paramiko.SSHException, OSError, ValueError, KeyError) as error:
-        raise ClusterError(folder / "config", " ".join(str(error).split()), "mend it") from None
+        raise ClusterError(folder / "config", " ".join(str(error).split()), "fix it") from None
 
 
 def _options(
@@ -235,7 +235,7 @@ def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
     user, _, rest = hop.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, _, port = rest.partition(":")
     if port and not port.isdecimal():
-        raise ClusterError("", f"{hop[:80]!r} is no host to jump over", "write user@host:port")
+        raise ClusterError("", f"{hop[:80]!r} is not a host to jump over", "write user@host:port")
     return user or None, host, int(port) if port else None
 
 

@@ -128,7 +128,7 @@ def find_caffe(trainer: str, root: Path) -> str:
     if not path.exists():
         raise InputError(path, "no such Caffe binary", hint)
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise InputError(path, "is no program that may be run", hint)
+        raise InputError(path, "is not an executable program", hint)
     return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
 
 
@@ -301,7 +301,7 @@ def find_root(
     """
     known = load_profile(profile).caffe_root if profile is not None else None
     if given is None and profile is not None and known is not None and not Path(known).is_dir():
-        where, what = find_key(profile, "caffe_root"), f"caffe_root: {known!r} is no folder here"
+        where, what = find_key(profile, "caffe_root"), f"caffe_root: {known!r} is not a folder here"
         raise InputError(where, what, "correct it, or give the Caffe root with --caffe-root")
     if given is not None or known is not None:
         return given or Path(known or ".")

@@ -48,7 +48,7 @@ def fold_lines(text: str, where: str | Path, fold: Fold[State], state: State, hi
             time_s = datetime.fromisoformat(fields.pop("time")).timestamp()
             state = fold(state, fields.pop("event"), fields, time_s)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise JournalError(f"{where}:{number}", "is no line of a journal", hint) from None
+            raise JournalError(f"{where}:{number}", "is not a journal line", hint) from None
     return state
 
 
@@ -194,7 +194,7 @@ def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
         events.append((time_s, decode_event(name, fields, time_s)))
         return events
 
-    return fold_lines(text, where, collect, [], "mend it, or start over with --new")
+    return fold_lines(text, where, collect, [], "fix it, or start over with --new")
 
 
 def fold_journal(text: str, where: str | Path, state: RunState | None = None) -> RunState:

@@ -334,7 +334,7 @@ def _resume(run: Run, training: Training, left: Launch) -> bool:
     run = _with_hosts(run, left.hosts)
     trainer = Trainer(run.path(left.log))
     lives = trainer.is_running()
-    doing = "is still training; going on with it" if lives else "has ended since; looking at what it left"
+    doing = "is still training; continuing with it" if lives else "has ended since; looking at what it left"
     run.notify(f"the trainer of a killed run {doing}", training.phase)
     try:
         _carry(run, training, left, lambda: trainer, _unfollowed_s(run, left))

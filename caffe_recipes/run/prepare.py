@@ -46,7 +46,9 @@ def secure_prototxts(run: Run) -> None:
     for difference in find_differences(run.plan.prototxts, run.setting.root):
         if difference.what == "changed":
             what = "has changed since the run began, and is not trained from"
-            raise InputError(run.setting.path(difference.path), what, "run again with --overwrite to go on")
+            raise InputError(
+                run.setting.path(difference.path), what, "run again with --overwrite to continue"
+            )
     with run.lock.preparing:
         _place(run)
 

@@ -84,7 +84,7 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
             rejected.append(f"{spare.name}: {reason}")
             if run is not None:
                 run.interrupts.raise_asked()
-                run.notify(f"{spare.name} is no spare: {reason}")
+                run.notify(f"{spare.name} cannot be a spare: {reason}")
         else:
             raise _no_spare(host.name, rejected, run)
         hosts[index] = spare

@@ -250,7 +250,7 @@ def _open_latest(
             check_over(launch, folder, this_job(os.environ), ask_job, say)
     changes = describe_changes(folder, recipe)
     if changes:
-        raise InputError(folder, changes, "undo that to go on with this run, or start another with --new")
+        raise InputError(folder, changes, "undo that to resume this run, or start another with --new")
     return journal
 
 
@@ -260,7 +260,7 @@ def _check_nothing_trains(folder: Path) -> None:
         pid = Trainer(log).pid()
         if pid is not None:
             what = f"process {pid} of a killed run still trains"
-            raise InputError(log, what, "go on with that run without --new, or stop the process first")
+            raise InputError(log, what, "resume that run without --new, or stop the process first")
 
 
 def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:

@@ -89,14 +89,14 @@ def check_over(
     what = f"phase {launch.phase} was started on {launch.host}"
     if not launch.job:
         raise InputError(
-            folder, f"{what}, and nothing tells of its end", _hint(f"go on with it on {launch.host}")
+            folder, f"{what}, and its outcome is unknown", _hint(f"go on with it on {launch.host}")
         )
     what += f" in Slurm job {launch.job}"
     if launch.job == here.job:
         if launch.restarts < here.restarts:
             return
         hint = _hint(f"go on with it on {launch.host}")
-        raise InputError(folder, f"{what}, and nothing tells of its end", hint)
+        raise InputError(folder, f"{what}, and its outcome is unknown", hint)
     patience_s = _PATIENCE_S if here.job else 0
     try:
         state = _wait_for_end(launch.job, ask, patience_s, say, pause, clock)
@@ -131,14 +131,14 @@ def requeue_job(
         return 128 + signal.SIGUSR1
     if restarts >= most:
         what = f"its time is over, and it was queued again {describe_count(restarts, 'time')} already"
-        raise RunFailed(f"job {job}", what, "sbatch it again to go on")
+        raise RunFailed(f"job {job}", what, "submit it again to resume")
     # Started again it would be warned as soon, and come no further.
     if over.warned_s < _SHORTEST_S and not over.has_kept:
         what = f"warned of its end {over.warned_s:.0f} s after its start, before there was a snapshot"
         hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
         raise RunFailed(f"job {job}", what, hint)
     # Said before: Slurm may end this process before scontrol returns.
-    say(f"the time is over; job {job} is to be queued again to go on (restart {restarts + 1} of {most})")
+    say(f"the time is over; job {job} is requeued to resume (restart {restarts + 1} of {most})")
     reason = ""
     with _signals_to_end() as ended:
         for pause_s in _PAUSES_S:  # the controller may be busy for a while
@@ -152,7 +152,7 @@ def requeue_job(
                     return 128 + signal.SIGUSR1
             except SchedulerAway as error:
                 reason = error.without_hint
-    raise RunFailed(f"job {job}", f"is not queued again: {reason}", "sbatch it again to go on")
+    raise RunFailed(f"job {job}", f"is not queued again: {reason}", "submit it again to resume")
 
 
 @contextmanager

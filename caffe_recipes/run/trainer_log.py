@@ -363,9 +363,9 @@ class LogPace:
         if self.quiet_s < self._patience_s(begun=tail.has_begun):
             return None
         if tail.lines == self._lines:
-            return f"the log has said nothing for {describe_duration(self.quiet_s)}"
-        last = f"and says only: {tail.last_line[:200]}"
-        return f"the log has told of no progress for {describe_duration(self.quiet_s)}, {last}"
+            return f"the log has had no output for {describe_duration(self.quiet_s)}"
+        last = f"and its last line is: {tail.last_line[:200]}"
+        return f"the log has shown no progress for {describe_duration(self.quiet_s)}, {last}"
 
     def _patience_s(self, *, begun: bool) -> float:
         if self._stall_s is not None:

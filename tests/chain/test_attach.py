@@ -231,10 +231,7 @@ def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -
     with pytest.raises(RunFailed) as caught:
         watcher.watch(str(place.recipe))
     command = f"`caffe-recipes run '{place.recipe}'`"
-    assert (
-        str(caught.value)
-        == f"runs/small-1: process {run.pid} on {HERE} is gone; {command} goes on where it was"
-    )
+    assert str(caught.value) == f"runs/small-1: process {run.pid} on {HERE} is gone; {command} resumes it"
     assert "init 1/3  4/8" in watcher.output.getvalue()
     run.communicate()
     (place.root / "release").touch()

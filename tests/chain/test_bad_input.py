@@ -124,10 +124,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         "no-such-host.invalid: cannot be reached by ssh",
     ),
     "missing trainer": (remove("caffe"), r"caffe: no such Caffe binary; build Caffe .* --caffe"),
-    "trainer that is no program": (text("caffe", "text", 0o644), "caffe: is no program that may be run"),
+    "trainer that is no program": (text("caffe", "text", 0o644), "caffe: is not an executable program"),
     "trainer that is a folder": (
         all_of(remove("caffe"), text("caffe/caffe", "x")),
-        "caffe: is no program that may be run",
+        "caffe: is not an executable program",
     ),
     "trainer that is garbage": (text("caffe", b"\x7fELF\x00", 0o755), "./caffe: does not start: "),
     "trainer that lacks a library": (
@@ -165,11 +165,11 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a file where runs are kept": (
         text("runs", "the user's own"),
-        "/runs: is no folder, and a run writes in runs; move it away",
+        "/runs: is not a folder, and a run writes in runs; move it away",
     ),
     "a file where locks are kept": (
         text("logs/small", "the user's own"),
-        "/logs/small: is no folder, and a run writes in logs/small; move it away",
+        "/logs/small: is not a folder, and a run writes in logs/small; move it away",
     ),
     "missing start weights": (
         edit("name: init,", "name: init, weights: none.caffemodel,"),

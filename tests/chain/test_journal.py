@@ -107,7 +107,7 @@ def test_a_torn_line_is_not_read_and_gives_way_to_the_next(tmp_path: Path, torn:
 )
 def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
     good = '{"time": "2026-11-20T12:00:00+00:00", "event": "created"}\n'
-    with pytest.raises(JournalError, match=r"^journal.jsonl:2: is no line of a journal; .*--new"):
+    with pytest.raises(JournalError, match=r"^journal.jsonl:2: is not a journal line; .*--new"):
         fold_journal(f"{good}{line}\n", "journal.jsonl")
 
 
@@ -303,7 +303,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 
 @pytest.mark.parametrize("wrong", [{"pid": [1]}, {"pid": None}, {"host": 7, "restarts": "two"}])
 def test_a_field_of_another_type_is_no_journal_s(wrong: dict[str, object]) -> None:
-    with pytest.raises(JournalError, match=r"^journal.jsonl:1: is no line of a journal"):
+    with pytest.raises(JournalError, match=r"^journal.jsonl:1: is not a journal line"):
         fold(("started", {"pid": 7, "host": "login1", **wrong}))
 
 

@@ -208,7 +208,7 @@ def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place
     solver.write_text(ours.replace("base_lr: 0.01", "base_lr: 0.005"))
     (place.root / "release").touch()
     _, complained = run.communicate(timeout=600)
-    what = "has changed since the run began, and is not trained from; run again with --overwrite to go on"
+    what = "has changed since the run began, and is not trained from; run again with --overwrite to continue"
     assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {solver}: {what}")
     assert place.trained() == ["init", "cyc1"]
     assert place.events()[-1]["event"] == "failed"

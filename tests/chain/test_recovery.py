@@ -127,7 +127,7 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
     why = "does not answer: no route to host"
     what = f"n1: no spare answers (n2: {why}; n3: {why})"
     assert str(caught.value) == f"{what}; put more hosts into the hostfile"
-    notices = ["looking which hosts answer", f"n2 is no spare: {why}", f"n3 is no spare: {why}"]
+    notices = ["looking which hosts answer", f"n2 cannot be a spare: {why}", f"n3 cannot be a spare: {why}"]
     assert said[2:] == notices
     assert journal[1:] == [
         *({"event": "notice", "message": message} for message in notices),

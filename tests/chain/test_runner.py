@@ -313,7 +313,7 @@ def test_a_journal_that_is_no_journal_is_refused_and_new_starts_beside_it(place:
     place.run()
     journal = place.root / "runs/small-1/journal.jsonl"
     journal.write_text("what\n")
-    with pytest.raises(InputError, match=r"journal.jsonl:1: is no line of a journal"):
+    with pytest.raises(InputError, match=r"journal.jsonl:1: is not a journal line"):
         place.run()
     journal.unlink()
     with pytest.raises(InputError, match=r"journal.jsonl: cannot be opened"):

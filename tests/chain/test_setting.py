@@ -44,7 +44,7 @@ def test_a_profile_s_caffe_root_that_is_not_there_is_named_with_its_line(tmp_pat
     profile.write_text("name: mine\ntitle: mine\ncaffe_root: ./nowhere\n")
     with pytest.raises(InputError) as caught:
         find_root(None, str(profile))
-    what = "caffe_root: './nowhere' is no folder here"
+    what = "caffe_root: './nowhere' is not a folder here"
     assert str(caught.value) == f"{profile}:3: {what}; correct it, or give the Caffe root with --caffe-root"
     assert find_root(tmp_path, str(profile)) == tmp_path
 
@@ -130,7 +130,7 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
     with pytest.raises(InputError, match=said):
         choose_hosts(needs_four, all_hosts(place.root, None))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
-    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is no node list"):
+    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is not a node list"):
         choose_hosts(needs_four, all_hosts(place.root, None))
 
 

@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_with_both_trainers_that_outlived_it(
     first.wait()
     assert graph.processes()
     second = start(graph, *words)
-    going_on = "the trainer of a killed run is still training; going on with it"
+    going_on = "the trainer of a killed run is still training; continuing with it"
     wait_until(
         second, graph, lambda: all(f"{phase}: {going_on}" in said(graph) for phase in ("cyc1", "side"))
     )

@@ -27,7 +27,7 @@ from tests.chain.two_lines import (
     wait_until,
 )
 
-GOING_ON = "the trainer of a killed run is still training; going on with it"
+GOING_ON = "the trainer of a killed run is still training; continuing with it"
 
 
 @pytest.fixture

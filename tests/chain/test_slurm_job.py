@@ -164,7 +164,7 @@ def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
 
 @pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
 def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
-    with pytest.raises(InputError, match=r"was started on c9.*, and nothing tells of its end; go on with it"):
+    with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; go on with it"):
         check_over(launch(here.job), FOLDER, here, unasked)
 
 
@@ -323,7 +323,7 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
     scontrol("exit 0")
     assert requeue_job(time, 10, said.append, lambda seconds: False) == 138
     assert scontrol("") == ["scontrol requeue 12"]
-    assert said == ["the time is over; job 12 is to be queued again to go on (restart 3 of 10)"]
+    assert said == ["the time is over; job 12 is requeued to resume (restart 3 of 10)"]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
         (
             over(3),
             3,
-            "job 12: its time is over, and it was queued again 3 times already; sbatch it again to go on",
+            "job 12: its time is over, and it was queued again 3 times already; submit it again to resume",
         ),
         (over(0), 0, "job 12: its time is over, and it was queued again 0 times already"),
         (
@@ -365,7 +365,7 @@ def test_a_controller_that_stays_away_is_told(scontrol: Scontrol) -> None:
         waited.append(seconds)
         return False
 
-    with pytest.raises(RunFailed, match="is not queued again: Unable to contact slurm controller; sbatch"):
+    with pytest.raises(RunFailed, match="is not queued again: Unable to contact slurm controller; submit it"):
         requeue_job(over(), 10, lambda line: None, wait)
     assert len(scontrol("")) == len(waited) > 5
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NOW_S = 1_700_000_100.0
 STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
-GO_ON = "`caffe-recipes run` with its recipe goes on where it was"
+GO_ON = "`caffe-recipes run` with its recipe resumes it"
 
 
 def no_slurm(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
@@ -197,7 +197,7 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     standing = find_standing("small", StatusOptions(str(place.root)), env, no_slurm)
     assert standing.state == "unknown"
     told = dict(detail_standing(standing, NOW_S))["process"]
-    assert re.search(r"on other, heard of last at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
+    assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
 
 
 def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
@@ -241,7 +241,7 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
     (standing,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
     assert standing.state == "stopped"
     assert summarize_standing(standing) == (
-        "job 12 was ended at its time limit of 1 h 00 min; submit again: it goes on from the last snapshot; "
+        "job 12 was ended at its time limit of 1 h 00 min; submit again: it resumes from the last snapshot; "
         + GO_ON.replace("run", "submit")
     )
 

@@ -133,7 +133,7 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
         ("n[1-3]\nn2\n", "hostfile:2: host n2 is there twice (first in line 1)"),
         ("n[1,1]\n", "hostfile:1: host n1 is there twice (first in line 1)"),
         ("n[3-1]\n", "hostfile:1: range 3-1 runs backwards"),
-        ("a\nn[1-2\n", "hostfile:2: 'n[1-2' is no node list"),
+        ("a\nn[1-2\n", "hostfile:2: 'n[1-2' is not a node list"),
         ("n[1-2]:0\n", "hostfile:1: 'n[1-2]:0' is no host"),
         ("n[1-99999999]\n", "hostfile:1: 'n[1-99999999]' names more than 100,000 hosts"),
     ],

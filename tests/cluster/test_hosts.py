@@ -227,7 +227,7 @@ def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "$(id)", "a\nb"])
 def test_what_is_no_hosts_name_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="is no host's name"):
+    with pytest.raises(InputError, match="is not a host name"):
         open_host(name)
 
 

@@ -34,12 +34,12 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "'' is no node list"),
-        ("a,,b", "'a,,b' is no node list"),
-        ("a,", "'a,' is no node list"),
-        ("a[1-2", "'a[1-2' is no node list"),
-        ("a]1[", "'a]1[' is no node list"),
-        ("a[[1]]", "'a[[1]]' is no node list"),
+        ("", "'' is not a node list"),
+        ("a,,b", "'a,,b' is not a node list"),
+        ("a,", "'a,' is not a node list"),
+        ("a[1-2", "'a[1-2' is not a node list"),
+        ("a]1[", "'a]1[' is not a node list"),
+        ("a[[1]]", "'a[[1]]' is not a node list"),
         ("a[]", "'' in 'a[]' is no range"),
         ("a[1-]", "'1-' in 'a[1-]' is no range"),
         ("a[x]", "'x' in 'a[x]' is no range"),
@@ -103,7 +103,7 @@ def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
     assert slurm_hosts({}) is None
     assert slurm_hosts({"SLURM_JOB_NODELIST": ""}) is None
     assert slurm_hosts({"SLURM_NODELIST": "a[1-2]"}) == ("a1", "a2")
-    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is no node list"):
+    with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: 'a\[' is not a node list"):
         slurm_hosts({"SLURM_JOB_NODELIST": "a["})
 
 

@@ -340,7 +340,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a Caffe that may not be run": (
         no_program, "trainer", "failed", ["node2"],
-        r"node2:\./bin/caffe: is no program there that may be run",
+        r"node2:\./bin/caffe: is not an executable program there",
     ),
     "a Caffe that lacks a library": (
         lambda on: on.replace("node4", on.root / "bin/caffe",

@@ -156,7 +156,7 @@ def test_this_machine_is_never_lost(launch: str) -> None:
 
 
 def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
-    with pytest.raises(ClusterError, match="is no launch"):
+    with pytest.raises(ClusterError, match="is not a launch"):
         Pulses([], "x y")
     assert parse_beat("node1", ["rank 1 2 D 1500 4096"]) == (RankPulse(1, 2, "D", 1.5, 4096),)
     for record in ("hello", "rank 1 2 D 1500", "rank -1 2 D 1 1"):

@@ -268,7 +268,7 @@ def test_what_is_no_launch_is_refused(name: str) -> None:
         lambda: end_ranks([HOST], name),
         lambda: end_ranks([HOST], "0" * 16, but=name),
     ):
-        with pytest.raises(ClusterError, match="is no launch"):
+        with pytest.raises(ClusterError, match="is not a launch"):
             act()
 
 

@@ -109,9 +109,9 @@ def test_signs_of_life_are_asked_for_at_least_every_15_s(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "-l", "a b", "a;b", "a\nb", "", "$(id)", "a'"])
 def test_a_name_that_is_no_hosts_is_refused_before_anything_reads_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="is no host's name"):
+    with pytest.raises(ClusterError, match="is not a host name"):
         load_ssh_options(name, tmp_path)
-    with pytest.raises(ClusterError, match="is no host's name"):
+    with pytest.raises(ClusterError, match="is not a host name"):
         load_ssh_options("", tmp_path, hop=f"user@{name}")
 
 
@@ -121,7 +121,7 @@ def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
 
     assert (read("you@login1:77").user, read("you@login1:77").port) == ("you", 77)
     assert (read("login1").user, read("ssh://me@login1:8/").port) == ("deep", 8)
-    with pytest.raises(ClusterError, match="is no host to jump over"):
+    with pytest.raises(ClusterError, match="is not a host to jump over"):
         read("login1:ssh")
 
 

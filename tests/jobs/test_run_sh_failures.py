@@ -197,7 +197,7 @@ def test_a_term_reaches_mpiexec_and_the_next_run_starts_the_phase_again(
     os.kill(process.pid, signal.SIGTERM)
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 3
-    assert "stopped by SIGTERM; start it again to go on" in stderr
+    assert "stopped by SIGTERM; run it again to resume" in stderr
     assert (small_cluster.play / "told").exists()
 
     small_cluster.hook("mpiexec.hydra", "")

@@ -190,7 +190,7 @@ def normalize_lmdb(lmdb: str) -> str:
         )
     path = "/" + posixpath.normpath(lmdb).lstrip("/")
     if path == "/":
-        raise InputError(lmdb, "is no folder for an LMDB", "name one, as /tmp/train_lmdb")
+        raise InputError(lmdb, "is not a folder for an LMDB", "name one, as /tmp/train_lmdb")
     return path
 
 

@@ -114,7 +114,7 @@ class ShownRun:
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
-        self.go_on = f"{describe_run_command(given, recipe)} goes on where it was"
+        self.go_on = f"{describe_run_command(given, recipe)} resumes it"
         self._journal_bytes = 0  # of whole lines that are read
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
@@ -333,7 +333,7 @@ class RunsFolder:
 
 @contextmanager
 def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None) -> Iterator[RunsFolder]:
-    """Open the runs of a root on a host, or on this machine; raises InputError for what is no host's name."""
+    """Open the runs of a root on a host, or on this machine; raises InputError for a bad host name."""
     files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
     with closing(files):
         path = posixpath.normpath(posixpath.join(root, RUNS))

@@ -591,7 +591,7 @@ def _describe_process(standing: Standing) -> str:
     name = f"process {run.state.pid} on {run.state.host}"
     if standing.lives is not None:
         return name if standing.lives else f"{name}, which is gone"
-    heard = f", heard of last at {_here(run.last_s)}" if run.last_s is not None else ""
+    heard = f", last seen at {_here(run.last_s)}" if run.last_s is not None else ""
     return (
         name if standing.state in ("running", "finished") else f"{name}{heard}: whether it lives is not known"
     )

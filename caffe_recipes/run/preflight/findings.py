@@ -79,7 +79,7 @@ def describe_outcome(found: Sequence[CheckResult]) -> str:
     """Say in a line what all findings come to, and what to do.
 
     >>> describe_outcome([CheckResult("disk", "is full", HostFailed("n1", "full"))])
-    '1 check fails (disk): mend what is said above, and repeat'
+    '1 check fails (disk): fix what is listed above, and repeat'
     """
     failed = list(dict.fromkeys(finding.subject for finding in found if finding.error))
     warned = list(dict.fromkeys(finding.subject for finding in found if finding.warns))
@@ -87,7 +87,7 @@ def describe_outcome(found: Sequence[CheckResult]) -> str:
         hosts = list(dict.fromkeys(host for finding in found if finding.error for host in finding.hosts))
         on = f" on {fold_names(hosts)}" if hosts else ""
         fails = "check fails" if len(failed) == 1 else "checks fail"
-        return f"{len(failed)} {fails}{on} ({', '.join(failed)}): mend what is said above, and repeat"
+        return f"{len(failed)} {fails}{on} ({', '.join(failed)}): fix what is listed above, and repeat"
     if warned:
         return f"nothing fails; look at the warnings ({', '.join(warned)}), then start it with `run`"
     return "all is well; start it with `run`"

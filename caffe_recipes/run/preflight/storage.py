@@ -160,9 +160,9 @@ def _nearest_path(folder: Path) -> Path:
 def _judge_folder(near: Path, names: Sequence[str], writes: MayWrite) -> InputError | None:
     needed = f"a run writes in {', '.join(names)}"
     if not near.is_dir():
-        return InputError(near, f"is no folder, and {needed}", "move it away")
+        return InputError(near, f"is not a folder, and {needed}", "move it away")
     if not writes(near):
-        return InputError(near, f"cannot be written to, and {needed}", "mend its mode, owner or mount")
+        return InputError(near, f"cannot be written to, and {needed}", "fix its mode, owner or mount")
     return None
 
 
@@ -307,7 +307,7 @@ def judge_snapshots(look: NodeView, facts: NodeFacts) -> list[HostProblem]:
     troubles = [_judge_stray(facts, stray) for stray in facts.strays if stray.path in names]
     for path in _snapshot_folders(look):
         if not facts.folders[path].writable:
-            troubles.append(HostProblem(facts.host, "cannot be written to", "mend its mode or owner", path))
+            troubles.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
         elif facts.folders[path].open_to_all:
             what = "anybody can exchange what is written there"
             troubles.append(HostProblem(facts.host, what, "set its sticky bit: chmod +t", path))

@@ -160,7 +160,7 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
     unknown = Counter(node for node in places.by_rank.values() if node not in places.expected.values())
     for node, count in unknown.items():
         ranks = f"{describe_count(count, 'rank')} {'is' if count == 1 else 'are'}"
-        what = f"{ranks} on {node}, which is no host of ours"
+        what = f"{ranks} on {node}, which is not one of our hosts"
         error = ClusterError(setting.find_launcher(), what, hint)
         found.append(CheckResult("launcher", str(error), error))
     if not found:
@@ -185,7 +185,7 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
         if any(places.by_rank[rank] != node for rank in ranks):
             hint = "speeds by rank are told of other hosts than they are of"
             yield HostProblem(
-                host, "has not the ranks that its line in the hostfile gives it", hint, fails=False
+                host, "does not have the ranks that its line in the hostfile gives it", hint, fails=False
             )
 
 
@@ -195,7 +195,7 @@ def _by_hand(setting: Setting) -> str:
 
 
 _EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
-_ABSENT = {"absent": "no such program there", "other": "is no program there that may be run"}
+_ABSENT = {"absent": "no such program there", "other": "is not an executable program there"}
 # Of one solver: a cold start from a busy file system, and two iterations.
 TRIAL_S = 120.0
 _ITERATIONS = 2

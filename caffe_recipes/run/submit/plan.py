@@ -58,7 +58,7 @@ def check_options(words: Sequence[str]) -> None:
     """Raise InputError for what sbatch would take for the script, and for what a submit itself says."""
     for word in words:
         if not re.fullmatch(r"-[A-Za-z].*|--[a-z].*", word):
-            what = f"{word[:80]!r} is no option of sbatch's"
+            what = f"{word[:80]!r} is not an option of sbatch"
             raise InputError("--sbatch-option", what, "write --name=value")
         name = word.partition("=")[0]
         for own, letter, instead in _OURS:
@@ -89,7 +89,7 @@ def take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str,
 def check_mail(address: str | None) -> None:
     """Raise InputError for what can be nobody's address: sbatch takes anything, and no mail arrives."""
     if address is not None and not (address.isprintable() and re.fullmatch(r"[^\s-]\S*", address)):
-        raise InputError("--mail", f"{address[:80]!r} is no address", "write one as you@example.org")
+        raise InputError("--mail", f"{address[:80]!r} is not an address", "write one as you@example.org")
 
 
 def check_spares(arguments: Sequence[str], spares: int) -> None:

@@ -30,7 +30,7 @@ from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
 _FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
-_HINT = "mend it, or move it away once no job of the recipe waits or runs"
+_HINT = "fix it, or move it away once no job of the recipe waits or runs"
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ..
 
 
 def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
-    """Return what stands for a job that only a run's journal tells of, which was heard of last at `time_s`.
+    """Return what stands for a job that only a run's journal tells of, which was last seen at `time_s`.
 
     Whoever calls sbatch may name the job as they like: it is known by its number.
     """

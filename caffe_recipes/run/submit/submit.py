@@ -104,7 +104,7 @@ def check_startable(recipe: Recipe, standing: Standing | None) -> None:
         raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
     launch = standing.run.state.launch
     if launch is not None and not launch.job:  # a job's own run would refuse it, and the job would fail
-        what = f"phase {launch.phase} was started on {launch.host}, and nothing tells of its end"
+        what = f"phase {launch.phase} was started on {launch.host}, and its outcome is unknown"
         raise InputError(folder, what, f"{standing.run.go_on} there; stop it once it does, and submit")
     check_unchanged(recipe, standing)
 
@@ -121,7 +121,7 @@ def check_unchanged(recipe: Recipe, standing: Standing | None) -> None:
     """Raise InputError for a recipe that the run, which its job is to go on with, was not started with."""
     run = standing.run if standing is not None else None
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
-        hint = "undo that to go on with this run, or move its folder away to train another"
+        hint = "undo that to resume this run, or move its folder away to train another"
         raise InputError(run.folder, changes, hint)
 
 

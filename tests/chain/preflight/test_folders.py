@@ -42,7 +42,7 @@ def test_a_root_that_is_read_only_is_named_once(look: NodeView, place: Place) ->
     (found,) = check_folders(look, writes=lambda folder: folder != place.root)
     assert str(found.error) == (
         f"{place.root}: cannot be written to, and a run writes in runs, logs/small, prototxt/small; "
-        "mend its mode, owner or mount"
+        "fix its mode, owner or mount"
     )
 
 

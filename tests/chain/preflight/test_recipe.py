@@ -44,7 +44,7 @@ def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None
     (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
     code, said, _ = call(place)
     assert code == 1
-    assert said.splitlines()[-1] == "1 check fails (test data): mend what is said above, and repeat"
+    assert said.splitlines()[-1] == "1 check fails (test data): fix what is listed above, and repeat"
     code, said, _ = call(place, "--json")
     assert code == 1
     failed = [one for one in json.loads(said) if one["mark"] == "failed"]
@@ -116,7 +116,7 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     follower = place.start()
     assert follower.stdout is not None
     said = ""
-    while "is still training; going on with it" not in said:
+    while "is still training; continuing with it" not in said:
         line = follower.stdout.readline()
         assert line, said
         said += line

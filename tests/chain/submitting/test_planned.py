@@ -70,9 +70,9 @@ def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk
     ("word", "said"),
     [
         ("--exclude=/etc/nodes", "'/etc/nodes' is a file; write the names of its nodes"),
-        ("--exclude=n[1", "is no node list"),
-        ("--exclude=", "is no node list"),
-        ("-x", "is no node list"),
+        ("--exclude=n[1", "is not a node list"),
+        ("--exclude=", "is not a node list"),
+        ("-x", "is not a node list"),
     ],
 )
 def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> None:
@@ -83,8 +83,8 @@ def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("other.sbatch", "'other.sbatch' is no option of sbatch's; write --name=value"),
-        ("--", "'--' is no option"),
+        ("other.sbatch", "'other.sbatch' is not an option of sbatch; write --name=value"),
+        ("--", "'--' is not an option"),
         ("--job=mine", "a submit says --job-name itself; its jobs are known by names of its own"),
         ("-Jmine", "a submit says --job-name itself"),
         ("--dependency=afterok:7", "a submit says --dependency itself; give --after"),

@@ -96,5 +96,5 @@ def test_a_line_that_a_crash_cut_short_is_not_read_and_then_cut_off(tmp_path: Pa
     ],
 )
 def test_a_spoilt_line_is_named(line: str) -> None:
-    with pytest.raises(JournalError, match="runs/x:1: is no line of a journal; mend it, or move it away"):
+    with pytest.raises(JournalError, match="runs/x:1: is not a journal line; fix it, or move it away"):
         fold_submissions(f"{line}\n", "runs/x")

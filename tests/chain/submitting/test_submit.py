@@ -402,7 +402,7 @@ def test_a_recipe_that_its_run_would_refuse_is_not_submitted(desk: Desk) -> None
     tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
     desk.change("base_lr: 0.05", "base_lr: 0.04")
     before = desk.files()
-    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that to go on with this run, or "):
+    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that to resume this run, or "):
         desk.submit(time_s=3600.0)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
@@ -421,7 +421,7 @@ def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
 
 def test_a_trainer_that_a_killed_run_may_have_left_is_told(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, started(), launched())
-    with pytest.raises(InputError, match=r"phase init was started on .*, and nothing tells of its end"):
+    with pytest.raises(InputError, match=r"phase init was started on .*, and its outcome is unknown"):
         desk.submit(time_s=3600.0)
     assert desk.slurm.submitted() == []
 

@@ -38,7 +38,7 @@ def test_a_run_killed_amid_both_goes_on_with_both_on_their_hosts(graph: FaultyCh
     assert ranks == [[0, 1], [2, 3]] * 2
     run.kill()
     again = graph.start("--side-by-side")
-    going_on = "the trainer of a killed run is still training; going on with it"
+    going_on = "the trainer of a killed run is still training; continuing with it"
     again.wait_until(lambda: all(f"{phase}: {going_on}" in again.said() for phase in BOTH))
     graph.release()
     again.finish()

@@ -19,7 +19,7 @@ REFUSED = [
     (("--partition", "short"), "short gives a job at most 2 nodes, this one needs 4"),
     (("--partition", "short", "--time", "11"), "short runs a job for at most 10 min, this one needs 11 min"),
     (("--constraint", "gpu"), "Invalid feature specification"),
-    (("--time", "soon"), "'soon' is no time of Slurm's"),
+    (("--time", "soon"), "'soon' is not a Slurm time"),
     (("--profile", "demanding.yaml"), "site: demands of each job its account; give --account"),
     (("--profile", "small.yaml"), "few takes at most 3 nodes, the recipe needs 4"),
 ]
