@@ -6,8 +6,10 @@ Where the numbers of a new recipe's phases are from, in the comments of its YAML
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
@@ -28,8 +30,10 @@ from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
+from caffe_recipes.render.nets import build_net
 from caffe_recipes.wording import describe_count
 
+_NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."
 _HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
 _LINEAR = "Ours: that share, and an end at 2/3 of the epochs before the cycles, as is 30 of the paper's 45."
@@ -137,6 +141,28 @@ _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
 _PAPERS_DEPTH = 50
+_MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images of a rank
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Images:
+    """The transformation of a recipe's images: shared, of each part, and a net's augmentation; and why."""
+
+    shared: Mapping[str, Any]
+    train: Mapping[str, Any]
+    test: Mapping[str, Any]
+    augmented: Mapping[str, Any]
+    why: str
+
+
+PUBLISHED = Images(
+    {"crop_size": 224, "mirror": True, "mean_value": [104, 117, 123], "scale": 0.0078125},
+    {},
+    {"shorter_side_px": 256},
+    {"random_aspect_ratio": {"min_area_ratio": 0.08, "aspect_ratio_change": 0.75}},
+    "The transformation is that of the published nets.",
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +170,7 @@ class Wish:
     """What a user wants trained; None follows from the rules, or from the profile.
 
     A `collapse` ends the last cycle, or each of them: then `epochs` are those behind the last model, and the
-    other collapses come on top.
+    other collapses come on top. `net` has the keys of a recipe's net; without it, it is a ResNet of `depth`.
     """
 
     images: int
@@ -163,10 +189,17 @@ class Wish:
     name: str | None = None
     profile: Profile | None = None
     depth: int = _PAPERS_DEPTH
+    net: Mapping[str, Any] | None = None
+    transform: Images = PUBLISHED
+
+    @property
+    def net_name(self) -> str:
+        """The name of the net, in titles."""
+        return str(self.net["name"]) if self.net else f"ResNet-{self.depth}"
 
 
-def make_new(wish: Wish) -> NewRecipe:
-    """Make a recipe by the rules, continuous at every join.
+def make_new(wish: Wish, home: Path = Path()) -> NewRecipe:
+    """Make a recipe by the rules, continuous at every join; `home` is the folder that its YAML will be in.
 
     Raises InputError for what does not fit: a batch above the images, nodes that do not divide it, a schedule
     whose parts are longer than the run.
@@ -176,16 +209,40 @@ def make_new(wish: Wish) -> NewRecipe:
         raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
     sockets = wish.profile.node.sockets if wish.profile else None
     ranks_per_node = wish.ranks_per_node or sockets or 1
-    nodes, batch_per_rank = find_shape(wish.batch, wish.nodes, ranks_per_node, wish.batch_per_rank)
-    check_batch_per_rank(batch_per_rank)
-    check_classes(wish.classes, batch_per_rank, wish.depth)
+    nodes, batch_per_rank = find_shape(
+        wish.batch, _nodes(wish, ranks_per_node), ranks_per_node, wish.batch_per_rank
+    )
+    if wish.depth:
+        check_batch_per_rank(batch_per_rank)
+        check_classes(wish.classes, batch_per_rank, wish.depth)
     schedule = find_schedule(wish)
     planned = _plan(wish, schedule)
-    name = wish.name or f"resnet{wish.depth}-{wish.batch}-{wish.epochs:g}ep"
+    prefix = (
+        f"resnet{wish.depth}" if wish.depth else _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
+    )
+    name = wish.name or f"{prefix}-{wish.batch}-{wish.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
     node, node_notes = node_values(wish.profile, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
-    phases = [
+    phases = _phases(name, planned, settings)
+    values = _values(wish, name, cluster, phases)
+    draft = make_recipe(values, "--name" if wish.name else "new", home)
+    _check_nets(wish, draft)
+    title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
+    if wish.collapse == "each":
+        title += f", {len(find_leaves(draft))} collapses for an ensemble"
+    recipe = make_recipe(values | {"title": title}, name, home)
+    warnings = tuple(_warnings(wish, recipe))
+    comments = _comments(wish, recipe, schedule, node_notes, warnings)
+    notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
+    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_unstated(wish.profile))
+    return NewRecipe(recipe, write_recipe(recipe, comments), messages)
+
+
+def _phases(
+    name: str, planned: Sequence[PlannedPhase], settings: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    return [
         {
             "name": one.name,
             "net": _net(one),
@@ -195,17 +252,26 @@ def make_new(wish: Wish) -> NewRecipe:
         }
         for one, each in zip(planned, settings, strict=True)
     ]
-    values = _values(wish, name, cluster, phases)
-    draft = make_recipe(values, "--name" if wish.name else "new")
-    title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
-    if wish.collapse == "each":
-        title += f", {len(find_leaves(draft))} collapses for an ensemble"
-    recipe = make_recipe(values | {"title": title}, name)
-    warnings = tuple(_warnings(wish, recipe))
-    comments = _comments(wish, recipe, schedule, node_notes, warnings)
-    notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
-    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_unstated(wish.profile))
-    return NewRecipe(recipe, write_recipe(recipe, comments), messages)
+
+
+def _check_nets(wish: Wish, draft: Recipe) -> None:
+    """Refuse a net that does not fit the images; a function's code is for `generate` and `run` to run."""
+    if wish.net and "function" not in wish.net:
+        for net in draft.nets:
+            build_net(draft, net)
+
+
+def _prefix(wish: Wish) -> str:
+    """Return how a recipe's name begins: with its net's."""
+    if wish.depth:
+        return f"resnet{wish.depth}"
+    return _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
+
+
+def _nodes(wish: Wish, ranks_per_node: int) -> int | None:
+    """Return the nodes: one where nothing is given and its ranks can hold the batch; None follows."""
+    is_small = wish.batch <= _MOST_OF_ONE_NODE * ranks_per_node and wish.batch % ranks_per_node == 0
+    return 1 if wish.nodes is None and wish.batch_per_rank is None and is_small else wish.nodes
 
 
 def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
@@ -224,7 +290,7 @@ def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
 def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
     is_papers = wish.depth == _PAPERS_DEPTH
     if not is_papers:
-        yield f"ResNet-{wish.depth}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
+        yield f"{wish.net_name}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
     # How many epochs another net needs, they do not tell.
     yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
 
@@ -303,34 +369,27 @@ def _starts(planned: Sequence[PlannedPhase]) -> list[int | None]:
 
 def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]) -> dict[str, Any]:
     test_batch = _divisor(wish.test_images)
+    transform = wish.transform
+    train = {"lmdb": wish.lmdb, "images": wish.images, "shuffle": True, "prefetch": 2, **transform.train}
+    test = {"lmdb": wish.test_lmdb, "images": wish.test_images, "batch_size": test_batch, **transform.test}
     values: dict[str, Any] = {
         "name": name,
-        "title": f"ResNet-{wish.depth}, batch {wish.batch:,} of {wish.images:,} images",
+        "title": f"{wish.net_name}, batch {wish.batch:,} of {wish.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
         "trainer": "./build/tools/caffe",
         "prototxt_dir": f"prototxt/{name}",
-        "net": {
-            "name": f"ResNet-{wish.depth}",
+        "net": wish.net
+        or {
+            "name": wish.net_name,
             "classes": wish.classes,
             "builder": f"resnet{wish.depth}",
             "zero_init": "every-block",
         },
-        "nets": {
-            "train_val": {"random_aspect_ratio": {"min_area_ratio": 0.08, "aspect_ratio_change": 0.75}},
-            "train_val_noaug": {"test": False},
-        },
+        "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
         "data": {
-            "train": {"lmdb": wish.lmdb, "images": wish.images, "shuffle": True, "prefetch": 2},
-            "test": {
-                "lmdb": wish.test_lmdb,
-                "images": wish.test_images,
-                "batch_size": test_batch,
-                "shorter_side_px": 256,
-            },
-            "crop_size": 224,
-            "mirror": True,
-            "mean_value": [104, 117, 123],
-            "scale": 0.0078125,
+            "train": {**train, **wish.transform.train},
+            "test": {**test, **wish.transform.test},
+            **wish.transform.shared,
         },
         "cluster": cluster,
         "solver": {"momentum": rules.MOMENTUM, "display": 40, "solver_mode": "CPU"},
@@ -364,6 +423,10 @@ def _divisor(images: int) -> int:
     return next((size for size in sizes if images % size == 0), sizes[0])
 
 
+def _is_resnet(wish: Wish) -> bool:
+    return wish.net is None or "builder" in wish.net
+
+
 def _comments(
     wish: Wish, recipe: Recipe, schedule: Schedule, node_notes: list[str], warnings: tuple[str, ...]
 ) -> dict[Location, list[str]]:
@@ -375,9 +438,9 @@ def _comments(
             "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
             *warnings,
         ],
-        ("net",): ["zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."],
+        ("net",): [_NET_FROM] if _is_resnet(wish) else ["As it was given."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
-        ("data",): ["The transformation is that of the published nets."],
+        ("data",): [wish.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],
         ("solver", "momentum"): ["Section IV-B."],
         ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],

@@ -17,6 +17,7 @@ import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
 from caffe_recipes.authoring.adopt_files import AdoptOptions
+from caffe_recipes.authoring.asked import AskedRecipe, make_wish
 from caffe_recipes.authoring.new import Wish, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
@@ -91,10 +92,24 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @click.command(
     epilog=examples(
         "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
+        "caffe-recipes new --net resnet18 --lmdb train_lmdb --test-lmdb val_lmdb --epochs 30 --out own.yaml",
     )
 )
-@click.option("--images", metavar="N", type=COUNT, required=True, help="Images of the training LMDB.")
-@click.option("--batch", metavar="B", type=COUNT, required=True, help="Images per iteration over all ranks.")
+@click.option(
+    "--net",
+    metavar="NAME|FILE.prototxt|MODULE:FUNCTION",
+    help="The net: a builder (resnet18, 34, 50, 101 or 152, resnet_small), a file, or a function of a module "
+    "beside the recipe [default: resnet50]",
+)
+@click.option(
+    "--images", metavar="N", type=COUNT, help="Images of the training LMDB [default: counted in it]"
+)
+@click.option(
+    "--batch",
+    metavar="B",
+    type=COUNT,
+    help="Images per iteration over all ranks [default: 32 per rank]",
+)
 @click.option(
     "--epochs",
     metavar="E",
@@ -103,7 +118,12 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     required=True,
     help="Epochs of the last model, in all.",
 )
-@click.option("--nodes", metavar="N", type=COUNT, help="Nodes [default: as many as give each rank 32 images]")
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=COUNT,
+    help="Nodes [default: 1, or for more than 256 images per rank as many as give each rank 32]",
+)
 @click.option(
     "--ranks-per-node",
     metavar="N",
@@ -136,37 +156,30 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @click.option(
     "--depth",
     type=click.Choice([str(depth) for depth in DEPTHS]),
-    default=str(Wish.depth),
-    show_default=True,
-    callback=lambda context, option, depth: int(depth),
-    help="Depth of the ResNet.",
+    callback=lambda context, option, depth: int(depth) if depth else None,
+    help="Depth of the ResNet, as in --net resnet50.",
 )
 @click.option(
-    "--classes", metavar="N", type=COUNT, default=1000, show_default=True, help="Number of classes."
+    "--classes", metavar="N", type=COUNT, help="Number of classes [default: the LMDB's or the net's, or 1000]"
 )
 @click.option(
     "--test-images",
     metavar="N",
     type=COUNT,
-    default=50_000,
-    show_default=True,
-    help="Images of the test LMDB.",
+    help="Images of the test LMDB [default: counted in it; of ImageNet, 50000]",
 )
 @click.option(
     "--lmdb",
     metavar="DIR",
     type=PATH_TEXT,
-    default=Wish.lmdb,
-    show_default=True,
-    help="The training LMDB on every node.",
+    help=f"The training LMDB on every node; one that is here says its images, classes and size "
+    f"[default: {Wish.lmdb}]",
 )
 @click.option(
     "--test-lmdb",
     metavar="DIR",
     type=PATH_TEXT,
-    default=Wish.test_lmdb,
-    show_default=True,
-    help="The test LMDB.",
+    help=f"The test LMDB [default: {Wish.test_lmdb}]",
 )
 @click.option(
     "--name",
@@ -184,14 +197,16 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "launcher, modules and folders are read by `run --profile` and `submit --profile`.",
 )
 @out
-@gather(Wish, "wish")
-def new(wish: Wish, out: Path | None) -> None:
-    """Make a ResNet recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
+@gather(AskedRecipe, "asked")
+def new(asked: AskedRecipe, out: Path | None) -> None:
+    """Make a recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
 
     The phases are a warm-up with linear decay, cycles if any, and a collapse. The rate has no jump between
     phases.
     """
-    give_recipe(make_new(replace(wish, name=choose_name(wish.name, out))), out)
+    home = out.parent if out else Path()
+    wish = make_wish(replace(asked, name=choose_name(asked.name, out)), home)
+    give_recipe(make_new(wish, home), out)
 
 
 def _rescaled_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:

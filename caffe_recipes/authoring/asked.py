@@ -1,0 +1,206 @@
+"""What `new` is asked for, completed by what the net and the LMDBs say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from caffe_recipes.authoring.adopt_files import count_classes, data_values, own_net, variant_values
+from caffe_recipes.authoring.new import PUBLISHED, Images, Wish
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.nets import BUILDERS
+from caffe_recipes.caffe.prototxt import load_document
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.data.manifest import load_manifest
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Transformation
+from caffe_recipes.review.lint.chain import Net
+from caffe_recipes.wording import did_you_mean
+
+_USUAL_BATCH_PER_RANK = 32
+_MOST_SCANNED = 100_000  # records whose labels are read where no manifest says how many classes there are
+_GREY, _COLOUR = (128.0,), (104.0, 117.0, 123.0)
+
+
+@dataclass(frozen=True)
+class AskedRecipe:
+    """The options of `new` as they are given; None follows from the net, the LMDBs, rules or the profile."""
+
+    epochs: float
+    images: int | None = None
+    batch: int | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    batch_per_rank: int | None = None
+    cycles: int = 0
+    collapse: Literal["last", "each"] = "last"
+    collapse_epochs: float | None = None
+    net: str | None = None
+    depth: int | None = None
+    classes: int | None = None
+    test_images: int | None = None
+    lmdb: str | None = None
+    test_lmdb: str | None = None
+    name: str | None = None
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True)
+class LmdbFacts:
+    """What an LMDB says: its images and classes, 0 if not known, and the shape of its first image."""
+
+    images: int
+    classes: int
+    shape: tuple[int, int, int] | None
+    is_encoded: bool
+
+
+def make_wish(asked: AskedRecipe, home: Path) -> Wish:
+    """Complete what is asked for; `home` is the folder that the recipe's YAML will be in.
+
+    Raises InputError for a net that is not found, and for numbers that nothing says.
+    """
+    own = _own_prototxt(asked.net, home)
+    data = data_values(own) if own and any(one.type == "Data" for one in own.message.layer) else None
+    lmdb = asked.lmdb or (data["train"]["lmdb"] if data else Wish.lmdb)
+    named = data["test"].get("lmdb") if data and not asked.lmdb else None
+    test_lmdb = asked.test_lmdb or named or Wish.test_lmdb
+    train, test = read_lmdb(lmdb), read_lmdb(test_lmdb)
+    if asked.lmdb and train and not asked.test_lmdb:
+        raise InputError("--lmdb", "no LMDB of test images is given", "give --test-lmdb DIR")
+    images = asked.images or (train.images if train else 0)
+    of_imagenet = Wish.test_images if test_lmdb == Wish.test_lmdb else 0
+    test_images = asked.test_images or (test.images if test else of_imagenet)
+    for option, count, path in (("--images", images, lmdb), ("--test-images", test_images, test_lmdb)):
+        if not count:
+            raise InputError(option, f"{path} is not here to count its images", f"give {option} N")
+    net = _net_values(asked, own, train, home)
+    ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
+    given = {field.name: getattr(asked, field.name) for field in fields(asked) if hasattr(Wish, field.name)}
+    return Wish(
+        **given
+        | {
+            "images": images,
+            "batch": asked.batch or ranks * min(_USUAL_BATCH_PER_RANK, max(images // ranks, 1)),
+            "epochs": asked.epochs,
+            "lmdb": lmdb,
+            "test_lmdb": test_lmdb,
+            "test_images": test_images,
+            "classes": net["classes"],
+            "depth": _depth(asked, net),
+            "net": net if asked.net else None,
+            "transform": _own_transform(own, data, train) if own and data else _fitting(lmdb, train),
+        }
+    )
+
+
+def read_lmdb(path: str) -> LmdbFacts | None:
+    """Read an LMDB and its manifest; None if it is not on this machine, DataError if it is damaged."""
+    folder = Path(path)
+    if not (folder / "data.mdb").is_file():
+        return None
+    from caffe_recipes.caffe.datums import datum_shape, open_datums  # LMDB's library
+
+    manifest = load_manifest(folder)
+    with open_datums(folder) as datums:
+        first, count = datums[0], len(datums)
+        if manifest:
+            classes = len(manifest.classes or ()) or 1 + max(manifest.labels, default=-1)
+        else:
+            classes = 1 + max(one.label for _, one in datums) if count <= _MOST_SCANNED else 0
+    try:
+        shape = datum_shape(first, _decoded_shape)
+    except ValueError:
+        shape = None
+    return LmdbFacts(count, classes, shape, first.encoded)
+
+
+def _decoded_shape(data: bytes) -> tuple[int, int, int] | None:
+    from caffe_recipes.data.convert import load_pixels  # cv2
+
+    height, width, channels = load_pixels(pb.Datum(data=data, encoded=True)).shape
+    return channels, height, width
+
+
+def _sockets(profile: Profile | None) -> int:
+    return (profile.node.sockets if profile else None) or 1
+
+
+def _own_prototxt(name: str | None, home: Path) -> Net | None:
+    """Read the net of a .prototxt; None for a builder or a function, which is not run here."""
+    if not name or name in BUILDERS:
+        return None
+    if name.endswith(".prototxt"):
+        net: Net = load_document(name, pb.NetParameter)
+        if net.message.layers:
+            raise InputError(net.path, "has layers of an old form", "run `caffe-recipes upgrade` on it first")
+        return net
+    module, colon, function = name.partition(":")
+    if not (colon and function):
+        hint = did_you_mean(name, BUILDERS, f"give {', '.join(BUILDERS)}, FILE.prototxt or MODULE:FUNCTION")
+        raise InputError("--net", f"'{name}' is not a net", hint)
+    file = home.joinpath(*module.split(".")).with_suffix(".py")
+    if not file.is_file():
+        raise InputError("--net", f"{file} does not exist", "put the module beside the recipe")
+    return None
+
+
+def _net_values(asked: AskedRecipe, own: Net | None, train: LmdbFacts | None, home: Path) -> dict[str, Any]:
+    """Return the keys of `net`; a prototxt's classes are its own."""
+    classes = asked.classes or (count_classes(own) if own else 0) or (train.classes if train else 0)
+    if own:
+        if not classes:
+            raise InputError("--classes", f"{own.path} has no layer that scores classes", "give --classes N")
+        if train and train.classes > classes:
+            what = f"{own.path} has {classes} classes, and the labels of the LMDB need {train.classes}"
+            raise InputError("--net", what, "change num_output of its last layer")
+        return own_net(own, classes, home)
+    classes = classes or Wish.classes
+    name = asked.net or f"resnet{asked.depth or Wish.depth}"
+    if name in BUILDERS:
+        title = name.replace("resnet_", "ResNet-").replace("resnet", "ResNet-")
+        return {"name": title, "classes": classes, "builder": name, "zero_init": "every-block"}
+    return {"name": name.rpartition(":")[2], "classes": classes, "function": name}
+
+
+def _depth(asked: AskedRecipe, net: Mapping[str, Any]) -> int:
+    """Return the depth that the rules for ResNets are held against; 0 for another net."""
+    depth = str(net.get("builder", "")).removeprefix("resnet")
+    if asked.depth and asked.net and depth != str(asked.depth):
+        raise InputError("--depth", f"--net is {asked.net}", "give only one of them")
+    return int(depth) if depth.isdigit() else 0
+
+
+def _own_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -> Images:
+    """Return the transformation of a prototxt's own data layers, if the images are large enough."""
+    keys = set(Transformation.model_fields)
+    parts = {part: {key: data[part][key] for key in data[part] if key in keys} for part in ("train", "test")}
+    parts["test"] |= {
+        key: data["test"][key] for key in ("shorter_side_px", "interp_mode") if key in data["test"]
+    }
+    augmented = {key: value for key, value in variant_values(own).items() if key == "random_aspect_ratio"}
+    crop = data.get("crop_size") or parts["train"].get("crop_size")
+    if crop and not augmented and train and train.shape and crop > min(train.shape[1:]):
+        what = f"{own.path} crops {crop} pixels, and the first image has {train.shape[1]} x {train.shape[2]}"
+        raise InputError("--net", what, "take larger images, or a smaller crop_size")
+    shared = {key: data[key] for key in data if key in keys}
+    return Images(
+        shared, parts["train"], parts["test"], augmented, "The transformation is that of the net's file."
+    )
+
+
+def _fitting(lmdb: str, train: LmdbFacts | None) -> Images:
+    """Return the published transformation, or one whose crop has the same share of smaller images."""
+    shape = train.shape if train else None
+    side = min(shape[1:]) if shape else 256
+    if not train or shape is None or (train.is_encoded and side >= 256 and shape[0] == 3):
+        return PUBLISHED
+    mean = {1: _GREY, 3: _COLOUR}.get(shape[0], ())
+    shared: dict[str, Any] = {"crop_size": max(side * 7 // 8, 1), "mirror": shape[0] == 3}
+    shared |= {"mean_value": mean, "scale": 0.0078125}
+    why = f"The crop is 7/8 of the {side} pixels of the first image in {lmdb}, as 224 of 256."
+    if train.is_encoded:
+        return Images(shared, {}, {"shorter_side_px": side}, dict(PUBLISHED.augmented), why)
+    return Images(shared, {}, {}, {}, f"{why} Raw images are not resized: this Caffe does that wrong.")

@@ -1,0 +1,119 @@
+"""What `new` is not told it reads from the net and the LMDBs; what nothing says it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caffe_recipes.authoring.asked import AskedRecipe, make_wish
+from caffe_recipes.authoring.new import make_new
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.render.nets import build_net
+
+NET = """name: "Own"
+layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { mean_value: 3 crop_size: %d }
+  data_param { source: "elsewhere" batch_size: 2 backend: LMDB } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: %d } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def write_lmdb(path: Path, images: int = 400, side: int = 32, channels: int = 3, classes: int = 4) -> str:
+    pixels = bytes(channels * side * side)
+    datum = pb.Datum(data=pixels, channels=channels, height=side, width=side)
+
+    def labelled() -> Iterator[tuple[str, pb.Datum]]:
+        for index in range(images):
+            datum.label = index % classes
+            yield str(index), datum
+
+    write_datums(path, labelled())
+    return str(path)
+
+
+@pytest.fixture
+def lmdbs(tmp_path: Path) -> dict[str, Any]:
+    return {"lmdb": write_lmdb(tmp_path / "train"), "test_lmdb": write_lmdb(tmp_path / "test", 60)}
+
+
+def make(asked: AskedRecipe, home: Path) -> Recipe:
+    return make_new(make_wish(asked, home), home).recipe
+
+
+def test_images_classes_and_crop_are_those_of_the_lmdb(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+    recipe = make(AskedRecipe(20, net="resnet_small", **lmdbs), tmp_path)
+    assert (recipe.data.train.images, recipe.data.test.images, recipe.net.classes) == (400, 60, 4)
+    assert (recipe.data.crop_size, recipe.data.test.shorter_side_px) == (28, None)
+    assert (recipe.cluster.nodes, recipe.cluster.global_batch) == (1, 32)
+    assert recipe.nets["train_val"].random_aspect_ratio is None
+
+
+def test_grey_images_have_one_mean_and_are_not_mirrored(tmp_path: Path) -> None:
+    train = write_lmdb(tmp_path / "train", channels=1)
+    recipe = make(AskedRecipe(20, net="resnet_small", lmdb=train, test_lmdb=train), tmp_path)
+    assert (recipe.data.mean_value, recipe.data.mirror) == ((128,), False)
+
+
+def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "own.prototxt"
+    file.write_text(NET % (20, 4))
+    recipe = make(AskedRecipe(20, net=str(file), **lmdbs), tmp_path)
+    assert (recipe.net.prototxt, recipe.net.classes, recipe.name) == ("own.prototxt", 4, "own-32-20ep")
+    assert (recipe.data.crop_size, recipe.data.mean_value, recipe.data.mirror) == (20, (3,), None)
+    assert build_net(recipe, "train_val").layer[0].data_param.source == lmdbs["lmdb"]
+
+
+def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "my_nets.py").write_text("raise SystemExit('was run')")
+    recipe = make(AskedRecipe(20, net="my_nets:lenet", **lmdbs), tmp_path)
+    assert (recipe.net.function, recipe.net.name, recipe.net.classes) == ("my_nets:lenet", "lenet", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"net": "resnet5O"}, "--net: 'resnet5O' is not a net; did you mean 'resnet50'?"),
+        ({"net": "my_nets:lenet"}, "my_nets.py does not exist; put the module beside the recipe"),
+        ({"net": "resnet18", "depth": 50}, "--depth: --net is resnet18; give only one of them"),
+        ({"test_lmdb": None}, "--lmdb: no LMDB of test images is given; give --test-lmdb DIR"),
+        ({"lmdb": "nowhere"}, "--images: nowhere is not here to count its images; give --images N"),
+        ({"test_lmdb": "none"}, "--test-images: none is not here to count its images; give --test-images N"),
+    ],
+)
+def test_what_nothing_says_is_asked_for(
+    changes: dict[str, Any], message: str, lmdbs: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        make_wish(AskedRecipe(**{"epochs": 20, **lmdbs, **changes}), tmp_path)
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("crop", "outputs", "message"),
+    [
+        (40, 4, "crops 40 pixels, and the first image has 32 x 32; take larger images, or"),
+        (20, 3, "has 3 classes, and the labels of the LMDB need 4; change num_output"),
+    ],
+)
+def test_a_net_that_does_not_fit_the_images_is_refused(
+    crop: int, outputs: int, message: str, lmdbs: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.prototxt"
+    file.write_text(NET % (crop, outputs))
+    with pytest.raises(InputError, match=message):
+        make_wish(AskedRecipe(20, net=str(file), **lmdbs), tmp_path)
+
+
+def test_a_small_batch_takes_one_node_and_a_large_one_as_many_as_it_needs(tmp_path: Path) -> None:
+    nodes = {
+        batch: make(AskedRecipe(90, images=1_281_167, batch=batch), tmp_path).cluster.nodes
+        for batch in (256, 4096)
+    }
+    assert nodes == {256: 1, 4096: 128}
