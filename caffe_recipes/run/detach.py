@@ -62,7 +62,7 @@ def describe_detached(started: Detached, root: Path) -> list[str]:
     watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
     process = f"process {started.pid} on {socket.gethostname()}"
     return [
-        f"{started.folder}: goes on as {process}; it writes {started.output}",
+        f"{started.folder}: continues as {process}; it writes {started.output}",
         f"watch it: {watch}",
         f"stop it:  kill -INT {started.pid}",
     ]
