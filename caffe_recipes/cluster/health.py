@@ -1,4 +1,4 @@
-"""The pulse of every host while a launch runs: whether it is heard, and how its ranks are.
+"""The pulse of every host while a launch runs: whether it answers, and how its ranks are.
 
 One command stays on each host (`ranks.sh`, verb `beat`) and answers when it is asked, every few seconds. A
 connection that breaks is opened again until the host is heard.
@@ -62,7 +62,7 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Silence:
-    """A host that has not been heard for so long, and why, as far as is known."""
+    """A host without a pulse for so long, and why, as far as is known."""
 
     host: str
     seconds: float
@@ -106,7 +106,7 @@ class Pulses:
         self.close()
 
     def latest(self) -> Mapping[str, Pulse]:
-        """Return the last pulse of every host that has been heard."""
+        """Return the last pulse of every host that has sent one."""
         with self._lock:
             return {name: kept[-1] for name, kept in self._kept.items() if kept}
 
@@ -121,12 +121,12 @@ class Pulses:
             return {name: tuple(kept) for name, kept in self._kept.items()}
 
     def is_well(self, host: str) -> bool:
-        """Tell whether a host has been heard, and its connection has not broken since."""
+        """Tell whether a host has sent a pulse, and its connection has not broken since."""
         with self._lock:
             return bool(self._kept[host]) and host not in self._errors
 
     def silent(self, patience_s: float) -> tuple[Silence, ...]:
-        """Return the hosts that have not been heard for longer than `patience_s`, in their order.
+        """Return the hosts without a pulse for longer than `patience_s`, in their order.
 
         This machine is none of them, however busy: no link lies between, and it would have to be left alone.
         """
@@ -298,7 +298,7 @@ def _states(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
 
 
 def _find_gone(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find a rank that has ended while most go on, or that alone goes on."""
+    """Find a rank that has ended while most continue, or that alone continues."""
     ended = _through(histories, lambda pulse: pulse.ended)
     living = _through(histories, lambda pulse: pulse.living)
     if ended and len(ended) <= len(living):

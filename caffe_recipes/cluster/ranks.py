@@ -205,7 +205,7 @@ class RankEnds:
     """
 
     def __init__(self) -> None:
-        """Have heard nothing yet."""
+        """Begin without any pulse."""
         self._host = self._string = self._by_slurm = ""
         self._code: int | None = None
         self._signal: int | None = None

@@ -135,7 +135,7 @@ class _Live:
 class Reporter:
     """Writes to a console; the clock says when a plain line of progress is due.
 
-    Falls silent once the console is gone, as a closed terminal is: a run goes on without it.
+    Falls silent once the console is gone, as a closed terminal is: the run continues without it.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:

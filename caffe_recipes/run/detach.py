@@ -37,7 +37,7 @@ class Detached:
 
 
 def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached | None:
-    """Leave the terminal to a copy of this process: None in the one that is to go on with the run.
+    """Leave the terminal to a copy of this process: None in the one that continues with the run.
 
     In the other, which keeps the terminal, this returns when the first trainer is in the journal, or when the
     run has ended; until then it gives what the run says to `relay`. Raises InputError, in that one alone.
@@ -56,13 +56,13 @@ def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached
 
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
-    """Write where a run goes on, how it is watched, and how it is stopped."""
+    """Write where a detached run continues, how it is watched, and how it is stopped."""
     assert started.folder is not None
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
     process = f"process {started.pid} on {socket.gethostname()}"
     return [
-        f"{started.folder}: goes on as {process}; it writes {started.output}",
+        f"{started.folder}: continues as {process}; it writes {started.output}",
         f"watch it: {watch}",
         f"stop it:  kill -INT {started.pid}",
     ]
@@ -135,7 +135,7 @@ def _wait(
     spool: _Spool,
     relay: Callable[[str], None],
 ) -> Detached:
-    """Wait for the first trainer, or the end. A Ctrl-C until then is meant for the run."""
+    """Wait for the first trainer, or the end. A Ctrl-C until then is intended for the run."""
     while True:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)

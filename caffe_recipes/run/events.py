@@ -549,7 +549,7 @@ def describe_before(state: RunState, recipe: Recipe, folder: str) -> list[str]:
 
 
 def describe_run_command(given: str, recipe: Recipe) -> str:
-    """Write what goes on with a run; `given` is what its watcher called it.
+    """Write the command that resumes a run; `given` is what its watcher called it.
 
     Of a recipe of the user's own the name is known, but not where its YAML is.
     """

@@ -177,7 +177,7 @@ def _blame(what: str, host: str | None, *, is_dead: bool) -> str:
 
 
 def train(run: Run, training: Training) -> None:
-    """Launch a phase, or go on with what a killed run has left, to its verified snapshot.
+    """Launch a phase, or take over what a killed run has left, up to its verified snapshot.
 
     Raises LaunchFailed, and Interrupted, with the trainer stopped.
     """

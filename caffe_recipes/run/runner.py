@@ -1,9 +1,9 @@
-"""A run of which nothing is left to be done: read, looked after, and shown again.
+"""Carry a run: preflight, stage, the phases, verify and fetch each snapshot, evaluate.
 
-The run: preflight, stage, the phases, verify and fetch each snapshot, evaluate.
+A run of which nothing is left to be done is read, verified and shown again.
 
-Every step is a line in the journal before the next is taken, so that the same call after any crash goes on
-where it was. A phase is finished when its snapshot is verified, whatever its process returned.
+Every step is a line in the journal before the next is taken, so that the same call after any crash resumes
+the run. A phase is finished when its snapshot is verified, whatever its process returned.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run_chain(
     clock: Clock = time.time,
     ask_job: AskJob = ask_slurm,
 ) -> RunState:
-    """Train a recipe's chain, or go on with the latest run of it; return the state at the end.
+    """Train a recipe's chain, or resume its latest run; return the state at the end.
 
     Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
     Interrupted when stopped; no trainer is left behind in any of these.
@@ -223,7 +223,7 @@ def _open_latest(
     say: Callable[[str], None],
     stack: ExitStack,
 ) -> Journal | None:
-    """Open the run to go on with; None if another is to be started.
+    """Open the run to resume; None if another is to be started.
 
     Raises InputError if another process carries on the latest run, if its trainer may still be training, or
     if the recipe or a net of it is no longer the one that it was started with.

@@ -1,9 +1,9 @@
-"""Watching a trainer by its log: what has come since, how fast it goes, how long is left, what went wrong.
+"""Watch a trainer by its log: progress, speed, time left, and what went wrong.
 
-The watchdog: what no launcher notices, as a link that goes silent, or a rank that holds all others up.
+The watchdog finds what no launcher notices: a link that goes silent, or a rank that holds all others up.
 
-Training is synchronous: while iterations come, every host is well, whatever ssh says of it. So a host is lost
-only when neither it nor the log has been heard.
+Training is synchronous: while iterations come, every host is well, whatever ssh says. So a host is lost only
+when neither its pulse nor a line of the log has come.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from caffe_recipes.units import describe_duration, write_clock
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
-# Hydra's word on a rank that a signal has ended; its advice after it tells nothing.
+# What Hydra prints of a rank that a signal has ended; the advice after it is of no use.
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
 # Hydra does not notice that the srun which was to start its proxies has ended, and waits for ever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
-# What glog prints of a training that goes well; no reason for its end.
+# What glog prints of a training that goes well; not a reason for its end.
 _INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
 # Of more than this at once, which only a resume finds, both ends are read as ever.
@@ -86,9 +86,9 @@ class Progress:
 class LogTail:
     """A growing log, read a whole line at a time.
 
-    `signs` counts its signs of life: what tells of training or testing, and before that each line that says
-    something new. What some library repeats while nothing goes on is none. `no_step` is why Slurm has started
-    no ranks; "" where it has. `last_words` are the last that are no report of a training that goes well.
+    `signs` counts its signs of life: what reports training or testing, and before that each line that says
+    something new. What some library repeats while nothing happens does not count. `no_step` is why Slurm has
+    started no ranks; "" where it has. `last_words` are the last words other than reports of normal training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,7 +214,7 @@ def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
 
 
 def find_divergence(losses: Mapping[int, float]) -> str | None:
-    """Say that the loss is lost: not finite, or saturated at two displays on end. Caffe would exit 0."""
+    """Return why a loss is lost: not finite, or saturated at two displays in a row. Caffe would exit 0."""
     lost = next(((at, loss) for at, loss in losses.items() if not math.isfinite(loss)), None)
     if lost:
         return f"the loss is {lost[1]} at iteration {lost[0]}"
@@ -230,7 +230,7 @@ _ACCURACIES = ("top-1", "accuracy")
 
 
 def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str | None:
-    """Say that a training has done no better than guessing for an epoch, by its losses or its last two tests.
+    """Return why a net seems only to guess: an epoch of losses, or two tests, no better than chance.
 
     A guess among so many classes has the loss ln(classes), and is right once in `classes` times.
     """
@@ -257,7 +257,7 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
 
 
 def find_ignored(tail: LogTail, training: Training, root: Path) -> str | None:
-    """Say which learned layer of its weights Caffe has left out: it trains on without a word of it."""
+    """Return which learned layer of its weights Caffe has left out: it trains on without a warning."""
     if training.weights is None or not tail.summary.ignored:
         return None
     ignored = learned_ignored(tail.summary.ignored, root / training.weights)
@@ -267,7 +267,7 @@ def find_ignored(tail: LogTail, training: Training, root: Path) -> str | None:
 
 
 def find_failure(tail: LogTail, training: Training) -> str | None:
-    """Say why a trainer that has ended did not train to the end; its exit code says nothing."""
+    """Return why a trainer that has ended did not train to the end; its exit code says nothing."""
     summary, last = tail.summary, training.last_iter
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
     if summary.fatal and not (is_passed or summary.done):  # what dies after its work was done
@@ -310,10 +310,10 @@ _GAP_S = 5.0
 
 
 class Hearing(Protocol):
-    """What is heard of the hosts: Pulses, or a test's."""
+    """The pulses of the hosts: Pulses, or a stand-in of a test."""
 
     def silent(self, patience_s: float) -> Sequence[Silence]:
-        """Return the hosts that were not heard for longer."""
+        """Return the hosts without a pulse for longer."""
 
     def histories(self) -> Mapping[str, Sequence[Pulse]]:
         """Return every host's last pulses, the newest last."""
@@ -384,7 +384,7 @@ class Watchdog:
         self.suspect: Straggler | None = None
 
     def look(self, tail: LogTail) -> Trouble | None:
-        """Say what is wrong, if the launch cannot go on; a mere suspicion is kept as `suspect`."""
+        """Return what is wrong, if the launch cannot continue; a mere suspicion is kept as `suspect`."""
         stalled = self._pace.look(tail)
         quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
         patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))

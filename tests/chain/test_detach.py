@@ -39,9 +39,9 @@ def test_a_detached_run_trains_on_in_a_session_of_its_own_and_says_how_to_watch_
     pid = process_of(said)
     first, watch, stop = said.splitlines()[-3:]
     on = f"process {pid} on {socket.gethostname()}"
-    assert first.startswith(f"runs/small-1: goes on as {on}; it writes logs/small/detached-")
+    assert first.startswith(f"runs/small-1: continues as {on}; it writes logs/small/detached-")
     assert (watch, stop) == ("watch it: caffe-recipes attach small-1", f"stop it:  kill -INT {pid}")
-    assert said.startswith("ok      "), "the preflight is seen"
+    assert said.startswith("checking 1 host ...\nok      "), "the preflight is seen"
     assert os.getsid(pid) == pid
     assert place.state().pid == pid
     (place.root / "release").touch()
@@ -118,7 +118,7 @@ def test_a_killed_run_s_trainer_is_taken_over_and_is_enough(place: Place) -> Non
     code, said, _ = place.call("--detach")
     assert code == 0
     (place.root / "release").touch()
-    assert "runs/small-1: goes on as process" in said
+    assert "runs/small-1: continues as process" in said
     wait_for_end(place)
     assert place.trained() == ["init", "cyc1", "last"]
 

@@ -76,7 +76,7 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
     assert starter.stdout
     first = starter.stdout.readline()
     starter.kill()  # before it trains
-    assert first.startswith("ok "), first + starter.stdout.read()
+    assert first.startswith("checking "), first + starter.stdout.read()
     starter.communicate()
     while not journal.exists():
         assert time.monotonic() < until

@@ -227,7 +227,7 @@ _YAML = (".yaml", ".yml")
 def find_run(files: RunFiles, root: str, given: str) -> str:
     """Return the folder of a run that is given as a folder, a run's name, a recipe's name or its YAML.
 
-    Of a recipe the latest run is meant. Raises InputError if there is none.
+    A recipe stands for its latest run. Raises InputError if none exists.
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
     if given.endswith(_YAML):

@@ -536,7 +536,7 @@ def attach(
 ) -> None:
     """Show a run, and follow it until it is finished; with `once` only where it stands.
 
-    `run` is its folder, its name, or its recipe, whose latest run is meant. While a job of the recipe waits
+    `run` is its folder, its name, or its recipe, for its latest run. While a job of the recipe waits
     or runs, that is reported and the run waited for. Raises InputError if there is neither, and RunFailed
     when the run has failed, is interrupted, or its process is gone without a last event.
     """

@@ -85,7 +85,7 @@ class Standing:
 
     @property
     def progress(self) -> Progress | None:
-        """Where the phase is that trains, or did when the run was heard of last."""
+        """Where the phase is that trains, or did when the run was last seen."""
         return self.run.progress() if self.run else None
 
     @property
@@ -259,7 +259,7 @@ def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ..
 
 
 def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
-    """Return it with more jobs, in the order in which they were heard of.
+    """Return it with more jobs, in the order in which they were first seen.
 
     Of a run whose end is journaled, a Slurm that gives no answer makes nothing unknown; and once it is
     gone on with, a job that is over matters to nobody.
@@ -522,12 +522,12 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
 
 
 def _go_on(run: ShownRun, standing: Standing) -> str:
-    """Say what goes on with a run as it was begun: here, or in a job."""
+    """Return the command that resumes a run as it was begun: here, or in a job."""
     return run.go_on.replace("caffe-recipes run", "caffe-recipes submit") if standing.jobs else run.go_on
 
 
 def _describe_left(standing: Standing) -> list[str]:
-    """Say that the trainer of a killed run lives, which a run goes on with."""
+    """Report the trainer of a killed run that is alive, which a resumed run takes over."""
     return [] if standing.trainer is None else [f"process {standing.trainer} of a killed run still trains"]
 
 

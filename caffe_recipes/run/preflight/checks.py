@@ -84,7 +84,7 @@ def _look(subject: str, check: Callable[[NodeView], list[CheckResult]], look: No
 
 
 def preflight_recipe(recipe: Recipe, options: RunOptions, connect: Connect) -> list[CheckResult]:
-    """Look at everything that a run of a recipe would need, or the latest run of it to go on.
+    """Look at everything that a run of a recipe would need, or its latest run needs to resume.
 
     Raises InputError for a hostfile, a profile or a program that is missing.
     """

@@ -61,7 +61,7 @@ def trouble_of(host: str, error: CaffeRecipesError) -> HostProblem:
 
 
 def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> list[CheckResult]:
-    """Return a finding for each thing that is wrong, all of its hosts in one; `otherwise`, if nothing is.
+    """Return a finding for each thing that is wrong, with all of its hosts; `otherwise`, if nothing is.
 
     >>> [one.message for one in tell("disk", [HostProblem("n1", "is full"), HostProblem("n2", "is full")])]
     ['n[1-2]: is full']
