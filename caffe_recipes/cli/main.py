@@ -71,12 +71,12 @@ TASKS = {
     },
     "Slurm": {
         "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Submit a recipe's chain to Slurm."),
-        "cancel": _Lazy("caffe_recipes.cli.cancel", "cancel", "Stop a run, or cancel its jobs."),
+        "cancel": _Lazy("caffe_recipes.cli.monitor", "cancel", "Stop a run, or cancel its jobs."),
     },
     "Watch": {
-        "status": _Lazy("caffe_recipes.cli.status", "status", "Show where runs and their jobs stand."),
-        "attach": _Lazy("caffe_recipes.cli.attach", "attach", "Watch a run from anywhere."),
-        "logs": _Lazy("caffe_recipes.cli.logs", "logs", "Print a run's log, and follow it."),
+        "status": _Lazy("caffe_recipes.cli.monitor", "status", "Show where runs and their jobs stand."),
+        "attach": _Lazy("caffe_recipes.cli.monitor", "attach", "Watch a run from anywhere."),
+        "logs": _Lazy("caffe_recipes.cli.monitor", "logs", "Print a run's log, and follow it."),
     },
     "Data": {
         "data": _Lazy("caffe_recipes.cli.data", "data", "Build and check LMDBs and TFRecords."),

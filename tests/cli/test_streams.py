@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rich.table import Table
 from rich.text import Text
 
-from caffe_recipes.cli import logs, streams
+from caffe_recipes.cli import monitor, streams
 from caffe_recipes.cli.main import COMMANDS, commands, main
 from caffe_recipes.run.console import Reporter, SafeConsole
 from caffe_recipes.wording import printable
@@ -123,10 +123,10 @@ def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     data = f"I0101 {EVIL}é\r\n".encode() + b"\xff\n"
-    logs._printer()(data)
+    monitor._printer()(data)
     assert capfdbinary.readouterr().out == data
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    write = logs._printer()
+    write = monitor._printer()
     for start in range(len(data)):  # in pieces that cut a character in two
         write(data[start : start + 1])
     text = capfdbinary.readouterr().out.decode()

@@ -16,10 +16,9 @@ from caffe_recipes.caffe.prototxt import (
 )
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
-from caffe_recipes.review.diff.documents import diff_documents
+from caffe_recipes.review.diff.documents import diff_documents, kind_of, read_message
 from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
 from caffe_recipes.review.diff.nets import phase_of
-from caffe_recipes.review.diff.reading import kind_of, read_message
 from caffe_recipes.review.diff.solvers import (
     EpochScale,
 )

@@ -1,4 +1,4 @@
-"""Two messages of one kind of file, compared as what they are."""
+"""Prototxts read as the messages that Caffe would make of them, and two of one kind compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import (
+    KINDS,
+    MOST_BYTES,
+    Document,
+    decode_prototxt,
+    guess_class,
+    parse_document,
+)
+from caffe_recipes.caffe.text.parser import parse_text
+from caffe_recipes.caffe.upgrade import upgrade_document
+from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.diff.changes import Change, FileDiff
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -22,9 +33,30 @@ from caffe_recipes.review.diff.solvers import (
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import RateChange
-from caffe_recipes.review.diff.reading import kind_of
 
 _KEPT = "the rate of every iteration stays as it is"
+
+
+def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:
+    """Read the message of a prototxt's bytes, in the form that Caffe upgrades it to.
+
+    Raises PrototxtError for what is no prototxt, or holds nothing.
+    """
+    text = decode_prototxt(data, path, max_bytes)
+    message = guess_class(text, path)()
+    parse_text(text, message, path)
+    if not message.ListFields():
+        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+    try:
+        return upgrade_document(Document(path, text, message, {}, {})).message
+    except PrototxtError:
+        # Where each field stands takes more memory than the message, so only an error asks for it.
+        return upgrade_document(parse_document(text, path)).message
+
+
+def kind_of(message: Message) -> str:
+    """Name what a message is to people: net, solver, ..."""
+    return next(name for name, cls in KINDS.items() if isinstance(message, cls))
 
 
 def diff_documents(
