@@ -211,7 +211,9 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     (place.root / "prototxt/small/solver_cyc1.prototxt").write_text("")
     with pytest.raises(CaffeRecipesError, match="solver_cyc1"):
         place.run()
-    rows = [(line[:8].strip(), line[8:23].strip()) for line in place.output.getvalue().splitlines()]
+    first, *lines = place.output.getvalue().splitlines()
+    assert first.startswith("checking ")
+    rows = [(line[:8].strip(), line[8:23].strip()) for line in lines]
     assert [subject for mark, subject in rows if mark == "failed"] == ["prototxts", "test data"]
     # Another test's ranks may be at work on this machine.
     untold = ("spares", "launches", "/tmp")
