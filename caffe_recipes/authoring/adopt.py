@@ -73,7 +73,7 @@ def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]
 
 
 def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a phase's solver as keys of its own, and what of them generates otherwise."""
+    """Return the fields of a phase's solver as keys of its own, and what of them is generated differently."""
     solver = link.solver
     values: dict[str, Any] = {}
     notes = []
@@ -241,7 +241,7 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
 
 
 def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
-    """Return the folder that the solvers name; one that names another, where no net is, is mended.
+    """Return the folder that the solvers name; one that names another, where no net is, is fixed.
 
     InputError for solvers whose nets lie in several folders.
     """
@@ -259,7 +259,7 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
         if is_file(Path(given)) or not is_file(beside):
             what = f"net: lies in {folder or '.'}, and those of other solvers in {chosen or '.'}"
             raise InputError(link.solver.where("net"), what, "a recipe's nets lie in one folder")
-        notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, where none is: mended")
+        notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, which has none: fixed")
     if not chosen:
         notes.append("the solvers name their nets without a folder: they are written with ./")
     return chosen or ".", notes
@@ -323,14 +323,14 @@ def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
 
 
 def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
-    """Name the first field that a recipe generates otherwise."""
+    """Name the first field that a recipe generates differently."""
     if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
         changes = diff_nets(given, made, defaults=True)
     else:
         changes = diff_messages(given, made, defaults=True)
     if not changes:
         return InputError(
-            document.path, "a recipe writes it otherwise", "compare them by `caffe-recipes diff`"
+            document.path, "a recipe writes it differently", "compare them by `caffe-recipes diff`"
         )
     first = changes[0]
     layer = f"layer '{first.layer}' " if first.layer else ""

@@ -444,7 +444,7 @@ def find_trainer(found: Adopted) -> tuple[str, str]:
 def find_cluster(
     found: Adopted, options: AdoptOptions, batch_per_rank: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of the cluster, and where they are from. InputError for ranks of no whole nodes."""
+    """Return the keys of the cluster, and where they are from. InputError for nodes partly filled."""
     script, notes = found.script, []
     basis = find_basis(found.links)
     counted = round(basis.batch / batch_per_rank) if basis else 0
@@ -468,7 +468,7 @@ def find_cluster(
             notes.append("1 rank on each node: a guess (--ranks-per-node)")
     if ranks % each:
         given, other = ("--ranks", "--ranks-per-node") if options.ranks else ("--ranks-per-node", "--ranks")
-        what = f"{ranks:,} ranks are no whole nodes of {each:,}"
+        what = f"{ranks:,} ranks do not fill whole nodes of {each:,}"
         raise InputError(given, what, f"give another, or another {other}")
     if script.omp_num_threads is None:
         notes.append("1 OpenMP thread a rank: a guess, nothing says how many")

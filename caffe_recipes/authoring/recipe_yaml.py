@@ -219,7 +219,7 @@ def make_recipe(
     """
     text = render_yaml(values, {})
     if not _is_utf8(text):
-        raise RecipeError(where, "a name or path is not UTF-8, as a recipe has to be", "name it otherwise")
+        raise RecipeError(where, "a name or path is not UTF-8, as a recipe has to be", "give it another name")
     try:
         return parse_recipe(text, where, folder)
     except RecipeError as error:
@@ -248,11 +248,11 @@ def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:
 def check_output(path: Path) -> None:
     """Refuse a name that no recipe is read by, and a file that is there; raises InputError."""
     if not path.name.endswith(RECIPE_SUFFIXES):
-        raise InputError(path, "is no recipe's name", "end it in .yaml")
+        raise InputError(path, "is not a name for a recipe", "end it in .yaml")
     if os.path.lexists(path):
-        raise InputError(path, "is there already", "remove it, or give another --out")
+        raise InputError(path, "already exists", "remove it, or give another --out")
     if not path.absolute().parent.is_dir():
-        raise InputError(path, "its folder is not there", "make it first")
+        raise InputError(path, "its parent directory does not exist", "create it first")
 
 
 def choose_name(name: str | None, path: Path | None) -> str | None:
@@ -265,7 +265,7 @@ def choose_name(name: str | None, path: Path | None) -> str | None:
     try:
         return TypeAdapter(FileName).validate_python(path.stem)
     except ValidationError:
-        what = f"'{path.stem[:100]}' is no recipe's name: letters, digits, '.', '_' and '-' are"
+        what = f"'{path.stem[:100]}' is not a name for a recipe: use letters, digits, '.', '_' and '-'"
         raise InputError(path, what, "give another --out, or a --name") from None
 
 

@@ -47,7 +47,7 @@ def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> No
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
     again = run("new", *words_of(WHOLE), "--out", "a.yaml", cwd=tmp_path)
     assert again.returncode == 2
-    assert again.stderr == "Error: a.yaml: is there already; remove it, or give another --out\n"
+    assert again.stderr == "Error: a.yaml: already exists; remove it, or give another --out\n"
 
 
 def test_jobs_of_a_recipe_look_for_the_file_that_it_was_written_to(tmp_path: Path) -> None:
@@ -130,7 +130,10 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs are more than anyone trains for"),
         ({"--name": ""}, "--name: is empty; give a name, or leave it out"),
         ({"--name": "a/b"}, "Error: --name: must be of letters, digits"),
-        ({"--lmdb": "\udcff"}, "new: a name or path is not UTF-8, as a recipe has to be; name it otherwise"),
+        (
+            {"--lmdb": "\udcff"},
+            "new: a name or path is not UTF-8, as a recipe has to be; give it another name",
+        ),
         ({"--ranks-per-node": "7"}, "--batch: 1 node x 7 ranks do not divide a batch of 4,096; give another"),
         ({"--epochs": "6"}, "--epochs: 6 epochs do not hold 5 of warm-up"),
         ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
@@ -138,8 +141,11 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--nodes": "7"}, "--nodes: 7 nodes x 1 rank do not divide a batch of 4,096; take 4 or 8"),
         ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 epochs are none to train"),
         ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
-        ({"--out": "there.yaml"}, "there.yaml: is there already"),
-        ({"--out": "a b.yaml"}, "a b.yaml: 'a b' is no recipe's name: letters, digits, '.', '_' and '-' are"),
+        ({"--out": "there.yaml"}, "there.yaml: already exists"),
+        (
+            {"--out": "a b.yaml"},
+            "a b.yaml: 'a b' is not a name for a recipe: use letters, digits, '.', '_' and '-'",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(changed: dict[str, str], said: str, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
         ([RECIPE, "--batch", "100"], "2 ranks do not divide a batch of 100; take --nodes 50"),
         ([RECIPE, "--nodes", "7"], "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; take 4 or 8"),
         ([RECIPE, "--batch", "2000000"], "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
-        ([RECIPE, "--batch", "8192", "--out", "there.yaml"], "there.yaml: is there already"),
+        ([RECIPE, "--batch", "8192", "--out", "there.yaml"], "there.yaml: already exists"),
         (["nowhere", "--batch", "8192"], "unknown recipe 'nowhere'"),
         (["digits-local:train_val", "--batch", "32"], "is a recipe's net; give a recipe's name, or its YAML"),
     ],

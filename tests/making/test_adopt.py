@@ -456,7 +456,7 @@ def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
 
 
 def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
-    with pytest.raises(CaffeRecipesError, match="--ranks: 7 ranks are no whole nodes of 2"):
+    with pytest.raises(CaffeRecipesError, match="--ranks: 7 ranks do not fill whole nodes of 2"):
         adopt(small, AdoptOptions(images=1438, ranks=7, ranks_per_node=2))
 
 
