@@ -62,7 +62,7 @@ BOUNDS = {
     "tar: a header of 3 GB": "a header of 3,000,000,000 bytes",
     "tar: members over the bound": "tar-members",
     "tfrecord: a record of 3 GB": "record-bytes",
-    "json: brackets": "is no manifest",
+    "json: brackets": "is not a manifest",
     "json: 4 GB": "json-bytes",
     "classes: a list of 4 GB": "list-bytes",
     "classes: a manifest of 4 GB": "json-bytes",

@@ -46,7 +46,7 @@ class BuildProgress:
         if self._start is None:  # what an earlier build did tells nothing of the pace
             self._start = done, now
             if done:
-                echo(f"going on: {done:,} of {total:,} images were there", err=True)
+                echo(f"resuming: {done:,} of {total:,} images are done", err=True)
         elif now - self._last >= _TELL_EVERY_S and done > self._start[0]:
             self._last = now
             pace = (done - self._start[0]) / (now - self._start[1])
@@ -304,8 +304,8 @@ def _refuse_options(what: str, besides: Sequence[str]) -> None:
 def _tell_left_out(names: Sequence[str]) -> str:
     first = str(names[0])
     if len(names) == 1:
-        return f"left out 1 file that is no image by its name: '{first}'"
-    return f"left out {len(names):,} files that are no images by their names, '{first}' to begin with"
+        return f"left out 1 file whose name is not an image's: '{first}'"
+    return f"left out {len(names):,} files whose names are not images', '{first}' to begin with"
 
 
 @data.command(

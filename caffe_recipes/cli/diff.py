@@ -59,7 +59,7 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     help="MPI ranks; N,M if A and B have different numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; see the exit code.")
 @click.option("--git", is_flag=True, help="Be git's diff driver; must come last (see docs/reviewing.md).")
 @consent.run_code
 @click.option(

@@ -38,7 +38,7 @@ def _start(context: click.Context, option: click.Parameter, text: str | None) ->
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise InputError("--start", f"'{text[:80]}' is no time", "e.g. 2026-03-01T09:00") from None
+        raise InputError("--start", f"'{text[:80]}' is not a time", "e.g. 2026-03-01T09:00") from None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, 
             raise DataError(
                 where, f"is compressed by {kind}", "decompress it: images are read in any order"
             ) from None
-        raise DataError(where, f"is no whole tar: {error}", _COPY_AGAIN) from None
+        raise DataError(where, f"is not a whole tar: {error}", _COPY_AGAIN) from None
     return {name: _follow(place, found) for name, place in found.items()}
 
 
@@ -166,7 +166,7 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
         labelled = [picture._replace(label=by_name[picture.name]) for picture in pictures]
         return Pictures(path, labelled, classes, left_out)
     if flat:
-        what = f"does not tell the classes of its images, of '{flat[0].name}' to begin with"
+        what = f"does not say the classes of its images, of '{flat[0].name}' to begin with"
         raise DataError(path, what, "give the list of their labels with --labels")
     hint = "give a tar of what is in '{}', whose first folders are the classes"
     check_nesting((picture.name for picture in pictures), path, hint)
@@ -196,7 +196,7 @@ def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[s
     """Yield (name, offset, size) of a tar's files; an image that has no bytes there is refused."""
     for name, place in load_members(where, file, base, size).items():
         if place is None and (is_image(name) or name.endswith(".tar")):
-            what = f"'{name}' is no plain file, nor a link to one that is packed there"
+            what = f"'{name}' is not a regular file, nor a link to one that is packed there"
             raise DataError(where, what, "pack it again, with tar's --dereference")
         yield name, *(place or (0, 0))
 

@@ -122,11 +122,11 @@ def _check_labels(found: Pictures, classes: int | None) -> None:
     if classes is None:
         return
     if found.classes is not None and len(found.classes) != classes:
-        raise DataError(found.where, f"has {len(found.classes):,} classes, not {classes:,}", "mend --classes")
+        raise DataError(found.where, f"has {len(found.classes):,} classes, not {classes:,}", "fix --classes")
     bad = [picture for picture in found.pictures if picture.label >= classes]
     if bad:
-        what = f"'{bad[0].name}' has label {bad[0].label}, which is none of the {classes:,} classes from 0"
-        raise DataError(found.where, what, "mend the label, or --classes")
+        what = f"'{bad[0].name}' has label {bad[0].label}, which is not one of the {classes:,} classes from 0"
+        raise DataError(found.where, what, "fix the label, or --classes")
 
 
 def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
@@ -139,7 +139,7 @@ def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
         raise DataError(found.where, what, "give --encode-type jpg")
 
 
-GOES_ON = "the same command goes on where it was"
+RESUME = "run the same command again to resume"
 
 
 def locked(partial: Path) -> AbstractContextManager[None]:
@@ -220,16 +220,16 @@ def build_lmdb(
         return _check_same(plan, out)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with writing(out, GOES_ON):
+        with writing(out, RESUME):
             make_own_folder(partial)
             with locked(partial):
                 return _build(plan, out, partial, workers, skip_bad, tell)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise DataError(partial, f"is damaged ({error})", _BEGIN_AGAIN) from None
     except lmdb.Error as error:
-        raise RunFailed(out, f"cannot be written: {error}", GOES_ON) from None
+        raise RunFailed(out, f"cannot be written: {error}", RESUME) from None
     except WorkerKilled as error:
-        hint = f"{GOES_ON}; give fewer --workers if memory is short"
+        hint = f"{RESUME}; give fewer --workers if memory is short"
         raise RunFailed(out, f"a worker was killed, at '{error}' or soon after", hint) from None
 
 
@@ -364,7 +364,7 @@ def _bad_image(plan: BuildPlan, index: int, wrong: str, *, is_decoded: bool) -> 
     where = picture.path if picture.offset is None else f"{picture.path}: {picture.name}"
     if is_decoded:
         return _SizeError(where, wrong, "resize the images, or leave out --check-size")
-    return DataError(where, wrong, "mend it, and the same command goes on; or give --skip-bad")
+    return DataError(where, wrong, "fix it and run the same command again to resume; or give --skip-bad")
 
 
 # NAME_MAX, but for the longest name that is made of it.

@@ -74,7 +74,7 @@ class Checked:
     @property
     def hint(self) -> str:
         """Say what to do: where the records are not those that were built, not what they were built of."""
-        return hint_of(self.problems, "mend the list of images and build the LMDB again")
+        return hint_of(self.problems, "fix the list of images and build the LMDB again")
 
     @property
     def missing(self) -> int:
@@ -106,7 +106,7 @@ class Seen:
             self.add("label", f"{where} has label {label}, which is below {first}")
         elif classes is not None and label >= first + classes:
             wanted = f"{classes:,} classes {first} to {first + classes - 1}"
-            self.add("label", f"{where} has label {label}, which is none of the {wanted}")
+            self.add("label", f"{where} has label {label}, which is not one of the {wanted}")
 
     def measure_order(self, batch: int, *, must_be_shuffled: bool) -> Shuffledness:
         """Return how well the records are shuffled; if they must be and are not, that is a problem."""

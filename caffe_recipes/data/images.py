@@ -139,7 +139,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise DataError(f"{path}:{number}", "is no text", "save it as UTF-8, if it is one")
+            raise DataError(f"{path}:{number}", "is not text", "save it as UTF-8 if it is")
         words = os.fsdecode(line.strip()).rsplit(None, 1)
         if words:
             yield f"{path}:{number}", words
@@ -152,7 +152,7 @@ def number_classes(names: set[str], known: Sequence[str] | None, where: Path) ->
     labels = {name: label for label, name in enumerate(known)}
     strange = sorted(names - labels.keys())
     if strange:
-        what = f"class '{strange[0]}' is none of the {len(known)} of the list of classes"
+        what = f"class '{strange[0]}' is not one of the {len(known)} in the list of classes"
         raise DataError(where, what, "give the list that has all classes")
     return labels
 
@@ -171,7 +171,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
     unless a `root` is given. Raises DataError for the first bad line or missing image.
     """
     if root is not None and not root.is_dir():
-        raise DataError(root, "is no folder that is there", "give the folder of the list's paths with --root")
+        raise DataError(root, "is not an existing folder", "give the folder of the list's paths with --root")
     base = path.parent if root is None else root
     pictures: list[Picture] = []
     wheres: list[str] = []
@@ -193,7 +193,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
     if bad:
         where, name, what = bad[0]
         more = f", nor can {len(bad) - 1:,} more be read" if len(bad) > 1 else ""
-        raise DataError(where, f"image '{name}' {what}{more}", "mend the list, or give --root")
+        raise DataError(where, f"image '{name}' {what}{more}", "fix the list, or give --root")
     return Pictures(path, sized)
 
 
@@ -204,7 +204,7 @@ def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Pict
     label = parse_label(text)
     if label is None:
         raise DataError(
-            where, f"label '{text[:20]}' is no whole number from 0", "labels go from 0 to 2^31 - 1"
+            where, f"label '{text[:20]}' is not an integer of 0 or more", "labels go from 0 to 2^31 - 1"
         )
     check_name(name, where)
     # Caffe writes the two one behind the other, so that even '/n01/a.jpg' is beneath the root.
@@ -226,7 +226,7 @@ def _size(path: str) -> int | str:
         return "is not there"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return found.st_size if stat.S_ISREG(found.st_mode) else "is no file"
+    return found.st_size if stat.S_ISREG(found.st_mode) else "is not a file"
 
 
 def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
@@ -260,7 +260,7 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
                 left_out.append(relative)
                 continue
             if not path.is_file():
-                raise DataError(path, "is no file, or a link to none", "mend or remove it")
+                raise DataError(path, "is not a file, or a broken link", "fix or remove it")
             check_name(relative, folder)
             pictures.append(Picture(relative, labels[name], path.stat().st_size, str(path)))
         if len(pictures) == before:
@@ -338,7 +338,7 @@ def load_labels(
             raise DataError(path, what, "give the list of these images")
         if any(value.isdigit() for *_, value in lines):
             hint = "give lines 'image label', or the class (synset) of each image"
-            raise DataError(path, "holds numbers alone, whose classes it does not tell", hint)
+            raise DataError(path, "holds numbers alone, and does not say their classes", hint)
         lines = [(where, name, value) for (where, _, value), name in zip(lines, images, strict=True)]
     elif bare:
         where, _, value = next(line for line in lines if line[1] is None)
@@ -366,14 +366,16 @@ def _number(
     if not any(value.lstrip("-").isdigit() for _, value in values.values()):
         if known is None:  # numbered as they come, all behind one that is missing here would be others
             hint = "give their order by --class-list, e.g. the manifest of the training LMDB"
-            raise DataError(path, "names classes, and does not tell their labels", hint)
+            raise DataError(path, "names classes, and does not say their labels", hint)
         labels = number_classes({value for _, value in values.values()}, known, path)
         return {name: labels[value] for name, (_, value) in values.items()}, name_classes(labels)
     numbers: dict[str, int] = {}
     for name, (where, value) in values.items():
         label = parse_label(value)
         if label is None:
-            raise DataError(where, f"label '{value}' is no whole number from 0", "labels are 0 to 2^31 - 1")
+            raise DataError(
+                where, f"label '{value}' is not an integer of 0 or more", "labels are 0 to 2^31 - 1"
+            )
         numbers[name] = label
     return numbers, tuple(known) if known else None
 

@@ -43,7 +43,7 @@ def manifest_path(lmdb: Path) -> Path:
 def load_manifest(lmdb: Path) -> BuildManifest | None:
     """Read the manifest beside an LMDB, if there is one; raises DataError if it is none of ours."""
     hint = "remove it, or build the LMDB again"
-    return read_manifest(manifest_path(lmdb), _parse, "is no manifest of an LMDB", hint)
+    return read_manifest(manifest_path(lmdb), _parse, "is not a manifest of an LMDB", hint)
 
 
 def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what: str, hint: str) -> M | None:

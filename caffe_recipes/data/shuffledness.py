@@ -64,7 +64,7 @@ class Shuffledness:
 
     @property
     def verdict(self) -> str:
-        """Say `shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to tell`.
+        """Say `shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to judge`.
 
         Shuffled is what has no more equal pairs in its batches than random orders have, and no more equal
         neighbours either, or hardly more: 0.9 by neighbours.
@@ -73,7 +73,7 @@ class Shuffledness:
             return "one class"
         deviation = self._deviation()
         if self.count < _FEWEST or self.equal_sorted - self.equal_random < _APART * deviation:
-            return "too few records to tell"
+            return "too few records to judge"
         if max(self.by_neighbours, self.by_batches) <= _SORTED:
             return "sorted by class"
         is_mixed = (
@@ -100,7 +100,7 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
 
     >>> found = measure_shuffledness([0, 0, 0, 0, 1, 1, 1, 1], batch=2)
     >>> found.by_neighbours, found.by_batches, found.verdict
-    (0.0, 0.0, 'too few records to tell')
+    (0.0, 0.0, 'too few records to judge')
     """
     counts = list(Counter(labels).values())
     n = len(labels)

@@ -93,7 +93,7 @@ def records_manifest_path(out: Path) -> Path:
 def load_record_set(out: Path) -> RecordSet | None:
     """Read the manifest beside a folder of TFRecords, if there is one; raises DataError if it is none."""
     hint = "remove it, or make the records again"
-    return read_manifest(records_manifest_path(out), _parse_set, "is no manifest of TFRecords", hint)
+    return read_manifest(records_manifest_path(out), _parse_set, "is not a manifest of TFRecords", hint)
 
 
 def _parse_set(known: dict[str, Any]) -> RecordSet | None:
@@ -202,14 +202,14 @@ class _Images:
 
 
 def _write(images: _Images, plan: RecordSet, out: Path, tell: Tell) -> RecordSet:
-    from caffe_recipes.data.build import GOES_ON, check_plan, locked  # cv2
+    from caffe_recipes.data.build import RESUME, check_plan, locked  # cv2
 
     if out.name in ("", ".."):
         raise DataError(out, "is a folder that is there already", "name a new one")
     if os.path.lexists(out):
         return _check_same(plan, out)
     partial = out.with_name(f".{out.name}.partial")
-    with writing(out, GOES_ON):
+    with writing(out, RESUME):
         make_own_folder(partial)
         with locked(partial):
             check_plan(partial, plan.plan)
@@ -367,7 +367,7 @@ class CheckedRecords:
     @property
     def hint(self) -> str:
         """Say what to do: where files lost records, there is nothing to mend in what they were made of."""
-        return hint_of(self.problems, "mend what they were made of, and make them again")
+        return hint_of(self.problems, "fix what they were made from, and make them again")
 
 
 def is_records(path: Path) -> bool:
@@ -448,7 +448,7 @@ def _files(folder: Path) -> list[Path]:
 def _check_count(name: str, count: int, expected: Mapping[str, int], seen: Seen) -> None:
     """See that a file holds what was written to it: one that is cut off between two records looks whole."""
     if expected and name not in expected:
-        seen.add("manifest", f"{name}: is none of the files that the manifest tells of")
+        seen.add("manifest", f"{name}: is not a file that the manifest lists")
     elif count != expected.get(name, count):
         seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records", _AGAIN)
 
@@ -494,7 +494,7 @@ def _check_features(features: Mapping[str, Values], classes: int | None, where: 
     encoded = _only(features, "image/encoded", bytes)
     shape = jpeg_shape(encoded) if encoded else None
     if shape is None:
-        seen.add("image", f"{where} {'is no JPEG' if encoded else 'has no image/encoded'}")
+        seen.add("image", f"{where} {'is not a JPEG' if encoded else 'has no image/encoded'}")
         return
     stated = (_only(features, "image/height", int), _only(features, "image/width", int))
     if None not in stated and stated != shape[1:]:

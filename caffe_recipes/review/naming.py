@@ -136,20 +136,18 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
     """Say of a word that names nothing what it may have been meant to be.
 
     >>> str(nothing_named("digits-lokal"))
-    "'digits-lokal' is no recipe, file or folder; did you mean 'digits-local'?"
+    "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"
     >>> str(nothing_named("solver_a.pt"))
-    'solver_a.pt: there is no such file; check the path'
+    'solver_a.pt: no such file; check the path'
     """
     if os.path.islink(text):  # noqa: PTH114 - Path.is_symlink raises where a name is too long
-        return InputError(text, _broken_link(text), "mend the link")
+        return InputError(text, _broken_link(text), "fix the link")
     if _is_path(text):
         near = difflib.get_close_matches(Path(text).name, _names_beside(text), n=1, cutoff=0.8)
-        return InputError(
-            text, "there is no such file", f"did you mean '{near[0]}'?" if near else "check the path"
-        )
+        return InputError(text, "no such file", f"did you mean '{near[0]}'?" if near else "check the path")
     near = difflib.get_close_matches(text[:200], shipped_names(), n=1)
     advice = f"did you mean '{near[0]}'?" if near else hint or "`caffe-recipes recipes` lists the recipes"
-    return InputError("", f"'{text}' is no {kinds}", advice)
+    return InputError("", f"'{text}' is not a {kinds}", advice)
 
 
 def shipped_names() -> list[str]:

@@ -77,7 +77,7 @@ def render_diff(rewrite: Rewrite) -> str:
 def check_writable(path: str, hint: str) -> None:
     """Refuse, with InputError, to write to what is there but no file, such as a pipe or a folder."""
     if Path(path).exists() and not Path(path).is_file():
-        raise InputError(path, "is no file that could be written", hint)
+        raise InputError(path, "is not a file that can be written", hint)
 
 
 def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:

@@ -58,10 +58,10 @@ def test_check_tells_of_records_labels_and_sizes(tmp_path: Path) -> None:
 def test_a_label_outside_the_classes_fails_the_check_in_one_line_behind_what_was_seen(tmp_path: Path) -> None:
     path = write(tmp_path)
     code, out, err = call("check", path, "--classes", "3")
-    what = "record '00000001_1' has label 3, which is none of the 3 classes 0 to 2, and 1 more like it"
+    what = "record '00000001_1' has label 3, which is not one of the 3 classes 0 to 2, and 1 more like it"
     assert code == 1
     assert out.splitlines()[-1] == f"bad: {what}"
-    assert err == f"Error: {path}: {what}; mend the list of images and build the LMDB again\n"
+    assert err == f"Error: {path}: {what}; fix the list of images and build the LMDB again\n"
 
 
 def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
@@ -155,9 +155,10 @@ def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
-    what = "is no image that OpenCV decodes, or is cut short; mend it, and the same command goes on; "
+    what = "is not an image that OpenCV decodes, or is cut short"
+    hint = "fix it and run the same command again to resume; or give --skip-bad"
     assert (code, out) == (2, "")
-    assert err == f"Error: {folder}/b/1.jpg: {what}or give --skip-bad\n"
+    assert err == f"Error: {folder}/b/1.jpg: {what}; {hint}\n"
     assert not (tmp_path / "lmdb").exists()
     assert call(*words, "--skip-bad")[1] == f"{tmp_path / 'lmdb'}: 3 images of 3 classes, 1 left out\n"
 
@@ -173,12 +174,10 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
     assert (code, out.endswith(", 1 left out\n")) == (0, True)
-    assert f"{folder}: left out 1 file that is no image by its name: 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 1 file whose name is not an image's: 'a/.DS_Store'\n" in err
     (folder / "a/README.txt").write_text("x")
     err = call(*words, "--skip-bad")[2]
-    assert (
-        f"{folder}: left out 2 files that are no images by their names, 'a/.DS_Store' to begin with\n" in err
-    )
+    assert f"{folder}: left out 2 files whose names are not images', 'a/.DS_Store' to begin with\n" in err
 
 
 @pytest.mark.parametrize(

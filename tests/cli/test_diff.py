@@ -229,7 +229,7 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "solver.prototxt"], "'a.prototxt' is a net, 'solver.prototxt' a solver"),
         (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of one kind"),
         (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
-        (["a.prototxt", "none.prototxt"], "none.prototxt: there is no such file"),
+        (["a.prototxt", "none.prototxt"], "none.prototxt: no such file"),
         (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
         (["a.prototxt", "bytes.prototxt"], "bytes.prototxt:1:1: byte 0x"),
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),

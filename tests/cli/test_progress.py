@@ -37,7 +37,7 @@ def test_a_build_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]
     tell = BuildProgress(lambda: 0.0)
     tell(1234, 9000)
     tell(1235, 9000)
-    assert capsys.readouterr().err == "going on: 1,234 of 9,000 images were there\n"
+    assert capsys.readouterr().err == "resuming: 1,234 of 9,000 images are done\n"
 
 
 def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["net.prototxt", "--input", "3,9,9"], "states the size of all its inputs"),
         (
             ["python.prototxt", "--input", "3,9,9"],
-            "layer 'p' (Python) makes blobs whose shape only a run tells",
+            "layer 'p' (Python) makes blobs whose shape only a run shows",
         ),
         (["net.prototxt", "--batch", "0"], "--batch"),
         (["net.prototxt", "--phase", "train"], "--phase"),

@@ -38,7 +38,9 @@ def test_an_lmdb_becomes_tfrecords_that_check_measures(lmdb: Path) -> None:
 def test_a_label_out_of_range_fails_the_check(lmdb: Path) -> None:
     out = lmdb.parent / "records"
     call("tfrecords", lmdb, "--out", out, "--shards", 4)
-    with pytest.raises(CheckFailed, match="has label 10, which is none of the 9 classes 1 to 9, and 35 more"):
+    with pytest.raises(
+        CheckFailed, match="has label 10, which is not one of the 9 classes 1 to 9, and 35 more"
+    ):
         call("check", out, "--classes", 9)
 
 

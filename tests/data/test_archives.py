@@ -83,7 +83,7 @@ def test_a_tar_of_images_alone_takes_its_labels_from_a_list(tmp_path: Path) -> N
             (name, list(images).index(name), images[name]) for name in sorted(images)
         ]
     with pytest.raises(
-        DataError, match="does not tell the classes of its images, of 'ILSVRC2012_val_00000001"
+        DataError, match="does not say the classes of its images, of 'ILSVRC2012_val_00000001"
     ):
         load_archive(archive)
 
@@ -95,7 +95,7 @@ def test_a_list_of_classes_gives_the_labels(tmp_path: Path) -> None:
 
 def test_a_broken_image_is_named_with_its_archive(tmp_path: Path) -> None:
     archive = write(tmp_path, pack({"a/1.jpg": b"<html>"}))
-    with pytest.raises(DataError, match=r"images.tar: a/1.jpg: is no image that OpenCV decodes"):
+    with pytest.raises(DataError, match=r"images.tar: a/1.jpg: is not an image that OpenCV decodes"):
         build_lmdb(plan_build(load_archive(archive), Settings()), tmp_path / "lmdb")
 
 
@@ -134,7 +134,7 @@ def test_a_header_that_is_damaged_is_no_end(tmp_path: Path) -> None:
 def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is compressed by gzip; decompress it"):
         load_archive(write(tmp_path, gzip.compress(train_tar())))
-    with pytest.raises(DataError, match="is no whole tar"):
+    with pytest.raises(DataError, match="is not a whole tar"):
         load_archive(write(tmp_path, b"hello" * 1000))
     with pytest.raises(DataError, match="holds no images"):
         load_archive(write(tmp_path, pack({"readme.txt": b"hello"})))
@@ -167,5 +167,7 @@ def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_lin
     files: dict[str, bytes | Link] = {"n01/a.jpg": b"a", "n01/notes": Link("gone"), "n02/b.jpg": b"b"}
     assert load_archive(write(tmp_path, pack(files))).left_out == ("n01/notes",)
     for link in (Link("/data/b.jpg"), Link("n02/gone.jpg", is_hard=True), Link("b.jpg")):
-        with pytest.raises(DataError, match=r"'n02/b\.jpg' is no plain file, nor a link .*--dereference"):
+        with pytest.raises(
+            DataError, match=r"'n02/b\.jpg' is not a regular file, nor a link .*--dereference"
+        ):
             load_archive(write(tmp_path, pack({**files, "n02/b.jpg": link})))

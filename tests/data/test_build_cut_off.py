@@ -77,7 +77,7 @@ def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
-    assert "make room on its disk; the same command goes on" in done.stderr
+    assert "make room on its disk; run the same command again to resume" in done.stderr
     assert names(tmp_path) == [".lmdb.partial", "images"]
     build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
     assert check_datums(tmp_path / "lmdb", 3).count == 3000
@@ -115,7 +115,9 @@ def test_so_is_a_disk_that_is_full_only_for_the_manifest(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
 
     monkeypatch.setattr("caffe_recipes.data.build.write_manifest", fail)
-    with pytest.raises(RunFailed, match=r"No space left on device; make room .*; the same command goes on"):
+    with pytest.raises(
+        RunFailed, match=r"No space left on device; make room .*; run the same command again to resume"
+    ):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     monkeypatch.undo()
     assert build_lmdb(plan_of(listed), tmp_path / "lmdb").images == 10
@@ -130,7 +132,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
     assert done.returncode == 3
     assert done.stderr == (
         f"Error: {tmp_path / 'records'}: cannot be written: File too large; "
-        "make room on its disk; the same command goes on where it was\n"
+        "make room on its disk; run the same command again to resume\n"
     )
     assert not (tmp_path / "records").exists()
     subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
@@ -143,7 +145,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
 def test_an_unfinished_build_that_may_not_be_written_is_no_full_disk(listed: Path, tmp_path: Path) -> None:
     (tmp_path / ".lmdb.partial").mkdir()
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
-    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; mend that; the same"):
+    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; mend that; run the same"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -154,7 +156,7 @@ def test_a_worker_that_cannot_be_started_is_not_told_as_another_build(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(BaseProcess, "start", fail)
-    with pytest.raises(RunFailed, match="Resource temporarily unavailable; mend that; the same command"):
+    with pytest.raises(RunFailed, match="Resource temporarily unavailable; mend that; run the same command"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 
@@ -279,8 +281,8 @@ def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path, is_telli
         finally:
             process.kill()
     assert process.returncode == 3
-    told = r"Error: .*/lmdb: a worker was killed, at '[ab]/\d\.\w+' or soon after; the same command goes on"
-    assert re.match(told, said.splitlines()[-1])
+    killed = r"Error: .*/lmdb: a worker was killed, at '[ab]/\d\.\w+' or soon after; run the same command"
+    assert re.match(killed, said.splitlines()[-1])
     assert not (tmp_path / "lmdb").exists()
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
     assert check_datums(tmp_path / "lmdb", 3).count == 6000

@@ -44,12 +44,12 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        (image(3), "has label 3, which is none of the 3 classes 0 to 2"),
+        (image(3), "has label 3, which is not one of the 3 classes 0 to 2"),
         (image(-1), "has label -1, which is below 0"),
         (image(None), "has no label"),
         (image(1, data=b""), "holds no image"),
-        (image(1, data=b"<html>"), "is no image that OpenCV decodes, or is cut short"),
-        (image(1, data=encode(".jpg")[:-40]), "is no image that OpenCV decodes, or is cut short"),
+        (image(1, data=b"<html>"), "is not an image that OpenCV decodes, or is cut short"),
+        (image(1, data=encode(".jpg")[:-40]), "is not an image that OpenCV decodes, or is cut short"),
         (
             image(1, data=bytes(cv2.imencode(".png", noise(4, 4).astype(np.uint16))[1])),
             "has more than 8 bits per channel",
@@ -73,7 +73,7 @@ def test_images_are_decoded_many_at_a_time_and_none_is_left(tmp_path: Path) -> N
     datums = [image(0, data=b"<html>" if index % 50 == 7 else None) for index in range(150)]
     seen = check_lmdb(write(tmp_path / "lmdb", *datums), decode=None)
     assert (seen.decoded, seen.shapes) == (147, {(3, 30, 40): 147})
-    what = "is no image that OpenCV decodes, or is cut short"
+    what = "is not an image that OpenCV decodes, or is cut short"
     assert problems(seen) == [f"record '00000007_x7' {what}, and 2 more like it"]
 
 
@@ -167,7 +167,7 @@ def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, t
     assert len(seen.problems) == 2
     assert seen.hint == "copy the LMDB again, or build it again"
     bad = check_lmdb(write(tmp_path / "bad", image(-1)))
-    assert bad.hint == "mend the list of images and build the LMDB again"
+    assert bad.hint == "fix the list of images and build the LMDB again"
 
 
 def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
         "2 images of 3 x 30 x 40",
     ]
     assert lines[5].startswith("mean BGR ")
-    assert lines[6].startswith("order: too few records to tell (1 is random, 0 sorted: neighbours ")
-    assert lines[-1].startswith("bad: record '00000002_x2' is no image")
+    assert lines[6].startswith("order: too few records to judge (1 is random, 0 sorted: neighbours ")
+    assert lines[-1].startswith("bad: record '00000002_x2' is not an image")
     found = json.loads(render_json(seen))
     assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, 2)
     assert found["problems"][0]["records"] == 1
@@ -258,7 +258,7 @@ def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
         check_lmdb(tmp_path / "none")
     path = write(tmp_path / "lmdb", image(0))
     (tmp_path / "lmdb.manifest.json").write_text("[]")
-    with pytest.raises(DataError, match=r"lmdb.manifest.json: is no manifest"):
+    with pytest.raises(DataError, match=r"lmdb.manifest.json: is not a manifest"):
         check_lmdb(path)
 
 
@@ -274,5 +274,5 @@ def test_an_lmdb_is_checked_from_within_its_folder(
     monkeypatch.chdir(tmp_path / "lmdb")
     assert check_lmdb(Path(), decode=None).problems == ()
     (tmp_path / "lmdb.manifest.json").write_text("[]")
-    with pytest.raises(DataError, match="is no manifest"):
+    with pytest.raises(DataError, match="is not a manifest"):
         check_lmdb(Path())

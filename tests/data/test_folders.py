@@ -46,7 +46,7 @@ def test_a_list_of_classes_gives_the_labels_though_some_classes_are_missing(tmp_
     found = load_folder(folder, ("a", "b", "c"))
     assert [picture.label for picture in found.pictures] == [0, 2]
     assert found.classes == ("a", "b", "c")
-    with pytest.raises(DataError, match="class 'c' is none of the 2 of the list of classes"):
+    with pytest.raises(DataError, match="class 'c' is not one of the 2 in the list of classes"):
         load_folder(folder, ("a", "b"))
 
 
@@ -97,7 +97,7 @@ def test_one_folder_of_images_in_each_class_is_part_of_the_class(tmp_path: Path)
 def test_a_link_to_no_image_is_named_rather_than_passed_over(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "b/1.jpg")
     (folder / "a/2.jpg").symlink_to("nowhere.jpg")
-    with pytest.raises(DataError, match=r"a/2\.jpg: is no file, or a link to none; mend or remove it"):
+    with pytest.raises(DataError, match=r"a/2\.jpg: is not a file, or a broken link; fix or remove it"):
         load_folder(folder)
 
 

@@ -49,11 +49,11 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
     ("text", "where", "what"),
     [
         ("a.jpg 0\na.jpg\n", ":2", "'a.jpg' is not 'path label'"),
-        ("a.jpg 0\n\na.jpg -1\n", ":3", "label '-1' is no whole number from 0"),
-        ("a.jpg cat\n", ":1", "label 'cat' is no whole number from 0"),
-        ("a.jpg 1.0\n", ":1", "label '1.0' is no whole number from 0"),
-        ("a.jpg 2147483648\n", ":1", "label '2147483648' is no whole number from 0"),
-        ("a.jpg \u0663\n", ":1", "is no whole number from 0"),
+        ("a.jpg 0\n\na.jpg -1\n", ":3", "label '-1' is not an integer of 0 or more"),
+        ("a.jpg cat\n", ":1", "label 'cat' is not an integer of 0 or more"),
+        ("a.jpg 1.0\n", ":1", "label '1.0' is not an integer of 0 or more"),
+        ("a.jpg 2147483648\n", ":1", "label '2147483648' is not an integer of 0 or more"),
+        ("a.jpg \u0663\n", ":1", "is not an integer of 0 or more"),
         ("a.jpg 0\nb.jpg 1\na.jpg 2\n", ":3", "'a.jpg' has label 2, and 0 in line 1; "),
         ("a.jpg 0\n./a.jpg 2\n", ":2", "'a.jpg' has label 2, and 0 in line 1; "),
         ("a.jpg 0\nfolder/..//a.jpg 0\n.//a.jpg 1\n", ":3", "'a.jpg' has label 1, and 0 in line 1; "),
@@ -61,11 +61,11 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("\n \n", "", "lists no images"),
         ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor can 1 more be read"),
         ("no.jpg 1\n", ":1", "image 'no.jpg' is not there; "),
-        ("folder 1\n", ":1", "image 'folder' is no file; "),
-        ("fifo 1\n", ":1", "image 'fifo' is no file; "),
+        ("folder 1\n", ":1", "image 'folder' is not a file; "),
+        ("fifo 1\n", ":1", "image 'fifo' is not a file; "),
         ("a.jpg/b.jpg 1\n", ":1", "image 'a.jpg/b.jpg' cannot be read: Not a directory; "),
-        ("a.jpg 0\na\0.jpg 1\n", ":2", "is no text; save it as UTF-8"),
-        ("GIF89a\x10\x07\n", ":1", "is no text"),
+        ("a.jpg 0\na\0.jpg 1\n", ":2", "is not text; save it as UTF-8"),
+        ("GIF89a\x10\x07\n", ":1", "is not text"),
         ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the most of an LMDB's key"),
     ],
 )
@@ -97,5 +97,5 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
 
 
 def test_a_root_that_is_not_there_is_told_rather_than_its_images(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nope: is no folder that is there; give the folder"):
+    with pytest.raises(DataError, match="nope: is not an existing folder; give the folder"):
         load_list(write(tmp_path, "a.jpg 1\n", "a.jpg"), tmp_path / "nope")

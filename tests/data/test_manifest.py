@@ -1,4 +1,4 @@
-"""The manifest beside an LMDB may hold anything: what is not of its types is no manifest."""
+"""The manifest beside an LMDB may hold anything: what is not of its types is not a manifest."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def lmdb(listed: Path, tmp_path: Path) -> Path:
 def test_a_value_of_another_type_is_bad_input(lmdb: Path, key: str, value: object) -> None:
     path = manifest_path(lmdb)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(DataError, match="is no manifest of an LMDB; remove it, or build the LMDB again"):
+    with pytest.raises(DataError, match="is not a manifest of an LMDB; remove it, or build the LMDB again"):
         check_lmdb(lmdb, decode=0)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000])
 def test_what_is_no_object_is_bad_input(lmdb: Path, text: str) -> None:
     manifest_path(lmdb).write_text(text)
-    with pytest.raises(DataError, match="is no manifest of an LMDB"):
+    with pytest.raises(DataError, match="is not a manifest of an LMDB"):
         load_manifest(lmdb)

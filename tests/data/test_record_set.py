@@ -82,7 +82,7 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:
-    assert check_records(records, 4).hint == "mend what they were made of, and make them again"
+    assert check_records(records, 4).hint == "fix what they were made from, and make them again"
 
 
 def test_a_damaged_file_is_told_of_once(records: Path) -> None:
@@ -96,7 +96,7 @@ def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:
     for path in sorted(records.iterdir()):
         path.rename(records / path.name.replace("train", "other"))
     assert problems(check_records(records, 5)) == [
-        "other-00000-of-00004: is none of the files that the manifest tells of, and 3 more like it"
+        "other-00000-of-00004: is not a file that the manifest lists, and 3 more like it"
     ]
 
 
@@ -126,7 +126,7 @@ def test_a_manifest_without_sizes_is_one(lmdb: Path, records: Path) -> None:
 def test_what_is_no_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
     path = records_manifest_path(records)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(DataError, match="is no manifest of TFRecords; remove it, or make the records again"):
+    with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or make the"):
         load_record_set(records)
     with pytest.raises(DataError, match="is there already; remove it, or give another path"):
         write_tfrecords(lmdb, records, shards=4)

@@ -97,12 +97,12 @@ def test_no_random_order_of_a_thousand_is_taken_for_another(labels: list[int]) -
 @pytest.mark.parametrize(
     ("labels", "verdict"),
     [
-        ([], "too few records to tell"),
-        ([3], "too few records to tell"),
-        ([0, 1], "too few records to tell"),
-        ([0, 0, 1, 1], "too few records to tell"),
+        ([], "too few records to judge"),
+        ([3], "too few records to judge"),
+        ([0, 1], "too few records to judge"),
+        ([0, 0, 1, 1], "too few records to judge"),
         ([3] * 20, "one class"),
-        (list(range(50)), "too few records to tell"),
+        (list(range(50)), "too few records to judge"),
     ],
 )
 def test_what_cannot_be_told_is_not_told(labels: list[int], verdict: str) -> None:

@@ -216,7 +216,7 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (pb.Datum(data=b"no image", label=0, encoded=True), "is no image that OpenCV decodes"),
+        (pb.Datum(data=b"no image", label=0, encoded=True), "is not an image that OpenCV decodes"),
         (pb.Datum(data=jpeg(0), encoded=True), "has no label"),
         (pb.Datum(data=jpeg(0), label=-1, encoded=True), "has label -1"),
         (
@@ -231,7 +231,7 @@ def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
     tmp_path: Path, bad: pb.Datum, said: str
 ) -> None:
     write_datums(tmp_path / "lmdb", [("good.jpg", datum(1, 0)), ("bad.jpg", bad)])
-    with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {said}.*; mend the LMDB"):
+    with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {said}.*; fix the LMDB"):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
 
@@ -281,7 +281,7 @@ def test_what_is_wrong_with_records_is_told_once_and_counted(tmp_path: Path) -> 
     seen = check_records(tmp_path, 5)
     assert [str(problem) for problem in seen.problems] == [
         "train-00001-of-00003: record 1 has label 0, which is below 1, and 2 more like it",
-        "train-00001-of-00003: record 4 is no JPEG",
+        "train-00001-of-00003: record 4 is not a JPEG",
         "train-00001-of-00003: record 5 says 8 x 8, and its image is 6 x 8",
         "train-00001-of-00003: record 6 has no image/class/label",
         "train-00001-of-00003: record 7 is no tf.train.Example",

@@ -73,12 +73,15 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("solver_a.pt", "solver_a.pt: there is no such file; did you mean 'solver_b.pt'?"),
-        ("sub/none.prototxt", "sub/none.prototxt: there is no such file; check the path"),
-        ("mine.yaml", "mine.yaml: there is no such file; check the path"),
-        ("digits-lokal", "'digits-lokal' is no recipe, file or folder; did you mean 'digits-local'?"),
-        ("v1.2", "'v1.2' is no recipe, file or folder; `caffe-recipes recipes` lists the recipes"),
-        ("HEAD:a.prototxt", "'HEAD:a.prototxt' is no recipe, file or folder; `caffe-recipes recipes` lists"),
+        ("solver_a.pt", "solver_a.pt: no such file; did you mean 'solver_b.pt'?"),
+        ("sub/none.prototxt", "sub/none.prototxt: no such file; check the path"),
+        ("mine.yaml", "mine.yaml: no such file; check the path"),
+        ("digits-lokal", "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"),
+        ("v1.2", "'v1.2' is not a recipe, file or folder; `caffe-recipes recipes` lists the recipes"),
+        (
+            "HEAD:a.prototxt",
+            "'HEAD:a.prototxt' is not a recipe, file or folder; `caffe-recipes recipes` lists",
+        ),
     ],
 )
 def test_what_names_nothing_is_told_as_what_it_looks_like(here: Path, text: str, said: str) -> None:
@@ -94,7 +97,7 @@ def test_what_is_of_another_kind_is_told_as_that(here: Path) -> None:
 def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
     assert recipe_named("digits-local") == "digits-local"
     assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
-    with pytest.raises(InputError, match=r"solver_a\.pt: there is no such file"):
+    with pytest.raises(InputError, match=r"solver_a\.pt: no such file"):
         recipe_named("solver_a.pt")
     with pytest.raises(InputError, match="is a folder; give a recipe's name, or its YAML"):
         recipe_named(".")
@@ -109,7 +112,7 @@ def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> N
     (here / name).symlink_to(name)
     said = str(nothing_named(name))
     assert said == (
-        f"{name}: cannot be read (Too many levels of symbolic links): it is a link to {name}; mend the link"
+        f"{name}: cannot be read (Too many levels of symbolic links): it is a link to {name}; fix the link"
     )
     (here / name).unlink()
     (here / name).symlink_to("gone.prototxt")

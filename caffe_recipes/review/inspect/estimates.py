@@ -339,5 +339,5 @@ def _numbers(key: str, text: str) -> Sequence[int]:
 
 def _number(key: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) <= _LARGEST:
-        raise InputError(f"--sweep {key}", f"'{text[:80]}' is no count of 1 or more", _HINT)
+        raise InputError(f"--sweep {key}", f"'{text[:80]}' is not an integer of 1 or more", _HINT)
     return int(text)

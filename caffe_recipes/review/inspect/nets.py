@@ -129,7 +129,7 @@ def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
     if path is not None:
         return path
     hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"
-    raise InputError(solver, f"its net '{named}' is not {'there' if caffe_root else 'found'}", hint)
+    raise InputError(solver, f"its net '{named}' is not found", hint)
 
 
 def read_first(source: str, caffe_root: Path | None) -> pb.Datum | None:

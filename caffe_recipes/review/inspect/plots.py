@@ -270,7 +270,7 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
     samples = _MOST_POINTS // max(parts, 10)
     curves = [[curve_of(stretch, samples) for stretch in schedule.stretches] for schedule in schedules]
     if not any(map(_highest, curves)):
-        raise InputError(schedules[0].name, "no iteration has a rate above 0 to draw", "mend the schedule")
+        raise InputError(schedules[0].name, "no iteration has a rate above 0 to draw", "fix the schedule")
     return render_figure(lambda: draw_schedules(schedules, curves, log=log), kind)
 
 

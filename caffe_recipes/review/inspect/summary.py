@@ -141,7 +141,7 @@ def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
     """Say why --input changes nothing in a net, and what to do."""
     for layer in net.layer:
         if not layer.bottom and layer.top and layer.type not in SOURCES:
-            what = f"layer '{layer.name}' ({layer.type}) makes blobs whose shape only a run tells"
+            what = f"layer '{layer.name}' ({layer.type}) makes blobs whose shape only a run shows"
             return what, "--input is for images of data layers: put an Input layer in its place"
     return "states the size of all its inputs", "leave --input out"
 
@@ -231,7 +231,7 @@ def _hint(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
                 return f"{what} does not say the size of its images, and {failures[0]}: give --input C,H,W"
             if layer.type in SOURCES:
                 return f"{what} does not say the size of its images: give --input C,H,W"
-            return f"{what} makes blobs whose shape only a run tells"
+            return f"{what} makes blobs whose shape only a run shows"
     return ""
 
 

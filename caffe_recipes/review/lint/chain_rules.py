@@ -99,7 +99,7 @@ def _is_augmented(link: Link) -> bool:
     "resume-jump",
     "note",
     "a jump of the rate of more than 2 % where a phase resumes a solverstate",
-    write="nothing, if the step is meant",
+    write="nothing, if the step is intended",
 )
 @chain_rule(
     "join-jump",
@@ -147,7 +147,7 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
             place,
             what,
             link.name,
-            write=f"{key}: {last:.4g}, if the jump is not meant",
+            write=f"{key}: {last:.4g}, if the jump is not intended",
             before=last,
             after=first,
             iteration=start.iteration,
@@ -157,9 +157,9 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
 def _resumed(link: Link) -> str:
     momentum = link.solver.message.momentum
     if not 0 < momentum < 1:
-        return "the history goes on in its solverstate"
+        return "the history continues in its solverstate"
     updates = 1 / (1 - momentum)
-    return f"the history of momentum goes on: that of the old rate fades over some {updates:.3g} updates"
+    return f"the history of momentum continues: that of the old rate fades over some {updates:.3g} updates"
 
 
 @chain_rule(
@@ -356,7 +356,7 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
             what,
             link.name,
             effect=f"{pronoun} from the fillers, as if never trained; Caffe says nothing of it",
-            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if it is meant",
+            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if it is intended",
             count=len(new),
         )
 
@@ -418,7 +418,7 @@ _SETTINGS = (
         solver_type,
         "the same rate makes other updates, and the history does not fit",
     ),
-    _Setting("regularization_type", lambda solver: solver.regularization_type, "weights decay otherwise"),
+    _Setting("regularization_type", lambda solver: solver.regularization_type, "weight decay differs"),
     # Where it is absent, another rule says so.
     _Setting(
         "solver_mode",
@@ -471,7 +471,7 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             what,
             link.name,
             effect=setting.effect,
-            write=f"{setting.field} of {before.name}, unless it is meant",
+            write=f"{setting.field} of {before.name}, unless it is intended",
             field=setting.field,
         )
 
@@ -518,7 +518,7 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         return
     shown = show_number(new) if solver.HasField("momentum") else "not given, which means 0,"
     what = f"momentum is {shown} in {link.name}, and {show_number(old)} in {earlier[-1].name}"
-    effect = "the weights move otherwise at the same rate"
+    effect = "the weights move differently at the same rate"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
         effect = f"updates add up to rate / (1 - momentum): {times:.3g} times as far at the same rate"
@@ -537,7 +537,7 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "weight-decay-changes",
     "warning",
-    "a weight decay gone, or changed more than 4 times, in a phase that is no collapse",
+    "a weight decay gone, or changed more than 4 times, in a phase that is not a collapse",
 )
 def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
@@ -559,7 +559,7 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         what,
         link.name,
         effect=effect,
-        write=f"weight_decay: {old:.4g}, unless the change is meant",
+        write=f"weight_decay: {old:.4g}, unless the change is intended",
         before=old,
         after=new,
     )
@@ -585,7 +585,7 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             continue
         other = earlier[-1].name
         what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
-        write = f"the same {field} in both nets, unless it is meant"
+        write = f"the same {field} in both nets, unless it is intended"
         place = _data_place(link, f"transform_param.{field}")
         if field == "crop_size":
             yield finding("crop-changes", place, what, link.name, write=write)
@@ -604,7 +604,7 @@ def _values(link: Link, field: str) -> str:
     "note",
     "training data from another source than in the phase before",
     effect="epochs, classes and their order may be others",
-    write="one source, unless it is meant",
+    write="one source, unless it is intended",
 )
 def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_sources(one.sources) for one in earlier]
@@ -669,8 +669,11 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     if link.net is None or before.net is None or link.net.path == before.net.path:
         return
     for field, effect in (
-        ("moving_average_fraction", "the running statistics go on with another memory of the batches before"),
-        ("eps", "the same statistics normalize otherwise: the outputs shift"),
+        (
+            "moving_average_fraction",
+            "the running statistics continue with another memory of earlier batches",
+        ),
+        ("eps", "the same statistics normalize differently: the outputs shift"),
     ):
         values, old = _of_norms(link.net, field), _of_norms(before.net, field)
         changed = [name for name in values if name in old and values[name] != old[name]]
@@ -763,7 +766,7 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     write="solver_mode: CPU",
     explanation=Explanation(
         "Caffe's default is GPU: a build for CPUs stops. For Caffes that are built for GPUs, as "
-        "with --dialect bvlc, it is no finding.",
+        "with --dialect bvlc, it is not a finding.",
         "solver_mode: CPU.",
     ),
 )

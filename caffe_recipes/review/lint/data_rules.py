@@ -160,7 +160,7 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
 @data_rule(
     "train-shuffles-differ",
     "warning",
-    "data layers of TRAIN of which one is shuffled and another is not",
+    "data layers of TRAIN, some shuffled and some not",
     effect="if one holds the labels of the other's images, they are no longer together",
 )
 def _shuffles(phase: PhaseNet) -> Iterator[Finding]:

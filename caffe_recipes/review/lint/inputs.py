@@ -138,7 +138,7 @@ def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     "net-folder",
     "warning",
     "a net in another folder than the solver's own",
-    effect="Caffe stops with `File not found` if there is no such folder",
+    effect="Caffe stops with `File not found` if that folder does not exist",
     explanation=Explanation(
         "`net:` is a path from the folder that Caffe is started in, mostly its root. Lint has no "
         "root to look under, and the folder's name differs from the solver's own, as after a "
@@ -627,7 +627,7 @@ def _shown(path: Path, solver: Solver) -> Path:
     "solver-path",
     "warning",
     "a command that gives --solver another folder than the file's",
-    effect="Caffe stops with `File not found` if there is no such folder",
+    effect="Caffe stops with `File not found` if that folder does not exist",
 )
 def _script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:
     """Find a command that seeks the solver in another folder than it lies in."""

@@ -105,13 +105,13 @@ def _refused(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
     return finding(refusal.rule, place, what, effect=refusal.effect, write=refusal.write)
 
 
-@refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is no loss")
+@refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is not a loss")
 def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in _NO_LOSS and any(layer.loss_weight):
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
-            "has loss_weight and is no loss",
+            "has loss_weight and is not a loss",
             "training minimizes the sum of all its values, or Caffe stops where it has no gradient",
             "give loss_weight to the loss",
         )
@@ -358,7 +358,7 @@ def _reader_of(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
-@read_rule("unknown-layer-type", "error", "a layer type that this Caffe has not")
+@read_rule("unknown-layer-type", "error", "a layer type that this Caffe does not have")
 def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
     others = layer_type_dialects(type_)
@@ -441,7 +441,7 @@ def check_phases(view: NetView) -> Iterator[Finding]:
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
     first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
     if not view.phases:
-        yield finding("no-data", "", "no layer makes data: each has a bottom, and there is no `input`")
+        yield finding("no-data", "", "no layer makes data: each has a bottom, and the net has no `input`")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
         yield finding(
             "no-train-data",

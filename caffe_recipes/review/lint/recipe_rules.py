@@ -531,15 +531,15 @@ def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
 @recipe_rule(
     "accept-unknown",
     "error",
-    "an acceptance in a recipe of a rule, or a phase, that there is not",
-    effect="it accepts nothing, and what it was meant for is told",
+    "an acceptance in a recipe of a rule or a phase that does not exist",
+    effect="it accepts nothing, and the finding that it was intended for is reported",
 )
 @recipe_rule(
     "unused-accept",
     "warning",
     "an acceptance in a recipe that no finding needs",
     effect="a later finding of that id would pass unseen",
-    write="nothing: take the acceptance out, or mend its id or phase",
+    write="nothing: remove the acceptance, or fix its id or phase",
 )
 def accept_findings(
     findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
@@ -572,7 +572,7 @@ def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
         return f"'{one.finding}' is accepted, and lint has no such rule", write
     if one.phase is not None and one.phase not in phases:
         near = difflib.get_close_matches(one.phase, phases, n=1)
-        what = f"'{one.finding}' is accepted in phase '{one.phase}', and there is none of that name"
+        what = f"'{one.finding}' is accepted in phase '{one.phase}', which does not exist"
         return what, f"phase: {near[0] if near else ', or '.join(phases)}"
     return None
 

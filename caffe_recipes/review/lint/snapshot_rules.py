@@ -59,7 +59,7 @@ def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
         return
     if fired and fired[-1] == link.last_iter:
         return
-    last = f"the last is of iteration {fired[-1]}" if fired else "there is none at all"
+    last = f"the last is of iteration {fired[-1]}" if fired else "none fires at all"
     what = f"snapshot_after_train is false, and no snapshot fires at max_iter {solver.max_iter}: {last}"
     yield finding(
         "no-final-snapshot",
@@ -108,7 +108,7 @@ def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @start_rule(
     "weights-no-caffemodel",
     "error",
-    "starting weights that are no caffemodel by their name",
+    "starting weights whose file name is not a .caffemodel",
     effect="Caffe stops with `Failed to parse NetParameter file`, or `File not found`",
 )
 def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
         )
         return
     if not weights.endswith(_MODELS):
-        what = f"{link.name} starts from {weights}, which is no caffemodel by its name"
+        what = f"{link.name} starts from {weights}, whose name does not end in .caffemodel"
         yield finding(
             "weights-no-caffemodel",
             where,
@@ -175,12 +175,12 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "error",
     "a command with both --weights and --snapshot: Caffe stops",
     effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
-    write="--snapshot alone to go on with the history, or --weights alone to start anew",
+    write="--snapshot alone to resume with the history, or --weights alone to start anew",
 )
 @start_rule(
     "snapshot-no-solverstate",
     "error",
-    "a --snapshot that is no solverstate by its name",
+    "a --snapshot whose file name is not a .solverstate",
     effect="Caffe stops with `Failed to parse SolverState file`, or `File not found`",
 )
 @start_rule(
@@ -204,7 +204,7 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
     if "$" in state:
         return
     if not state.endswith(_STATES):
-        what = f"{link.name} resumes {state}, which is no solverstate by its name"
+        what = f"{link.name} resumes {state}, whose name does not end in .solverstate"
         yield finding(
             "snapshot-no-solverstate",
             where,
@@ -314,7 +314,7 @@ _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1
 @path_rule(
     "solver-untold",
     "note",
-    "a command of a script whose solver takes a shell to tell",
+    "a command of a script whose solver only a shell can resolve",
     effect="the order and the starting weights of what it trains are not judged by it",
     write="a command for each phase, with its solver's path as it is",
     explanation=Explanation(
@@ -328,7 +328,7 @@ def check_commands(script: Script) -> Iterator[Finding]:
     """Find the commands whose solver cannot be told."""
     for command in script.untold:
         within = f"in the loop or function of line {command.begins}, " if command.begins else ""
-        what = f"{within}the solver of this command cannot be told: {command.solver}"
+        what = f"{within}the solver of this command is unknown: {command.solver}"
         yield finding("solver-untold", command.where, what)
 
 
@@ -360,7 +360,7 @@ def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
 @recipe_rule(
     "order-unknown",
     "note",
-    "a folder's solvers whose order cannot be told",
+    "a folder's solvers whose order is unknown",
     effect="what happens between them was not looked at",
     write="give the solvers in their order, or --script FILE",
 )
@@ -371,7 +371,7 @@ def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Itera
         what = f"{len(solvers)} solvers were taken as one chain {why}: {names}"
         yield finding("order-guessed", str(home), what)
     else:
-        what = f"the order of {names} cannot be told: each was looked at alone"
+        what = f"the order of {names} is unknown: each was checked alone"
         yield finding("order-unknown", str(home), what)
 
 

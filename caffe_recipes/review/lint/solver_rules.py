@@ -126,7 +126,7 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
     "warmup-falls",
     "warning",
     "a warm-up that starts above base_lr",
-    effect="the rate falls where it is meant to rise, and is largest at the first iteration",
+    effect="the rate falls where it should rise, and is largest at the first iteration",
 )
 def _warmup(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
@@ -260,7 +260,7 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         "warmup_iter",
         what,
         effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile",
-        write=f'if it is not meant, a phase of its own for the warm-up (lr_policy: "fixed", '
+        write=f'if it is not intended, a phase of its own for the warm-up (lr_policy: "fixed", '
         f"max_iter: {warmup}), and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter",
         before=before,
         after=after,
@@ -345,7 +345,7 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
 def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
-        what = f"type '{solver.type}' is no solver"
+        what = f"type '{solver.type}' is not a solver"
         yield finding(
             "solver-type-unknown",
             "type",
@@ -667,7 +667,7 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     "solver-field-unread",
     "warning",
     "a field that the lr_policy, or the type, never reads",
-    effect="it changes nothing; was another policy, type or field meant?",
+    effect="it changes nothing; was another policy, type or field intended?",
     write="take it out, or give what reads it",
     explanation=Explanation(
         "Each lr_policy, and each type, reads its own fields and ignores the others: a value was "

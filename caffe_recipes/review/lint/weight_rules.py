@@ -59,7 +59,7 @@ _SPREADS = {
 }
 
 
-@filler_rule("unknown-filler", "error", "a filler type that Caffe has not")
+@filler_rule("unknown-filler", "error", "a filler type that Caffe does not have")
 @filler_rule("filler-misfit", "error", "a filler that does not fit its blob: bilinear, or too sparse")
 @filler_rule(
     "filler-default-spread", "warning", "a gaussian filler without std, or a uniform one without range"
@@ -137,8 +137,8 @@ def _misfit(
 @filler_rule(
     "no-fillers",
     "note",
-    "most weights without a filler: a net to go on from --weights",
-    effect="the net serves to go on from weights: without --weights these start at 0 and learn nothing",
+    "most weights without a filler: a net to be started from --weights",
+    effect="the net is for starting from weights: without --weights these start at 0 and learn nothing",
     write='weight_filler { type: "msra" } in each, to train from the start',
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
@@ -529,7 +529,7 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "some residual blocks only start at zero",
     effect="these start as if they were not there, the others do not; the plain engine reads the filler of "
     "Scale alone, MKL-DNN that of BatchNorm",
-    write="filler { value: 0 } in the last BatchNorm of every block, if that is meant",
+    write="filler { value: 0 } in the last BatchNorm of every block, if that is intended",
     explanation=Explanation(
         "A residual block whose last normalization starts at 0 starts as if it were not there, "
         "which helps large batches. The paper does so in every block; the published files in the "
@@ -740,7 +740,7 @@ def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
     "accuracy-elsewhere",
     "warning",
     "an accuracy on another blob than the scores of the loss on its label",
-    effect="the accuracy ranks what is no score of a class: it stays at that of guessing",
+    effect="the accuracy ranks values that are not class scores: it stays at chance",
 )
 def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}

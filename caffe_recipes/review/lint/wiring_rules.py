@@ -92,7 +92,7 @@ def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
             phase.where(rest[0][0], f"bottom[{rest[0][1]}]"),
             f"{len(rest)} more bottoms are blobs that no layer above makes",
             effect="Caffe stops: Unknown bottom blob",
-            write="mend the first ones",
+            write="fix the first ones",
             bottoms=len(rest),
         )
 
@@ -265,8 +265,8 @@ def _mend_top(layer: pb.LayerParameter, name: str) -> str:
     return f"read it, take the layer out, or {silence}"
 
 
-@blob_rule("weights-name-twice", "error", "two layers of one name in a phase, one of which learns")
-@blob_rule("layer-name-twice", "note", "two layers of one name in a phase, neither of which learns")
+@blob_rule("weights-name-twice", "error", "two layers of one name in a phase, and one learns")
+@blob_rule("layer-name-twice", "note", "two layers of one name in a phase, and neither learns")
 def _names(phase: PhaseNet) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
     for i, layer in enumerate(phase.layers):
@@ -284,7 +284,7 @@ def _names(phase: PhaseNet) -> Iterator[Finding]:
                 effect="weights are copied by name: from --weights and --snapshot Caffe gives those of both "
                 "to the first, or stops: Incompatible number of blobs"
                 if learned
-                else "log lines do not tell them apart; a layer that learns must not get this name",
+                else "log lines do not distinguish them; a layer that learns must not have this name",
                 write=f'name: "{name or layer_word(pair[1])}_2"',
             )
 

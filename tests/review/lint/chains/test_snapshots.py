@@ -13,7 +13,7 @@ FIRST = {"lr_policy": '"fixed"', "power": None, "snapshot": 300}
 COMMAND = "mpiexec.hydra -n 2 caffe train --solver=own/solver_{}.prototxt {}\n"
 
 
-@pytest.mark.parametrize(("snapshot", "said"), [(300, "of iteration 900"), (0, "none at all"), (500, None)])
+@pytest.mark.parametrize(("snapshot", "said"), [(300, "of iteration 900"), (0, "none fires"), (500, None)])
 def test_a_run_that_writes_nothing_at_its_end_is_an_error(
     lint_solvers: LintSolvers, snapshot: int, said: str | None
 ) -> None:

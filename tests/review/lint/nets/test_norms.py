@@ -92,9 +92,9 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("rule", CASES)
 def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
-    wrong, mended = CASES[rule]
+    wrong, fixed = CASES[rule]
     assert rule in check_text(wrong)
-    assert check_text(mended) == {}
+    assert check_text(fixed) == {}
 
 
 def test_three_params_of_a_batch_norm_become_0_in_bvlcs_caffe_alone(check_text: CheckText) -> None:

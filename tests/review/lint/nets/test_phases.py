@@ -89,9 +89,9 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("rule", CASES)
 def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
-    wrong, mended = CASES[rule]
+    wrong, fixed = CASES[rule]
     assert rule in check_text(wrong)
-    assert check_text(mended) == {}
+    assert check_text(fixed) == {}
 
 
 def test_a_net_without_data_for_test_is_looked_at_in_train_only(check_text: CheckText) -> None:
