@@ -16,7 +16,7 @@ from typing import Any
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import Recipe, Transformation
 from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import Clock, Journal
 from caffe_recipes.run.plan import digest_prototxts, plan_prototxts
@@ -114,9 +114,23 @@ def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
         raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None
 
 
+# Keys of `data`, and of its `train` and `test`, that no run of 2026-11-23 and before has.
+_NEW_KEYS = ("mean_file", "force_color", "force_gray")
+_PART_KEYS = tuple(Transformation.model_fields)
+
+
 def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as JSON values, every default spelled out; `thaw_recipe` reads them."""
+    """Return the recipe as JSON values, every default spelled out; `thaw_recipe` reads them.
+
+    Keys that earlier versions lack are left out while they are unset: runs and submissions of these versions
+    are compared with what this returns.
+    """
     frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
+    data = frozen["data"]
+    for values, keys in ((data, _NEW_KEYS), *((data[part], _PART_KEYS) for part in ("train", "test"))):
+        for key in keys:
+            if values[key] in (None, []):
+                del values[key]
     return frozen
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def process_of(said: str) -> int:
-    found = re.search(r"goes on as process (\d+) on ", said)
+    found = re.search(r"continues as process (\d+) on ", said)
     assert found, said
     return int(found[1])
 

@@ -186,7 +186,7 @@ def test_every_command_reads_a_run_of_each_kind_of_net(
     assert load_frozen(LocalFiles(), str(folder)).net.name == "Mine"
     done = call(tmp_path, "status", "small-1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "state   finished" in done.stdout
+    assert "state    finished" in done.stdout
     done = call(tmp_path, "attach", "small-1", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("runs/small-1: ")
