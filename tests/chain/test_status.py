@@ -163,7 +163,7 @@ def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: P
     submit(place, None)
     told = dict(detail_standing(Eye(place, job(state)).one(), NOW_S))
     assert told["before"] == "interrupted by SIGUSR1"
-    assert not [word for word, said in told.items() if "goes on" in said]
+    assert not [word for word, text in told.items() if "resumes it" in text]
 
 
 def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None:
