@@ -36,9 +36,9 @@ NOT_RUN = {
     r"caffe-recipes (run|preflight|stage) .*--hostfile": "needs hosts: tests/cluster",
     r"caffe-recipes (submit|status) ": "needs Slurm: tests/cluster/slurm",
     r"caffe-recipes data (build --images|check ilsvrc12)": "needs images: tests/cli/test_data.py",
+    r"caffe-recipes new --net": "needs images: tests/making/test_asked.py",
     r"caffe-recipes adopt models/": "needs the reader's files: tests/making/test_adopt.py",
     r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
-    r"jobs/[\w-]+/run\.sh": "trains: tests/jobs",
 }
 
 
