@@ -211,7 +211,7 @@ def test_a_failed_run_ends_as_the_run_did(place: Place, once: bool) -> None:
 
 def test_an_interrupted_run_says_how_to_go_on(place: Place) -> None:
     make_run(place, started(), launched(), ("interrupted", {"signal": "SIGINT", "trained": False}))
-    with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes it"):
+    with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes"):
         Watcher(place).watch()
 
 
