@@ -92,12 +92,13 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @click.command(
     epilog=examples(
         "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
-        "caffe-recipes new --net resnet18 --lmdb train_lmdb --test-lmdb val_lmdb --epochs 30 --out own.yaml",
+        "caffe-recipes new --net resnet18 --lmdb train --test-lmdb val --epochs 30",
     )
 )
 @click.option(
     "--net",
-    metavar="NAME|FILE.prototxt|MODULE:FUNCTION",
+    type=PATH_TEXT,
+    metavar="NAME|FILE|MODULE:FUNCTION",
     help="The net: a builder (resnet18, 34, 50, 101 or 152, resnet_small), a file, or a function of a module "
     "beside the recipe [default: resnet50]",
 )
@@ -259,7 +260,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 @click.command(
     epilog=examples(
         "caffe-recipes adopt models/resnet50 --ranks 128 --out mine.yaml",
-        "caffe-recipes adopt models/bvlc_googlenet/quick_solver.prototxt --out googlenet.yaml",
+        "caffe-recipes adopt models/googlenet/quick_solver.prototxt",
     )
 )
 @click.argument("target", metavar="FOLDER|SOLVER.prototxt", type=PATH)

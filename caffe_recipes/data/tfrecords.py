@@ -151,7 +151,7 @@ def write_tfrecords(
 
         size_bytes = (datums.path / "data.mdb").stat().st_size
         names = tuple(classes) if classes is not None else None
-        images = _Images(datums.path, datums.keys, size_bytes, names, read, "mend the LMDB")
+        images = _Images(datums.path, datums.keys, size_bytes, names, read, "fix the LMDB")
         return _write(images, _plan(images, shards, seed, prefix), out, tell)
 
 

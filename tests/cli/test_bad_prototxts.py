@@ -124,16 +124,16 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
         (str(tmp_path / "missing"), "cannot be read (No such file or directory); check the path"),
         (
             str(pipe),
-            "pipe that nobody writes to" if "-w" not in command and command != ("fmt",) else "is no file",
+            "pipe that nobody writes to" if "-w" not in command and command != ("fmt",) else "is not a file",
         ),
-        ("/dev/zero", "is no file" if "-w" in command or command == ("fmt",) else "(a device is no file)"),
+        ("/dev/zero", "is not a file" if "-w" in command or command == ("fmt",) else "(a device is no file)"),
         (
             str(tmp_path),
             "holds no *.prototxt"
             if "fmt" in command
             else "director"
             if command == ("upgrade",)
-            else "is no file",
+            else "is not a file",
         ),
     ):
         assert said in refusal(call(*command, path)), path

@@ -134,7 +134,7 @@ def test_a_job_of_an_earlier_version_queues_itself_again(play: Play) -> None:
     nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
     assert play.calls("caffe-recipes") == [f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}>"]
     assert (code, play.calls("scontrol")) == (138, ["scontrol <requeue> <12>"])
-    assert "job 12 is requeued to resume (restart 3 of 10)" in complained
+    assert "job 12 is to be queued again to go on (restart 3 of 10)" in complained
 
 
 def test_an_old_env_that_cannot_block_signals_will_do(play: Play) -> None:

@@ -21,7 +21,7 @@ Recorded = Callable[[str], str]
         ("failed", "has failed with exit code 3; see its log"),
         ("oom", "was ended for want of memory; give it more --mem"),
         ("phase-2", "waits: a job that it depends on has failed, so it never starts (DependencyNeverSatisf"),
-        ("killed", "was cancelled by Slurm, since a job that it depends on failed; mend that"),
+        ("killed", "was cancelled by Slurm, since a job that it depends on failed; fix that"),
         ("cancelled", "was cancelled"),
         ("requeued", "waits to start again (once so far): its time to begin has not come"),
     ],

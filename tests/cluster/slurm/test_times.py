@@ -27,5 +27,5 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_a_moment_in_another_format_is_refused() -> None:
     assert parse_moment("Unknown", "") is None
-    with pytest.raises(ClusterError, match="is no moment"):
+    with pytest.raises(ClusterError, match="is not a Slurm timestamp"):
         parse_moment("20 Nov 20:56", "squeue")
