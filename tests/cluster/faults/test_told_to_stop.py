@@ -24,7 +24,7 @@ def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_goes_on(
     chain.release()
     said = run.finish(128 + number)
     assert "Snapshot begin" in chain.log("cyc1")
-    assert "the same command goes on" in said
+    assert "run the same command again to resume" in said
     assert chain.cluster.leftovers() == {}
     chain.behave()
     chain.run()
